@@ -1,0 +1,83 @@
+"""`Every`: when something that happens again and again is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Counters(Protocol):
+    """What a cadence reads; `trainer.state.Progress` is one."""
+
+    epoch: int
+    global_step: int
+    samples_seen: int
+
+
+_UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
+
+
+class Every:
+    """A cadence as a value: every n optimizer steps, samples, finished epochs or seconds.
+
+    With steps, samples and epochs it is due when a multiple of n has been *crossed* since it was last asked, so a
+    call that trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds
+    after it last fired. Ask once a step: asking moves the mark.
+
+    Raises:
+        ValueError: not exactly one unit was given, or it is not positive.
+    """
+
+    def __init__(
+        self,
+        steps: int | None = None,
+        *,
+        samples: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        given = {"steps": steps, "samples": samples, "epochs": epochs, "seconds": seconds}
+        given = {unit: value for unit, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise ValueError(f"Every takes exactly one of steps, samples, epochs, seconds; received {given or 'none'}")
+        self.unit, self.n = next(iter(given.items()))
+        if isinstance(self.n, bool) or not isinstance(self.n, int | float) or self.n <= 0:
+            raise ValueError(f"Every({self.unit}=...) takes a positive number; received {self.n!r}")
+        if self.unit != "seconds" and self.n != int(self.n):
+            raise ValueError(f"Every({self.unit}=...) takes a whole number; received {self.n!r}")
+        self._counter = _UNITS.get(self.unit)
+        self._mark: float | None = None
+
+    def start(self, progress: Counters) -> None:
+        """Set the mark to now, so that what lies behind `progress` does not fire."""
+        self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
+
+    def due(self, progress: Counters) -> bool:
+        """Return whether the cadence has been crossed since the last call that returned True (or `start`)."""
+        if self._counter is None:
+            now = time.monotonic()
+            if self._mark is None:
+                self._mark = now
+            if now - self._mark < self.n:
+                return False
+            self._mark = now
+            return True
+        count = getattr(progress, self._counter) // self.n
+        if self._mark is None:
+            self._mark = 0
+        if count <= self._mark:
+            return False
+        self._mark = count
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the mark, for a snapshot; a seconds cadence starts anew after a resume."""
+        return {} if self._counter is None else {"mark": self._mark}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._mark = state.get("mark")
+
+    def __repr__(self) -> str:
+        return f"Every({self.unit}={self.n})"

@@ -1,0 +1,1 @@
+"""A trainer for MindSpore: finite datasets and endless streams with one loop."""

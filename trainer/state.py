@@ -1,0 +1,149 @@
+"""The only mutable training state: where a run is (`Progress`) and what its last step, window and evaluation gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Phase(str, Enum):
+    """What a trainer is doing."""
+
+    IDLE = "idle"
+    FIT = "fit"
+    ONLINE = "online"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+
+
+@dataclass
+class Progress:
+    """Counters of a run; they only grow.
+
+    Attributes:
+        epoch: epochs finished.
+        step_in_epoch: optimizer steps done in the epoch under way.
+        global_step: optimizer updates done, those skipped after an overflow included.
+        samples_seen: rows trained on.
+    """
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    global_step: int = 0
+    samples_seen: int = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counters as plain integers."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in vars(self):
+            setattr(self, name, int(state[name]))
+
+
+@dataclass(frozen=True)
+class StopReason:
+    """Why a run ended.
+
+    Attributes:
+        kind: "limit", "callback", "signal", "stream_end", "idle", "non_finite" or "user".
+        detail: what exactly, for people.
+    """
+
+    kind: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+class StepOutputs:
+    """Results of one call of the training program, still on the device.
+
+    Reading `loss`, `losses` or `predictions` copies to the host, once; not reading them costs nothing.
+    """
+
+    __slots__ = (
+        "_losses",
+        "_losses_device",
+        "_predictions",
+        "_predictions_device",
+        "chunk",
+        "num_samples",
+        "num_steps",
+    )
+
+    def __init__(self, losses: Any, predictions: Any, chunk: Any, num_steps: int, num_samples: int) -> None:
+        self._losses_device = losses
+        self._predictions_device = predictions
+        self._losses: np.ndarray | None = None
+        self._predictions: np.ndarray | None = None
+        self.chunk = chunk
+        self.num_steps = num_steps
+        self.num_samples = num_samples
+
+    @property
+    def losses_device(self) -> Any:
+        """The losses as the program returned them: a Tensor, shape [K] or []."""
+        return self._losses_device
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Loss of every optimizer step of the call, shape [num_steps], float32."""
+        if self._losses is None:
+            self._losses = np.array(self._losses_device.asnumpy(), dtype=np.float32).reshape(-1)[: self.num_steps]
+        return self._losses
+
+    @property
+    def loss(self) -> float:
+        """Loss of the last step of the call."""
+        return float(self.losses[-1])
+
+    @property
+    def predictions(self) -> np.ndarray | None:
+        """Network output of every row, shape [num_samples, ...]; None unless the program was asked to keep it."""
+        if self._predictions is None and self._predictions_device is not None:
+            self._predictions = np.array(self._predictions_device.asnumpy())
+        return self._predictions
+
+
+@dataclass
+class State:
+    """What callbacks read. Only the loop, the trainer and `snapshot` write it.
+
+    Attributes:
+        phase: what the trainer is doing.
+        progress: the counters.
+        limits: bounds of the run under way (`trainer.limits.Limits`), or None.
+        total_steps: optimizer steps of one epoch where the data has a size, else None.
+        outputs: results of the last program call (`StepOutputs`), or None.
+        train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
+        metrics: newest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate`
+            without.
+        window: metrics of the online window that closed last, or None.
+        drift: what the drift detector saw last, or None.
+        stop_reason: set when the run is to end.
+        snapshot: path of the newest durable snapshot, or None.
+        exception: the exception that ended the run, or None.
+        skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
+    """
+
+    phase: Phase = Phase.IDLE
+    progress: Progress = field(default_factory=Progress)
+    limits: Any = None
+    total_steps: int | None = None
+    outputs: StepOutputs | None = None
+    train_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    window: dict[str, float] | None = None
+    drift: dict[str, Any] | None = None
+    stop_reason: StopReason | None = None
+    snapshot: Path | None = None
+    exception: BaseException | None = None
+    skipped_steps: int = 0
