@@ -1,0 +1,63 @@
+# Two commands on a bare clone: `make run` and `make test`. All they need is Python 3.10-3.12, make and a package index.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+# PYTHON chooses the interpreter: `PYTHON=python3.12 make run`. Without it that of `.venv` stays, or the first that fits.
+CANDIDATES := $(if $(PYTHON),$(PYTHON),$(wildcard .venv/bin/python) python3.12 python3.11 python3.10 python3 python)
+PY := .venv/bin/python
+CONFIG ?= configs/wide_deep_movielens.yaml
+ARGS ?=
+
+# MindSpore warns on every start; only its errors matter here.
+export GLOG_v ?= 3
+
+.PHONY: help run test lint format bench chaos lock venv clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "make %-8s %s\n", $$1, $$2 }'
+	@echo
+	@echo 'PYTHON=python3.12 make run    choose the interpreter (3.10, 3.11 or 3.12)'
+	@echo 'make test ARGS="-k auc"       hand arguments on'
+
+run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselines (CONFIG=...)
+	@.venv/bin/trainer fit $(CONFIG) $(ARGS)
+
+test: venv ## run all tests
+	@$(PY) -m pytest $(ARGS)
+
+lint: venv ## check style and formatting
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+format: venv ## put formatting right
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: venv ## measure side by side with peers
+	@$(PY) benchmarks/run.py $(ARGS)
+
+chaos: venv ## kill and resume training again and again
+	@$(PY) benchmarks/chaos.py $(ARGS)
+
+lock: venv ## pin the newest fitting versions anew
+	@$(PY) -m pip install --quiet uv
+	@$(PY) -m uv pip compile setup.cfg --all-extras --universal --python-version 3.10 --generate-hashes --upgrade \
+		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+
+venv:
+	@for candidate in $(CANDIDATES); do \
+		if $$candidate -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then \
+			exec $$candidate scripts/setup_env.py; \
+		fi; \
+	done; \
+	echo 'This project needs Python 3.10, 3.11 or 3.12: MindSpore has wheels for no other.' >&2; \
+	for candidate in $(CANDIDATES); do \
+		echo "  $$candidate: $$($$candidate --version 2>&1 || true)" >&2; \
+	done; \
+	echo 'Name one that fits: PYTHON=/path/to/python3.12 make run' >&2; \
+	exit 2
+
+clean: ## remove the environment and everything that runs leave behind
+	rm -rf .venv .venv.lock build dist runs rank_* kernel_meta rewritten_network .pytest_cache .ruff_cache .hypothesis
+	rm -rf *.egg-info

@@ -1,0 +1,111 @@
+"""Bring `.venv` up to date with `requirements.lock` and the project itself; do nothing when it already is.
+
+    python scripts/setup_env.py
+
+Standard library only: it runs before anything is installed. What was installed is remembered as a digest of the
+lock, the packaging files, the interpreter and the folder, so an unchanged checkout costs a few milliseconds and a
+moved, interrupted or re-locked one is repaired. Two runs at once wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "installed"
+INPUTS = ("requirements.lock", "setup.cfg", "setup.py", "pyproject.toml", "scripts/setup_env.py")
+EXTRAS = "arrow,dev,examples,kafka,prometheus,redis,test"
+# Elsewhere pip would pick the wheel tagged for any platform, which holds Linux ARM binaries.
+PLATFORMS = {
+    ("Linux", "x86_64"),
+    ("Linux", "aarch64"),
+    ("Darwin", "x86_64"),
+    ("Darwin", "arm64"),
+    ("Windows", "AMD64"),
+}
+
+
+def main() -> int:
+    """Install what is missing; return the exit code."""
+    if (platform.system(), platform.machine()) not in PLATFORMS:
+        known = ", ".join(sorted("-".join(pair) for pair in PLATFORMS))
+        print(
+            f"MindSpore has no wheel for {platform.system()}-{platform.machine()}; it runs on {known}", file=sys.stderr
+        )
+        return 2
+    wanted = _digest()
+    if _installed() == wanted:
+        return 0
+    with _exclusive():
+        if _installed() == wanted:  # another run has finished the job while this one waited
+            return 0
+        started = time.monotonic()
+        print(f"setting up {VENV} with Python {platform.python_version()} (once; downloads some 600 MB)", flush=True)
+        try:
+            _install(wanted)
+        except subprocess.CalledProcessError as error:
+            print(
+                f"setting up .venv failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}. "
+                "Its own message is above; the next run tries again.",
+                file=sys.stderr,
+            )
+            return 1
+        print(f"ready after {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.path.realpath(sys.executable)}".encode())
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _installed() -> str | None:
+    try:
+        return STAMP.read_text()
+    except OSError:
+        return None
+
+
+def _python() -> Path:
+    return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _install(wanted: str) -> None:
+    STAMP.unlink(missing_ok=True)
+    venv.create(VENV, with_pip=True, clear=VENV.exists())
+    pip = [_python(), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    subprocess.run([*pip, "--require-hashes", "--requirement", ROOT / "requirements.lock"], check=True, cwd=ROOT)
+    # The lock holds setuptools, so the build needs no environment and no download of its own.
+    project = f"{ROOT}[{EXTRAS}]"
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--editable", project], check=True, cwd=ROOT)
+    subprocess.run([_python(), "-m", "pip", "check", "-qq"], check=True, cwd=ROOT)
+    subprocess.run([_python(), "-c", "import mindspore"], check=True, cwd=VENV, env={**os.environ, "GLOG_v": "3"})
+    STAMP.write_text(wanted)
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    with open(ROOT / ".venv.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

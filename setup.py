@@ -1,0 +1,5 @@
+"""Hands over to setuptools; the metadata is in setup.cfg."""
+
+from setuptools import setup
+
+setup()

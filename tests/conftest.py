@@ -1,0 +1,32 @@
+"""What every test session needs: MindSpore kept quiet, and a scratch folder to litter in instead of the checkout."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Read when MindSpore is imported, by this process and by those that tests start.
+os.environ.setdefault("GLOG_v", "3")
+# Relative entries would mean another folder once the tests have changed into theirs.
+_paths = [
+    str(ROOT),
+    *(str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
+]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_paths))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _scratch_folder(tmp_path_factory):
+    """Run in a temporary folder: MindSpore writes rank_0/, kernel_meta/ and rewritten_network/ to the current one."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("cwd"))
+    yield
+    os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """The checkout: configs/, examples/ and the packaging files."""
+    return ROOT
