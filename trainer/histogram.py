@@ -1,0 +1,203 @@
+"""Class counts by score in bounded memory: what a streaming AUC is computed from.
+
+`ScoreHistogram` keeps a sorted list of at most `buckets` score values with the weight of positives and negatives at
+each. As long as there are no more distinct scores than buckets nothing is lost. Beyond that, neighbours are joined
+into buckets of equal weight, so resolution follows the scores wherever they lie: all within 1e-3 of each other, heavily
+tied, or spread over many orders of magnitude. A score value that holds more than 2 / buckets of the weight always keeps
+a bucket to itself. No bucket holds more than about 3 / buckets of the weight, which bounds the error of the AUC.
+
+`RowBuffer` collects small batches, so that sorting happens once every some ten thousand rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+DEFAULT_BUCKETS = 8_192
+DEFAULT_BUFFER_ROWS = 65_536
+_NEGLIGIBLE = 1e-12
+
+
+class ScoreHistogram:
+    """Weights of positives and negatives by score; mergeable, and scalable for exponential decay.
+
+    Args:
+        buckets: most score values kept; memory is at most 24 bytes times `buckets`.
+
+    Attributes:
+        scores: score values, ascending and distinct, shape [M], float32, or float64 once float64 scores came.
+        positives: weight of positives at each, shape [M], float64.
+        negatives: weight of negatives at each, shape [M], float64.
+    """
+
+    __slots__ = ("buckets", "negatives", "positives", "scores")
+
+    def __init__(self, buckets: int = DEFAULT_BUCKETS) -> None:
+        self.buckets = buckets
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.scores = np.empty(0, np.float32)
+        self.positives = np.empty(0, np.float64)
+        self.negatives = np.empty(0, np.float64)
+
+    def fold(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> None:
+        """Count rows; sorts them, so call it with thousands at a time.
+
+        Args:
+            scores: shape [N], float32 or float64, no NaN; infinities are scores like others.
+            positive: whether each row is a positive, shape [N], bool.
+            weights: weight of each row, shape [N], not negative; None counts rows.
+        """
+        for start in range(0, len(scores), DEFAULT_BUFFER_ROWS):
+            rows = slice(start, start + DEFAULT_BUFFER_ROWS)
+            positives = positive[rows].astype(np.float64)
+            negatives = 1.0 - positives
+            if weights is not None:
+                positives *= weights[rows]
+                negatives *= weights[rows]
+            self._insert(scores[rows], positives, negatives)
+
+    def merge(self, other: ScoreHistogram) -> None:
+        """Add the counts of `other`, which stays as it is."""
+        if len(other.scores):
+            self._insert(other.scores, other.positives, other.negatives)
+
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by `factor`; buckets left with under 1e-12 of the weight are dropped."""
+        self.positives = self.positives * factor
+        self.negatives = self.negatives * factor
+        weights = self.positives + self.negatives
+        keep = weights > weights.sum() * _NEGLIGIBLE
+        if not keep.all():
+            self.scores, self.positives, self.negatives = self.scores[keep], self.positives[keep], self.negatives[keep]
+
+    def auc(self) -> float:
+        """Return the area under the ROC curve, ties counted half; NaN unless both classes were seen."""
+        positives, negatives = self.positives.sum(), self.negatives.sum()
+        if not (positives > 0 and negatives > 0):
+            return float("nan")
+        below = np.cumsum(self.negatives)
+        below -= 0.5 * self.negatives
+        return float(np.dot(self.positives, below) / (positives * negatives))
+
+    def copy(self) -> ScoreHistogram:
+        """Return an independent copy; cheap, for arrays are replaced and never written in place."""
+        twin = ScoreHistogram(self.buckets)
+        twin.scores, twin.positives, twin.negatives = self.scores, self.positives, self.negatives
+        return twin
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return copies of the three arrays, for a snapshot."""
+        return {name: getattr(self, name).copy() for name in ("scores", "positives", "negatives")}
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restore what `arrays` returned."""
+        for name in ("scores", "positives", "negatives"):
+            setattr(self, name, np.array(arrays[name]))
+
+    def _insert(self, scores: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> None:
+        scores = np.concatenate((self.scores, scores)) if len(self.scores) else scores
+        order = _argsort(scores)
+        scores = scores[order]
+        ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), len(scores) - 1)
+        scores = scores[ends]
+        at_positives = np.cumsum(np.concatenate((self.positives, positives))[order])[ends]
+        at_negatives = np.cumsum(np.concatenate((self.negatives, negatives))[order])[ends]
+        if len(scores) > self.buckets:
+            weight = at_positives + at_negatives
+            middle = weight.copy()
+            middle[1:] += weight[:-1]
+            bucket = (middle * (0.5 * self.buckets / max(weight[-1], np.finfo(np.float64).tiny))).astype(np.int64)
+            ends = np.append(np.flatnonzero(bucket[1:] != bucket[:-1]), len(bucket) - 1)
+            starts = np.append(0, ends[:-1] + 1)
+            scores = scores[(starts + ends) // 2]
+            at_positives, at_negatives = at_positives[ends], at_negatives[ends]
+        self.scores = scores
+        self.positives = np.diff(at_positives, prepend=0.0)
+        self.negatives = np.diff(at_negatives, prepend=0.0)
+
+
+def _argsort(scores: np.ndarray) -> np.ndarray:
+    """Return the indexes that sort `scores`.
+
+    NumPy sorts 16-bit integers by radix, in linear time on every processor; its float argsort is fast only with
+    AVX-512. Two radix passes over the bits of float32, made order-preserving, are up to 8 times faster.
+    """
+    if scores.dtype != np.float32:
+        return np.argsort(scores)
+    bits = (scores + np.float32(0.0)).view(np.uint32)  # adding 0.0 turns -0.0 into 0.0
+    keys = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    return order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
+
+
+class RowBuffer:
+    """Rows of several columns, collected until there are `capacity` of them.
+
+    Blocks are always full ones, whatever the batch sizes were, so results do not depend on how rows were batched.
+
+    Args:
+        capacity: rows in a block.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_BUFFER_ROWS) -> None:
+        self.capacity = capacity
+        self.rows = 0
+        self._columns: list[np.ndarray] = []
+
+    def push(self, *columns: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        """Copy rows in and yield each block that gets full; a block is valid until the next one is asked for.
+
+        Args:
+            columns: equally long arrays, shape [N]; the same number in every call. A wider dtype widens the column.
+        """
+        self._fit(columns)
+        taken, total = 0, len(columns[0])
+        while taken < total:
+            rows = min(self.capacity - self.rows, total - taken)
+            if rows == self.capacity:
+                yield tuple(column[taken : taken + rows] for column in columns)
+            else:
+                for mine, column in zip(self._columns, columns, strict=True):
+                    mine[self.rows : self.rows + rows] = column[taken : taken + rows]
+                self.rows += rows
+                if self.rows == self.capacity:
+                    yield self.drain()
+            taken += rows
+
+    def drain(self) -> tuple[np.ndarray, ...]:
+        """Return the rows held and forget them; they are valid until the next `push`."""
+        block = self.peek()
+        self.rows = 0
+        return block
+
+    def peek(self) -> tuple[np.ndarray, ...]:
+        """Return views of the rows held, one per column; an empty tuple before the first `push`."""
+        return tuple(column[: self.rows] for column in self._columns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows held: ``{"arrays": {"0": column, "1": column, ...}}``."""
+        return {"arrays": {str(place): column.copy() for place, column in enumerate(self.peek())}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        columns = [np.asarray(column) for _, column in sorted(state["arrays"].items(), key=lambda item: int(item[0]))]
+        self._columns, self.rows = [], 0
+        if columns:
+            self._fit(columns)
+            self.rows = len(columns[0])
+            for mine, column in zip(self._columns, columns, strict=True):
+                mine[: self.rows] = column
+
+    def _fit(self, columns: tuple[np.ndarray, ...] | list[np.ndarray]) -> None:
+        if not self._columns:
+            self._columns = [np.empty(self.capacity, column.dtype) for column in columns]
+        for place, column in enumerate(columns):
+            mine = self._columns[place]
+            if mine.dtype != column.dtype:
+                self._columns[place] = mine.astype(np.result_type(mine.dtype, column.dtype), copy=False)
