@@ -18,12 +18,20 @@ class DataError(TrainerError, ValueError):
     """A dataset or stream delivered something that cannot be trained on; the message names column and position."""
 
 
+class GraphError(TrainerError, RuntimeError):
+    """MindSpore could not compile or run the network on the data it was given."""
+
+
 class CheckpointError(TrainerError, RuntimeError):
     """A snapshot could not be written or read."""
 
 
 class CheckpointDamagedError(CheckpointError):
     """A snapshot on disk is incomplete or does not match its manifest."""
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """There is no snapshot at the place named: the folder is missing or nothing was ever saved in it."""
 
 
 class CheckpointMismatchError(CheckpointError):

@@ -1,0 +1,281 @@
+"""A root of snapshots: which there are, which to go on from, which to remove, and the pointers `last` and `best`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer import durable
+from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
+from trainer.snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
+
+POINTERS = ("last", "best")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A snapshot in a root, sound as far as manifest, names and sizes tell.
+
+    Attributes:
+        name: for example "step_00001000".
+        step: optimizer steps done when it was taken.
+        path: its folder.
+        sequence: position in the order of writing; -1 when the manifest cannot be read.
+        base: name of the snapshot it builds on, or None.
+        problem: what is wrong with it, or None.
+    """
+
+    name: str
+    step: int
+    path: Path
+    sequence: int
+    base: str | None
+    problem: str | None
+
+
+def available(root: str | os.PathLike[str]) -> list[Entry]:
+    """Return the snapshots of a root, oldest written first, without reading their tensors.
+
+    The order is that of writing, not of steps: after a run went back to an earlier step, what it wrote since is newest.
+    Those whose manifest cannot be read come first.
+
+    Raises:
+        CheckpointError: the folder cannot be listed. A missing folder gives an empty list.
+    """
+    root = Path(root)
+    try:
+        names = sorted(os.listdir(root))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot list {root}: {error.strerror}; give a folder this user may read") from error
+    folders: dict[str, Path] = {}
+    for name in names:  # hidden names sort first, so a finished snapshot wins over one that stands aside
+        aside = durable.target_of(root / name)
+        target = aside[0] if aside and aside[1] == "replaced" else name
+        if STEP_NAME.fullmatch(target):
+            folders[target] = root / name
+    manifests: dict[str, Manifest] = {}
+    problems: dict[str, str | None] = {}
+    for name, folder in folders.items():
+        try:
+            manifests[name] = Manifest.load(folder)
+            problems[name] = problem(folder, manifests[name])
+        except CheckpointError as error:
+            problems[name] = str(error)
+    entries = []
+    for name, folder in folders.items():
+        manifest = manifests.get(name)
+        base = manifest.base[0] if manifest and manifest.base else None
+        trouble = problems[name] or _base_problem(folder, name, manifests, problems)
+        sequence = manifest.sequence if manifest else -1
+        entries.append(Entry(name, int(name.removeprefix("step_")), folder, sequence, base, trouble))
+    return sorted(entries, key=lambda entry: (entry.sequence, entry.step))
+
+
+def _base_problem(
+    folder: Path, name: str, manifests: Mapping[str, Manifest], problems: Mapping[str, str | None]
+) -> str | None:
+    seen = {name}
+    manifest = manifests[name]
+    while manifest.base is not None:
+        base, identity = manifest.base
+        if base in seen:
+            return f"{folder} builds on itself"
+        seen.add(base)
+        if problems.get(base, "missing"):
+            return f"{folder} builds on {base}, which cannot be used: {problems.get(base, 'it is missing')}"
+        manifest = manifests[base]
+        if manifest.id != identity:
+            return f"{folder} builds on a {base} that was replaced since"
+    return None
+
+
+def find(path: str | os.PathLike[str]) -> Snapshot:
+    """Return the snapshot to go on from.
+
+    Args:
+        path: a snapshot, a pointer file (``root/best``), or a root. In a root the newest sound snapshot is taken,
+            newest in the order of writing; a warning names each damaged one that is passed over.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there: the folder is missing, empty or without a finished snapshot.
+        CheckpointDamagedError: the snapshot named, or every one in the root, is damaged.
+        CheckpointError: no permission, or written by a newer version of this package.
+    """
+    path = Path(path)
+    if path.name in POINTERS and path.is_file():
+        name = pointed(path.parent, path.name)
+        if name is None:
+            raise CheckpointDamagedError(f"the pointer {path} holds no name of a snapshot")
+        path = locate(path.parent, name)
+    if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        return _named_snapshot(path)
+    for _ in range(3):  # a live writer may replace or prune what was just listed
+        snapshot = _newest_sound(path)
+        if snapshot is not None:
+            return snapshot
+    raise CheckpointError(f"the snapshots in {path} change faster than they can be read; is another run writing there?")
+
+
+def _named_snapshot(path: Path) -> Snapshot:
+    others = [entry.name for entry in available(path.parent) if not entry.problem and entry.name != path.name]
+    found = locate(path.parent, path.name)
+    if not found.exists():
+        raise CheckpointNotFoundError(
+            f"there is no snapshot {path}; {path.parent} has {others or 'none'}{did_you_mean(path.name, others)}"
+        )
+    try:
+        return read(found)
+    except CheckpointDamagedError as error:
+        hint = f"; beside it there are {others}" if others else ""
+        raise CheckpointDamagedError(f"snapshot {path} is damaged: {error}{hint}") from error
+
+
+def _newest_sound(root: Path) -> Snapshot | None:
+    """Return the newest sound snapshot; None when the listing was overtaken by a writer."""
+    if not root.is_dir():
+        raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is no folder")
+    entries = available(root)
+    if not entries:
+        unfinished = sum(durable.target_of(root / name) is not None for name in os.listdir(root))
+        detail = f", only {unfinished} unfinished ones" if unfinished else ""
+        raise CheckpointNotFoundError(f"folder {root} holds no snapshot{detail}")
+    troubles = []
+    unreadable = [entry for entry in entries if entry.sequence < 0]
+    for entry in unreadable + [entry for entry in reversed(entries) if entry.sequence >= 0]:
+        try:
+            if entry.problem:
+                raise CheckpointDamagedError(entry.problem)
+            return read(entry.path)
+        except CheckpointError as error:
+            if not os.path.lexists(entry.path):
+                return None
+            _logger.warning("snapshot %s is skipped: %s", entry.name, error)
+            troubles.append(f"{entry.name}: {error}")
+    raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))
+
+
+def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
+    """Remove the snapshots not in `keep`, and what interrupted writers left.
+
+    Never removed: the newest sound snapshot, what ``last`` and ``best`` point at, and any base of one that stays. When
+    no snapshot is sound, none is removed.
+
+    Args:
+        root: folder of snapshots.
+        keep: names of the snapshots to keep.
+        trust: names known to be sound, as those this process just wrote: they are not read once more to make sure.
+
+    Returns:
+        The names removed.
+
+    Raises:
+        CheckpointError: the folder cannot be listed or changed.
+    """
+    root = Path(root)
+    entries = available(root)
+    settle(root)
+    newest = next((entry for entry in reversed(entries) if _is_sound(entry, trust)), None)
+    if newest is None:
+        return []
+    wanted = {newest.name, *keep, *(name for pointer in POINTERS if (name := pointed(root, pointer)))}
+    bases = {entry.name: entry.base for entry in entries}
+    for name in list(wanted):
+        base = bases.get(name)
+        while base is not None and base not in wanted:
+            wanted.add(base)
+            base = bases.get(base)
+    removed = []
+    for entry in reversed(entries):  # the newest first: a base goes after what builds on it
+        if entry.name in wanted:
+            continue
+        try:
+            # Renamed first, so that a kill in the middle leaves no half snapshot under a valid name.
+            aside = durable.temporary_name(root / entry.name, "removed")
+            os.rename(entry.path, aside)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(f"cannot remove snapshot {entry.path}: {error.strerror or error}") from error
+        delete(aside)
+        removed.append(entry.name)
+    return removed
+
+
+def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
+    if entry.problem:
+        return False
+    if entry.name in trust:
+        return True
+    try:
+        read(entry.path)
+    except CheckpointError as error:
+        _logger.warning("snapshot %s is damaged: %s", entry.name, error)
+        return False
+    return True
+
+
+def settle(root: Path) -> None:
+    """Finish or undo what writers that are gone left in a root; best effort, a live writer's work is not touched."""
+    for path in root.glob(".*"):
+        aside = durable.target_of(path)
+        if aside is None:
+            continue
+        target, kind = aside
+        with contextlib.suppress(OSError):
+            if kind != "removed" and not durable.is_stale(path):
+                continue
+            if kind == "replaced" and not os.path.lexists(root / target):
+                os.rename(path, root / target)
+            else:
+                delete(path)
+
+
+def delete(path: Path) -> None:
+    """Remove a folder with its content, or a file; best effort."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def point(root: str | os.PathLike[str], pointer: str, name: str) -> None:
+    """Make ``root/last`` or ``root/best`` name a snapshot, atomically.
+
+    Raises:
+        CheckpointError: an unknown pointer, no such snapshot, or the folder cannot be written.
+    """
+    path = _pointer(root, pointer)
+    if not STEP_NAME.fullmatch(name) or not locate(path.parent, name).is_dir():
+        raise CheckpointError(f"{pointer!r} cannot point at {name!r}: there is no such snapshot in {path.parent}")
+    try:
+        durable.replace_file(path, f"{name}\n".encode())
+    except OSError as error:
+        raise durable.write_error("pointer", path, error) from error
+
+
+def pointed(root: str | os.PathLike[str], pointer: str) -> str | None:
+    """Return the name of the snapshot that ``last`` or ``best`` names; None when the pointer is missing or damaged.
+
+    Raises:
+        CheckpointError: an unknown pointer.
+    """
+    try:
+        name = durable.read_bytes(_pointer(root, pointer), 100).decode("ascii").strip()
+    except (CheckpointDamagedError, UnicodeDecodeError):
+        return None
+    return name if STEP_NAME.fullmatch(name) else None
+
+
+def _pointer(root: str | os.PathLike[str], pointer: str) -> Path:
+    if pointer not in POINTERS:
+        raise CheckpointError(f"pointer takes {POINTERS}; received {pointer!r}{did_you_mean(pointer, POINTERS)}")
+    return Path(root) / pointer

@@ -1,0 +1,227 @@
+"""Files that are whole and on the disk or not there: durable writes, atomic replacement, errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import stat
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trainer.errors import CheckpointDamagedError, CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks of this kind; age alone then decides what is stale.
+    fcntl = None  # type: ignore[assignment]
+
+Buffer = bytes | bytearray | memoryview
+
+BLOCK = 1 << 20
+"""Bytes written and summed at a time: small enough that the sum reads what the write left in the cache."""
+
+FRESH_SECONDS = 60.0
+"""An unlocked temporary younger than this is left alone when its writer's process may still live."""
+
+_ADVICE = {
+    errno.ENOSPC: "free space on that file system, keep fewer snapshots, or choose another folder",
+    errno.EDQUOT: "the quota is used up: delete files or choose another folder",
+    errno.EFBIG: "the file exceeds the size limit of this process or file system (see 'ulimit -f')",
+    errno.EROFS: "the file system is mounted read-only: remount it or choose another folder",
+    errno.EACCES: "give this user write permission on the folder or choose another one",
+    errno.EPERM: "give this user write permission on the folder or choose another one",
+    errno.ENOTDIR: "a part of the path is a file: choose another folder",
+    errno.EEXIST: "the path is a file where a folder is needed: choose another folder",
+    errno.EIO: "the disk reports an input/output error: check the disk and choose another folder",
+    errno.EMFILE: "too many files are open in this process: raise 'ulimit -n'",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+
+
+def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
+    """Return the `CheckpointError` for a failed write of `what` at `path`: path, errno text and what to do."""
+    code = errno.errorcode.get(error.errno or 0, "unknown")
+    text = f"cannot write {what} {path}: {error.strerror or error} ({code})"
+    if error.errno == errno.ENOSPC:
+        with contextlib.suppress(OSError):
+            text += f", {shutil.disk_usage(existing_parent(path)).free:,} bytes free"
+    advice = _ADVICE.get(error.errno or 0)
+    return CheckpointError(f"{text}; {advice}" if advice else text)
+
+
+def read_error(path: Path, error: OSError) -> CheckpointError:
+    """Return the documented exception for a failed read of `path`: damage, or no permission."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return CheckpointError(f"cannot read {path}: {error.strerror}; give this user read permission")
+    if error.errno == errno.ENOENT:
+        return CheckpointDamagedError(f"{path} is missing")
+    return CheckpointDamagedError(f"cannot read {path}: {error.strerror or error}")
+
+
+def existing_parent(path: Path) -> Path:
+    """Return `path` or its nearest ancestor that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def sync_file(descriptor: int) -> None:
+    """Force an open file to the disk."""
+    if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Force the entries of a folder to the disk, where the system can."""
+    if os.name == "nt":  # a folder cannot be opened for this on Windows
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not offer it
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
+    """Write `blocks` to a new file and force it to the disk.
+
+    Returns:
+        Size in bytes and CRC-32 of what was written, computed while writing.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    size = crc = 0
+    with open(path, "xb", buffering=0) as file:
+        for block in blocks:
+            view = memoryview(block).cast("B")
+            for start in range(0, len(view), BLOCK):
+                piece = view[start : start + BLOCK]
+                crc = zlib.crc32(piece, crc)
+                while len(piece):  # a raw write may take less than it was given
+                    written = file.write(piece) or 0
+                    size += written
+                    piece = piece[written:]
+        sync_file(file.fileno())
+    return size, crc
+
+
+def file_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in blocks.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            yield block
+
+
+def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        CheckpointDamagedError: missing, no regular file, too large or unreadable.
+        CheckpointError: no permission.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
+            raise CheckpointDamagedError(f"{path} is not a regular file")
+        if found.st_size > limit:
+            raise CheckpointDamagedError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are expected")
+        return path.read_bytes()
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give `path` new content in one atomic step: readers and crashes see the old or the new, whole.
+
+    Raises:
+        OSError: the file system refused; the old content stands.
+    """
+    aside = temporary_name(path, "tmp")
+    try:
+        write_file(aside, [content])
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _host() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def temporary_name(path: Path, kind: str) -> Path:
+    """Return a hidden, unique name beside `path` that tells its writer: ``.name.host.pid.uuid.kind``."""
+    return path.parent / f".{path.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:12]}.{kind}"
+
+
+def target_of(temporary: Path) -> tuple[str, str] | None:
+    """Return (name it stands aside for, kind) of a name made by `temporary_name`, or None for any other name."""
+    parts = temporary.name.split(".")
+    if len(parts) < 6 or parts[0] or not parts[-3].isdigit():
+        return None
+    return ".".join(parts[1:-4]), parts[-1]
+
+
+def lock_folder(path: Path) -> int | None:
+    """Take the lock that marks `path` as being written; return a descriptor to close, None where locks do not exist.
+
+    The system drops the lock when the process ends however it ends, so a dead writer never looks alive.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_stale(temporary: Path) -> bool:
+    """Tell whether the writer of a temporary is gone: its lock is free, and its process is dead or long idle."""
+    try:
+        descriptor = lock_folder(temporary)
+        if descriptor is not None:
+            os.close(descriptor)
+        changed = os.stat(temporary)
+    except OSError:  # held by a live writer, or gone meanwhile
+        return False
+    host, pid = temporary.name.split(".")[-4:-2]
+    if host == _host() and os.name != "nt" and not _alive(int(pid)):
+        return True
+    return time.time() - max(changed.st_mtime, changed.st_ctime) > FRESH_SECONDS
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
