@@ -1,0 +1,217 @@
+"""Objects out of their specifications: `instantiate` makes one, `build` a whole experiment."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ConfigurationError, TrainerError
+from trainer.experiment.overrides import apply_overrides
+from trainer.experiment.problems import ConfigErrors, Place, Problem
+from trainer.experiment.resolve import UnresolvedError, resolve
+from trainer.experiment.schema import ExperimentConfig, ObjectSpec
+from trainer.experiment.sections import kinds_of
+from trainer.experiment.signature import Signature, real_signature
+from trainer.experiment.tree import read_tree
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+@dataclass
+class Experiment:
+    """Everything a configuration describes, made.
+
+    Attributes:
+        config: the configuration it was made from.
+        trainer: the trainer, with network, loss, optimizer and metrics.
+        callbacks: the callbacks, as given.
+        datasets: datasets by their key in section `data`, those that were asked for.
+        report: the object to call after `fit`, or None.
+    """
+
+    config: ExperimentConfig
+    trainer: Trainer
+    callbacks: list[Any] = field(default_factory=list)
+    datasets: dict[str, Any] = field(default_factory=dict)
+    report: Callable[[Trainer, Path], Any] | None = None
+
+
+def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:
+    """Return the experiment that `config` describes, its random number generators seeded.
+
+    Seeds Python, NumPy and MindSpore with ``config.seed`` first, because the network draws its first weights while it
+    is made.
+
+    Args:
+        config: a checked configuration.
+        datasets: keys of section `data` to make ("train", "valid", "test", "stream"); None for all that are given.
+
+    Raises:
+        ConfigErrors: objects that cannot be made from their arguments; all of them at once.
+        TrainerError: what a data source raises on its own account.
+    """
+    from trainer.seed import seed_everything
+
+    seed_everything(config.seed)
+    builder = _Builder(config)
+    trainer = builder.trainer()
+    callbacks = [builder.make(spec, "callbacks") for spec in config.callbacks]
+    report = builder.make(config.report, "report")
+    wanted = ("train", "valid", "test", "stream") if datasets is None else tuple(datasets)
+    specs = {key: getattr(config.data, key) for key in wanted}
+    made = {}
+    if not builder.problems:  # data may take long to read; first things first
+        made = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
+    if builder.problems or trainer is None:
+        raise ConfigErrors(builder.problems)
+    return Experiment(config, trainer, callbacks, made, report)
+
+
+class _Builder:
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.config = config
+        self.problems: list[Problem] = []
+
+    def make(self, spec: ObjectSpec | None, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
+        """Return the object of `spec`, or None after recording why there is none."""
+        if spec is None:
+            return None
+        try:
+            made = instantiate(spec, supplied)
+        except ConfigErrors as errors:
+            self.problems.extend(errors.problems)
+            return None
+        wanted = kinds_of(section)
+        if wanted and not isinstance(made, tuple(wanted.values())):
+            message = f"{spec.class_path} returned {type(made).__name__}, which is not a {' or a '.join(wanted)}"
+            self.problems.append(Problem(spec.place, spec.path, message))
+        elif section == "report" and not callable(made):
+            message = (
+                f"{spec.class_path} made {type(made).__name__}, which cannot be called as report(trainer, run_dir)"
+            )
+            self.problems.append(Problem(spec.place, spec.path, message))
+        return made
+
+    def trainer(self) -> Trainer | None:
+        from trainer.trainer import Trainer
+
+        config = self.config
+        network = self.make(config.network, "network")
+        loss = self.make(config.loss, "loss")
+        optimizer = None
+        if config.optimizer is not None and network is not None:
+            supplied = {"params": network.trainable_params(), "network": network}
+            optimizer = self.make(config.optimizer, "optimizer", supplied)
+        metrics = [m if isinstance(m, str) else self.make(m, "metrics") for m in config.metrics]
+        options: dict[str, Any] = {}
+        try:
+            options = keyword_values(config.trainer, Trainer)
+        except ConfigErrors as errors:
+            self.problems.extend(errors.problems)
+        if self.problems:
+            return None
+        try:
+            return Trainer(network, loss, optimizer, metrics or None, seed=config.seed, **options)
+        except (ConfigurationError, TypeError, ValueError) as error:
+            self.problems.append(locate(config, "trainer", str(error)))
+            return None
+
+
+def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a section with their objects made, in the types `target` wants.
+
+    Raises:
+        ConfigErrors: an object cannot be made from its arguments.
+    """
+    return _keywords(section, real_signature(target))
+
+
+def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> Any:
+    """Return the object that `spec` describes; nested objects are made first.
+
+    Args:
+        spec: class path and arguments.
+        supplied: arguments to fill in where the signature has them and `spec` does not.
+
+    Raises:
+        ConfigErrors: the class path names nothing, or the call raises; the cause is chained.
+        TrainerError: other documented exceptions of this package, as they are.
+        OSError: reading or fetching failed, other than for a missing file.
+    """
+    try:
+        target = resolve(spec.class_path)
+    except UnresolvedError as error:
+        raise ConfigErrors([Problem(spec.place, spec.path, str(error))]) from error
+    signature = real_signature(target)
+    positional = _positional(spec, signature)
+    keywords = _keywords(spec.init_args, signature)
+    filled = {name: value for name, value in (supplied or {}).items() if name not in keywords}
+    if signature is None:
+        positional = (*list(filled.values())[:1], *positional)
+    else:
+        taken = list(signature.parameters)[: len(positional)]
+        if positional and any(name in filled for name in taken):
+            # a list of positional arguments leaves out the ones that are filled in
+            rest = iter(positional)
+            names = [name for name in signature.parameters if name not in filled]
+            keywords, positional = dict(zip(names, rest, strict=False)), ()
+        keywords |= {name: value for name, value in filled.items() if name in signature.parameters}
+    try:
+        return target(*positional, **keywords)
+    except (ConfigErrors, TrainerError) as error:
+        if isinstance(error, ConfigErrors) or not isinstance(error, ConfigurationError):
+            raise
+        raise ConfigErrors([Problem(spec.place, spec.path, f"{spec.class_path}: {error}")]) from error
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            raise
+        raise ConfigErrors([Problem(spec.place, spec.path, f"{spec.class_path}: {error}")]) from error
+    except Exception as error:
+        raise ConfigErrors([Problem(spec.place, spec.path, _failure(spec, error))]) from error
+
+
+def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
+    accepts = list(signature.accepts.values()) if signature is not None else []
+    values = []
+    for place, value in enumerate(spec.args):
+        made = _made(value)
+        values.append(accepts[place].convert(made) if place < len(accepts) else made)
+    return tuple(values)
+
+
+def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict[str, Any]:
+    accepts = signature.accepts if signature is not None else {}
+    made = {name: _made(value) for name, value in arguments.items()}
+    return {name: accepts[name].convert(value) if name in accepts else value for name, value in made.items()}
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, ObjectSpec):
+        return instantiate(value)
+    if isinstance(value, dict):
+        return {key: _made(item) for key, item in value.items()}
+    return [_made(item) for item in value] if isinstance(value, list) else value
+
+
+def _failure(spec: ObjectSpec, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    text = str(error).split("\n---")[0].strip()
+    return f"{spec.class_path} cannot be made: {type(error).__name__}: {text}{where}"
+
+
+def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
+    """Return `message` as a problem at the key of `section` it names first ("amp_level: ..."), else at the section."""
+    key = message.partition(":")[0].partition("=")[0].strip()
+    if config.source is None:
+        return Problem(Place("configuration"), section, message)
+    root, _ = apply_overrides(read_tree(config.source), config.overrides)
+    node = root.get(section) or root
+    inner = node.get(key)
+    if inner is None:
+        return Problem(node.place, section, message)
+    return Problem(inner.place, f"{section}.{key}", message.partition(":")[2].strip())

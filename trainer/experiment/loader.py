@@ -1,0 +1,321 @@
+"""An experiment file to a checked `ExperimentConfig`, or everything that is wrong with it at once.
+
+Nothing is run: no object is made, no data is read, nothing is compiled. The modules that class paths name are
+imported, because only the real signatures tell which arguments are right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import did_you_mean, nearest
+from trainer.experiment.overrides import apply_overrides
+from trainer.experiment.problems import ConfigErrors, Place, Problem, show
+from trainer.experiment.resolve import UnresolvedError, import_paths, is_dotted, resolve
+from trainer.experiment.schema import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
+from trainer.experiment.sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
+from trainer.experiment.signature import Signature, real_signature
+from trainer.experiment.tree import Entry, Node, join, read_tree
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentConfig:
+    """Return the checked configuration of the YAML file `path`.
+
+    Args:
+        path: the file, or a run folder, whose ``config.yaml`` is read.
+        overrides: ``"a.b=c"`` strings as given to ``--set``.
+
+    Raises:
+        ConfigErrors: anything is wrong with it; all problems at once.
+    """
+    path, overrides = Path(path), tuple(overrides)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        path = path / "config.yaml"
+    root, problems = apply_overrides(read_tree(path), overrides)
+    reader = _Reader(problems)
+    with project_paths(path):
+        config = reader.read(root, path, overrides)
+    if reader.problems or config is None:
+        raise ConfigErrors(reader.problems)
+    return config
+
+
+def project_paths(path: Path | None) -> Any:
+    """Return a context in which the working directory and the folders above the configuration can be imported from."""
+    above = [] if path is None else list(path.absolute().parents)[:2]
+    return import_paths([Path.cwd()], above)
+
+
+class _Reader:
+    """Walks the tree once, building the configuration and collecting problems."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+
+    def add(self, place: Place, path: str, message: str) -> None:
+        self.problems.append(Problem(place, path, message))
+
+    def refuse(self, node: Node, path: str, accepts: str, hint: str = "") -> None:
+        self.add(node.place, path, f"received {show(node.plain())}; accepts {accepts}{hint}")
+
+    def read(self, root: Node, source: Path, overrides: tuple[str, ...]) -> ExperimentConfig | None:
+        if not isinstance(root.value, dict):
+            self.refuse(root, "", f"a mapping with the keys {', '.join(SECTIONS)}")
+            return None
+        self._check_keys(root, "", SECTIONS)
+        for name in _missing(REQUIRED, root.value, SECTIONS):
+            self.add(root.place, name, "is missing")
+        given = {name: root.get(name) for name in SECTIONS}
+        readers: dict[str, Callable[[Node, str], Any]] = {
+            "experiment": self._experiment,
+            "seed": self._seed,
+            "run_dir": self._run_dir,
+            "metrics": self._metrics,
+            "data": self._data,
+            "callbacks": self._callbacks,
+            **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
+            **dict.fromkeys(("network", "loss", "optimizer", "report"), self._section_object),
+        }
+        values = {name: readers[name](node, name) for name, node in given.items() if node is not None}
+        # a section that is null or was refused keeps its default
+        values = {name: value for name, value in values.items() if value is not None}
+        if not all(name in values for name in REQUIRED):
+            return None
+        values.setdefault("run_dir", Path("runs") / values["experiment"])
+        return ExperimentConfig(**values, source=source, overrides=overrides)
+
+    # --- sections -------------------------------------------------------------------------------------------------
+
+    def _experiment(self, node: Node, path: str) -> str | None:
+        if isinstance(node.value, str) and _NAME.match(node.value):
+            return node.value
+        return self.refuse(node, path, "a name of letters, digits, '_', '-' and '.', as in wide_deep_movielens")
+
+    def _seed(self, node: Node, path: str) -> int | None:
+        if node.value is None:
+            return None
+        if isinstance(node.value, int) and not isinstance(node.value, bool) and 0 <= node.value < 2**32:
+            return node.value
+        return self.refuse(node, path, "a whole number from 0 to 4294967295")
+
+    def _run_dir(self, node: Node, path: str) -> Path | None:
+        if node.value is None:
+            return None
+        if isinstance(node.value, str) and node.value.strip() and node.value.isprintable():
+            return Path(node.value)
+        return self.refuse(node, path, "the path of a folder")
+
+    def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
+        if node.value is None:
+            return None
+        if isinstance(node.value, dict) and "class_path" not in node.value:
+            return self.refuse(node, path, "a list of metrics, each a name, or class_path and init_args")
+        items = node.value if isinstance(node.value, tuple) else (node,)
+        names = known_metrics()
+        found: list[str | ObjectSpec | None] = []
+        for place, item in enumerate(items):
+            below = join(path, place) if node.is_list else path
+            if item.is_mapping or is_dotted(item.value):
+                found.append(self._object(item, below))
+            elif not isinstance(item.value, str):
+                self.refuse(item, below, "the name of a metric, or class_path and init_args")
+            elif names and item.value not in names:
+                self.refuse(item, below, f"{', '.join(sorted(names))}, or class_path", did_you_mean(item.value, names))
+            else:
+                found.append(item.value)
+        return tuple(item for item in found if item is not None)
+
+    def _data(self, node: Node, path: str) -> DataConfig | None:
+        if node.value is None:
+            return None
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, f"a mapping with the keys {', '.join(DATA_KEYS)}")
+        self._check_keys(node, path, DATA_KEYS)
+        given = {key: node.get(key) for key in DATA_KEYS}
+        return DataConfig(
+            **{
+                key: self._object(child, join(path, key))
+                for key, child in given.items()
+                if child is not None and child.value is not None
+            }
+        )
+
+    def _callbacks(self, node: Node, path: str) -> tuple[ObjectSpec, ...] | None:
+        if node.value is None:
+            return None
+        if not isinstance(node.value, tuple):
+            return self.refuse(node, path, "a list of callbacks, each with class_path and init_args")
+        found = [self._object(item, join(path, i), section="callbacks") for i, item in enumerate(node.value)]
+        return tuple(spec for spec in found if spec is not None)
+
+    def _section_object(self, node: Node, path: str) -> ObjectSpec | None:
+        if node.value is None and path not in REQUIRED:
+            return None
+        return self._object(node, path, section=path)
+
+    def _keywords(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        if node.value is None:
+            return None
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, "a mapping")
+        signature, elsewhere = section_signature(path)
+        entries = {}
+        for key, entry in node.value.items():
+            if key in elsewhere:
+                self.add(entry.place, join(path, key), f"is given elsewhere: {elsewhere[key]}")
+            else:
+                entries[key] = entry
+        free = [name for name in signature.names() if name not in elsewhere]
+        keywords = self._arguments(entries, path, signature, free)
+        for key, message in (trainer_problems(keywords) if path == "trainer" else {}).items():
+            self.add(entries[key].node.place if key in entries else node.place, join(path, key), message)
+        defaults = {name: p.default for name, p in signature.parameters.items() if name in free}
+        return {**keywords, **_recordable(defaults, keywords)}
+
+    # --- objects --------------------------------------------------------------------------------------------------
+
+    def _object(self, node: Node, path: str, section: str = "") -> ObjectSpec | None:
+        """Read class_path and init_args, or a bare class path."""
+        if isinstance(node.value, str):
+            class_node, arguments = node, Node({}, node.place)
+        elif isinstance(node.value, dict):
+            self._check_keys(node, path, ("class_path", "init_args"))
+            found = node.get("class_path")
+            if found is None:
+                return self.add(node.place, join(path, "class_path"), "is missing")
+            class_node, arguments = found, node.get("init_args") or Node({}, node.place)
+        else:
+            return self.refuse(node, path, "class_path and init_args, or a class path alone")
+        class_place = join(path, "class_path") if node.is_mapping else path
+        if not isinstance(class_node.value, str):
+            return self.refuse(class_node, class_place, "a dotted path as in mindspore.nn.Adam")
+        target: Any = None
+        try:
+            target = resolve(class_node.value)
+        except UnresolvedError as error:
+            self.add(class_node.place, class_place, f"received {show(class_node.value)}; {error}")
+        if target is not None:
+            wrong = check_kind(target, section) if callable(target) else "names a value, not a class or a function"
+            if wrong:
+                self.add(class_node.place, class_place, f"{class_node.value} {wrong}")
+                target = None
+        return self._with_arguments(class_node, arguments, path, target, section)
+
+    def _with_arguments(
+        self, class_node: Node, arguments: Node, path: str, target: Any, section: str
+    ) -> ObjectSpec | None:
+        below = join(path, "init_args")
+        signature = real_signature(target) if target is not None else None
+        supplied = supplied_names(section, signature)
+        keywords: dict[str, Any] = {}
+        positional: tuple[Any, ...] = ()
+        if arguments.value is None or isinstance(arguments.value, dict):
+            entries = dict(arguments.value or {})
+            for name in supplied & set(entries):
+                entry = entries.pop(name)
+                self.add(entry.place, join(below, name), "is filled in from the network; leave it out")
+            free = None if signature is None else [name for name in signature.names() if name not in supplied]
+            keywords = self._arguments(entries, below, signature, free)
+        elif isinstance(arguments.value, tuple):
+            positional = tuple(self._value(item, join(below, i)) for i, item in enumerate(arguments.value))
+            self._check_count(arguments, below, signature)
+        else:
+            return self.refuse(arguments, below, "a mapping of arguments, or a list of positional ones")
+        defaults: dict[str, Any] = {}
+        if signature is not None:
+            by_place = list(signature.parameters)[: len(positional)]
+            needed = [name for name in signature.required if name not in {*supplied, *by_place}]
+            written = arguments.value if isinstance(arguments.value, dict) else {}
+            for name in _missing(needed, written, signature.names()):
+                accepts = signature.accepts[name].text
+                self.add(class_node.place, join(below, name), f"is missing; {signature.name} needs it ({accepts})")
+            if not positional:
+                rest = {n: p.default for n, p in signature.parameters.items() if n not in supplied}
+                defaults = _recordable(rest, keywords)
+        return ObjectSpec(str(class_node.value), keywords, positional, class_node.place, path, defaults)
+
+    def _check_count(self, arguments: Node, path: str, signature: Signature | None) -> None:
+        if signature is None or signature.positional is None or not isinstance(arguments.value, tuple):
+            return
+        if len(arguments.value) > signature.positional:
+            at_most = f"at most {signature.positional} positional arguments"
+            self.add(arguments.place, path, f"received {len(arguments.value)}; {signature.name} accepts {at_most}")
+
+    def _arguments(
+        self, entries: Mapping[Any, Entry], path: str, signature: Signature | None, free: list[str] | None
+    ) -> dict[str, Any]:
+        """Read keyword arguments; with a signature, check names and values against it."""
+        values: dict[str, Any] = {}
+        for key, entry in entries.items():
+            below = join(path, key)
+            if not isinstance(key, str):
+                self.add(entry.place, below, f"an argument name is text; received {show(key)}")
+                continue
+            accepts = None if signature is None else signature.accepts.get(key)
+            if signature is not None and free is not None and key not in free and key not in signature.extra_names:
+                similar = did_you_mean(key, free)
+                if not signature.open_keywords or similar:
+                    known = f"accepts {', '.join(free)}" if free else "takes no arguments"
+                    self.add(entry.place, below, f"{signature.name} has no argument {key!r}; {known}{similar}")
+                    self._value(entry.node, below)
+                    continue
+            as_object = accepts is not None and accepts.takes_object and is_dotted(entry.node.value)
+            value = self._object(entry.node, below) if as_object else self._value(entry.node, below)
+            if accepts is not None and not accepts.fits(value):
+                self.refuse(entry.node, below, accepts.text, _hint(entry.node.value, accepts.text))
+            values[key] = value
+        return values
+
+    def _value(self, node: Node, path: str) -> Any:
+        if isinstance(node.value, dict):
+            if "class_path" in node.value:
+                return self._object(node, path)
+            if "init_args" in node.value:
+                self.add(node.place, join(path, "class_path"), "is missing")
+            return {key: self._value(entry.node, join(path, key)) for key, entry in node.value.items()}
+        if isinstance(node.value, tuple):
+            return [self._value(item, join(path, i)) for i, item in enumerate(node.value)]
+        return node.value
+
+    def _check_keys(self, node: Node, path: str, known: Iterable[str]) -> None:
+        for key, entry in node.value.items() if isinstance(node.value, dict) else ():
+            if key not in known:
+                hint = did_you_mean(str(key), known)
+                self.add(entry.place, join(path, key), f"unknown key; accepts {', '.join(known)}{hint}")
+
+
+def _missing(required: Iterable[str], written: Iterable[Any], known: Iterable[str]) -> list[str]:
+    """Return those `required` that are not `written`, not even misspelled: that is reported as an unknown key."""
+    written, known = list(written), list(known)
+    meant = {nearest(str(key), known) for key in written if key not in known}
+    return [name for name in required if name not in written and name not in meant]
+
+
+def _hint(value: Any, accepts: str) -> str:
+    """Return advice for the spellings people expect YAML to take."""
+    if isinstance(value, str) and "true or false" in accepts and value.lower() in ("yes", "no", "on", "off"):
+        return f"; write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if isinstance(value, float) and value.is_integer() and "whole number" in accepts:
+        return f"; write {int(value)}"
+    return ""
+
+
+def _recordable(defaults: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
+    """Return those defaults not `given` that YAML can hold; None is left out, as it says nothing."""
+    given = set(given)
+    return {name: _plain(value) for name, value in defaults.items() if name not in given and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(item) for item in value)
+    return type(value) in (bool, int, float, str)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

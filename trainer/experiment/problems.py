@@ -1,0 +1,74 @@
+"""What is wrong in a configuration (`Problem`), where (`Place`), and all of it at once (`ConfigErrors`)."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import ConfigurationError
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A position in a configuration.
+
+    Attributes:
+        source: the file as the user named it, or the ``--set a.b=c`` the value came from.
+        line: line number counted from 1, or 0 when the source has no lines.
+        column: column number counted from 1, or 0.
+    """
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a configuration.
+
+    Attributes:
+        place: where.
+        path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
+        message: what was wrong, what was received and what is accepted.
+    """
+
+    place: Place
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.place), self.path, self.message) if part)
+
+
+class ConfigErrors(ConfigurationError):  # noqa: N818 (it holds many)
+    """Everything found wrong in one configuration.
+
+    Attributes:
+        problems: all problems, in the order of the file; those of ``--set`` come last.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        unique = dict.fromkeys(problems)
+        self.problems = sorted(unique, key=lambda problem: (problem.place.line == 0, problem.place))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+
+def show(value: Any) -> str:
+    """Return `value` as it is put in a message: its repr, shortened, and its type where that is not plain."""
+    if value is None:
+        return "nothing (null)"
+    text = _SHORT.repr(value)
+    return text if isinstance(value, dict | list | tuple) else f"{text} ({type(value).__name__})"

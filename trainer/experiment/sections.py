@@ -1,0 +1,109 @@
+"""What each section of an experiment may hold, as the real classes tell: nothing about `Trainer` is repeated here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainer.errors import ConfigurationError
+from trainer.experiment.signature import Signature, real_signature
+
+_ELSEWHERE: dict[str, dict[str, str]] = {
+    "trainer": {
+        "network": "section network",
+        "loss_fn": "section loss",
+        "optimizer": "section optimizer",
+        "metrics": "section metrics",
+        "seed": "key seed",
+    },
+    "fit": {
+        "train_dataset": "data.train",
+        "valid_dataset": "data.valid",
+        "callbacks": "section callbacks",
+        "resume": "trainer fit --resume RUN",
+    },
+    "online": {
+        "stream": "data.stream",
+        "callbacks": "section callbacks",
+        "resume": "trainer online --resume RUN",
+    },
+}
+_METHODS = {"trainer": "__init__", "fit": "fit", "online": "online_train"}
+
+
+@functools.cache
+def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
+    """Return the signature behind a section of keyword arguments, and where the arguments it may not hold are given.
+
+    Args:
+        section: "trainer", "fit" or "online".
+    """
+    from trainer.trainer import Trainer
+
+    target = Trainer if section == "trainer" else inspect.unwrap(getattr(Trainer, _METHODS[section]))
+    signature = real_signature(target)
+    assert signature is not None
+    parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
+    return replace(signature, name=f"section {section}", parameters=parameters), _ELSEWHERE[section]
+
+
+def supplied_names(section: str, signature: Signature | None) -> frozenset[str]:
+    """Return the arguments of an object of `section` that are filled in: an optimizer's parameters."""
+    if section != "optimizer":
+        return frozenset()
+    if signature is None:
+        return frozenset({"params"})
+    # a function that builds an optimizer may ask for the network instead, to group parameters
+    return frozenset({"params", "network"} & set(signature.parameters))
+
+
+def check_kind(target: Any, section: str) -> str:
+    """Return what is wrong with `target` as the object of a section, or an empty string.
+
+    Only classes can be judged without running anything; what a function returns is checked when it has been called.
+    """
+    if not isinstance(target, type):
+        return ""
+    wanted = kinds_of(section)
+    return "" if not wanted or issubclass(target, tuple(wanted.values())) else f"is not a {' or a '.join(wanted)}"
+
+
+def kinds_of(section: str) -> dict[str, type]:
+    """Return the base classes an object of `section` must have one of, by name; empty when anything may serve."""
+    if section in ("network", "optimizer"):
+        from mindspore import nn
+
+        return {"mindspore.nn.Cell": nn.Cell}
+    if section == "callbacks":
+        import mindspore.train
+
+        from callbacks.callback import Callback
+
+        return {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
+    return {}
+
+
+def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong with values of the section `trainer` that need no network to judge: message by key."""
+    from trainer import precision
+
+    level, dtype = keywords.get("amp_level", "O0"), keywords.get("amp_dtype", "float16")
+    if not isinstance(level, str) or not isinstance(dtype, str):
+        return {}
+    try:
+        precision.resolve(level, dtype)
+    except ConfigurationError as error:
+        key, _, message = str(error).partition(": ")
+        return {key.partition("=")[0]: message}
+    return {}
+
+
+@functools.cache
+def known_metrics() -> tuple[str, ...]:
+    """Return the names that `Trainer(metrics=...)` knows."""
+    from trainer.metrics import metric_names
+
+    return tuple(metric_names())

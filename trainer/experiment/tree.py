@@ -1,0 +1,305 @@
+"""YAML text as a tree of nodes that know their place, and back to text.
+
+The scalars are those of YAML 1.2, which are the ones people expect: ``1e-3`` is a float, ``010`` is ten, ``yes``,
+``no``, ``on`` and ``off`` are strings, and so are dates; ``true``, ``false``, ``null``, ``~``, ``0x1f``, ``1_000``,
+``.inf`` and ``.nan`` work. Anchors, aliases and merge keys (``<<``) work; duplicate keys, tags that would build Python
+objects and anchors that contain themselves are problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.experiment.problems import ConfigErrors, Place, Problem, show
+
+Scalar = str | int | float | bool | None
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A value of a configuration and where it stands.
+
+    Attributes:
+        value: a scalar, a tuple of nodes, or a dict of `Entry` by key.
+        place: where the value begins.
+    """
+
+    value: Scalar | tuple[Node, ...] | dict[Scalar, Entry]
+    place: Place
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping."""
+        return isinstance(self.value, dict)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is a list."""
+        return isinstance(self.value, tuple)
+
+    def get(self, key: Scalar) -> Node | None:
+        """Return the node under `key` of a mapping, or None."""
+        entry = self.value.get(key) if isinstance(self.value, dict) else None
+        return entry.node if entry is not None else None
+
+    def plain(self) -> Any:
+        """Return the value as plain dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: entry.node.plain() for key, entry in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A key's place and its value."""
+
+    place: Place
+    node: Node
+
+
+_NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "merge")
+)
+_RESOLVERS = (
+    (_NULL, re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    (_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    (_INT, re.compile(r"(?:[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    (
+        _FLOAT,
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        list("-+.0123456789"),
+    ),
+    (_MERGE, re.compile(r"<<$"), ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # other styles fold or drop line separators such as U+0085; double quotes escape them
+    return dumper.represent_scalar(_STR, text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def read_tree(path: Path) -> Node:
+    """Return the tree of the YAML file `path`.
+
+    Raises:
+        ConfigErrors: the file cannot be read, is not UTF-8, is not YAML, or holds what `parse_tree` refuses.
+    """
+    place = Place(str(path))
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigErrors([Problem(place, "", f"cannot be read: {reason}")]) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; a configuration is UTF-8 text"
+        raise ConfigErrors([Problem(Place(str(path), line, column), "", message)]) from error
+    return parse_tree(text, str(path))
+
+
+def parse_tree(text: str, source: str, place: Place | None = None) -> Node:
+    """Return the tree of YAML `text`.
+
+    Args:
+        text: one YAML document.
+        source: what to call it in messages.
+        place: a fixed place for every node, used for values from the command line.
+
+    Raises:
+        ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
+            not plain data, values nested deeper than 50, anchors that contain themselves or expand to more than
+            100,000 values.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = place or (Place(source, mark.line + 1, mark.column + 1) if mark else Place(source))
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigErrors([Problem(where, "", f"invalid YAML: {what}")]) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        where = place or Place(source, before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1)
+        what = f"the character {chr(error.character)!r} is not allowed"
+        raise ConfigErrors([Problem(where, "", f"invalid YAML: {what}")]) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigErrors([Problem(place or Place(source), "", f"invalid YAML: {error}")]) from error
+    except RecursionError as error:
+        message = f"nested deeper than {MAX_DEPTH} levels"
+        raise ConfigErrors([Problem(place or Place(source), "", message)]) from error
+    if root is None:
+        return Node(None, place or Place(source, 1, 1))
+    converter = _Converter(source, place)
+    tree = converter.convert(root, "", ())
+    if not converter.problems and _count(tree, {}) > MAX_VALUES:
+        converter.add(root, "", f"expands to more than {MAX_VALUES:,} values")
+    if converter.problems:
+        raise ConfigErrors(converter.problems)
+    return tree
+
+
+def dump(value: Any) -> str:
+    """Return plain dicts, lists and scalars as YAML text that `parse_tree` reads back as the same values."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def join(path: str, key: Any) -> str:
+    """Return the dotted path of `key` below `path`."""
+    key = key if isinstance(key, str) and key.isprintable() else repr(key)
+    return f"{path}.{key}" if path else key
+
+
+def _count(node: Node, seen: dict[int, int]) -> int:
+    # aliases share nodes, so counting once per node keeps this linear where the expansion is exponential
+    if id(node) not in seen:
+        children: Any = ()
+        if isinstance(node.value, dict):
+            children = (entry.node for entry in node.value.values())
+        elif isinstance(node.value, tuple):
+            children = node.value
+        seen[id(node)] = 1 + sum(_count(child, seen) for child in children)
+    return seen[id(node)]
+
+
+class _Converter:
+    """PyYAML's nodes to ours, collecting what is wrong."""
+
+    def __init__(self, source: str, place: Place | None) -> None:
+        self.source, self.fixed = source, place
+        self.problems: list[Problem] = []
+        self._done: dict[int, Node] = {}
+
+    def place(self, node: yaml.Node) -> Place:
+        return self.fixed or Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def add(self, node: yaml.Node, path: str, message: str) -> Node:
+        place = self.place(node)
+        self.problems.append(Problem(place, path, message))
+        return Node(None, place)
+
+    def convert(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Node:
+        if id(node) in above:
+            return self.add(node, path, "this anchor contains itself")
+        if len(above) >= MAX_DEPTH:
+            return self.add(node, path, f"nested deeper than {MAX_DEPTH} levels")
+        if id(node) not in self._done:
+            if isinstance(node, yaml.MappingNode):
+                made = self._mapping(node, path, (*above, id(node)))
+            elif isinstance(node, yaml.SequenceNode):
+                made = self._sequence(node, path, (*above, id(node)))
+            else:
+                made = self._scalar(node, path)
+            self._done[id(node)] = made
+        return self._done[id(node)]
+
+    def _sequence(self, node: yaml.SequenceNode, path: str, above: tuple[int, ...]) -> Node:
+        if node.tag != "tag:yaml.org,2002:seq":
+            return self.add(node, path, _tag_refused(node.tag))
+        children = [self.convert(child, join(path, str(i)), above) for i, child in enumerate(node.value)]
+        return Node(tuple(children), self.place(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> Node:
+        if node.tag != "tag:yaml.org,2002:map":
+            return self.add(node, path, _tag_refused(node.tag))
+        own: dict[Scalar, Entry] = {}
+        merged: dict[Scalar, Entry] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                for entries in self._merged(value_node, path, above):
+                    merged = {**entries, **merged}  # of several merged mappings the first one wins
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.add(key_node, path, "a key is a plain word or number; received a list or a mapping")
+                continue
+            key = self._scalar(key_node, path).value
+            place = self.place(key_node)
+            if key is None:
+                self.add(key_node, path, "a key is missing (null) here")
+                continue
+            if key in own:
+                message = f"duplicate key; it is given first at {own[key].place}"
+                self.problems.append(Problem(place, join(path, key), message))
+                continue
+            own[key] = Entry(place, self.convert(value_node, join(path, key), above))
+        inherited = {key: entry for key, entry in merged.items() if key not in own}
+        return Node({**inherited, **own}, self.place(node))
+
+    def _merged(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> list[Mapping[Scalar, Entry]]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        found = []
+        for part in parts:
+            made = self.convert(part, join(path, "<<"), above)
+            if isinstance(made.value, dict):
+                found.append(made.value)
+            elif isinstance(part, yaml.MappingNode):
+                pass  # already reported
+            else:
+                self.add(
+                    part, join(path, "<<"), f"merges a mapping or a list of mappings; received {show(made.plain())}"
+                )
+        return found
+
+    def _scalar(self, node: yaml.Node, path: str) -> Node:
+        text, tag = node.value, node.tag
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            return self.add(node, path, f"{show(text)} holds half a surrogate pair, which no file can hold")
+        try:
+            if tag == _STR:
+                value: Scalar = text
+            elif tag == _NULL:
+                value = None
+            elif tag == _BOOL:
+                value = {"true": True, "false": False}[text.lower()]
+            elif tag == _INT:
+                value = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+            elif tag == _FLOAT:
+                value = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+            elif tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
+                value = text
+            else:
+                return self.add(node, path, _tag_refused(tag))
+        except (ValueError, KeyError):
+            return self.add(node, path, f"{show(text)} cannot be read as {tag.rpartition(':')[2]}")
+        return Node(value, self.place(node))
+
+
+def _tag_refused(tag: str) -> str:
+    return f"the tag {show(tag)} is not accepted; a configuration holds plain mappings, lists, strings and numbers"
