@@ -16,7 +16,8 @@ Every hook has one signature, ``hook(self, trainer)``. A callback reads ``traine
                 on_eval_begin
                 (on_eval_step_begin, on_eval_step_end) per batch
                 on_eval_end
-        on_train_epoch_end                     offline only: streams have no epochs
+            on_train_epoch_end                 after the last chunk of an epoch; streams have no epochs
+            on_checkpoint                      last of all: counters, metrics and position agree here
     on_train_end
     on_exception                               when an exception leaves the loop
     teardown                                   always
@@ -46,6 +47,7 @@ HOOKS: tuple[str, ...] = (
     "on_eval_step_end",
     "on_eval_end",
     "on_train_epoch_end",
+    "on_checkpoint",
     "on_train_end",
     "on_predict_begin",
     "on_predict_step_end",
@@ -103,6 +105,9 @@ class Callback:
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """After the last step of an epoch and its validation."""
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        """After each chunk, its validation and its epoch end: the moment to save."""
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Once, after the last step of a run that ended without an exception."""

@@ -1,0 +1,108 @@
+"""Checks of a trainer's constructor arguments: every mistake is reported there, not at the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import nn
+
+from trainer.errors import ConfigurationError
+
+
+def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
+    """Check that the parts are cells and fit together.
+
+    Raises:
+        ConfigurationError: a part of the wrong kind, a loss without an optimizer, or an optimizer that holds none of
+            the network's parameters.
+    """
+    if not isinstance(network, nn.Cell):
+        raise ConfigurationError(f"network: takes a mindspore.nn.Cell; received {type(network).__name__}")
+    if loss_fn is not None and not isinstance(loss_fn, nn.Cell) and not callable(loss_fn):
+        raise ConfigurationError(f"loss_fn: takes a Cell, a function or None; received {type(loss_fn).__name__}")
+    if eval_network is not None and not isinstance(eval_network, nn.Cell):
+        raise ConfigurationError(f"eval_network: takes a Cell or None; received {type(eval_network).__name__}")
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
+        raise ConfigurationError(
+            "optimizer: takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
+            f"{type(optimizer).__name__}"
+        )
+    if isinstance(network, nn.TrainOneStepCell):
+        raise ConfigurationError(
+            f"optimizer: {type(network).__name__} already holds an optimizer; pass the inner network with loss_fn and "
+            "optimizer, or the training cell alone"
+        )
+    own = {id(parameter) for parameter in network.get_parameters()}
+    own |= {id(parameter) for parameter in loss_fn.get_parameters()} if isinstance(loss_fn, nn.Cell) else set()
+    if not any(id(parameter) in own for parameter in optimizer.parameters):
+        raise ConfigurationError(
+            "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
+            "network that is trained"
+        )
+
+
+def check_custom_step(**options: Any) -> None:
+    """Check that nothing is asked of a network that is a whole training step, as only that step could do it.
+
+    Raises:
+        ConfigurationError: an option that the trainer cannot apply from outside.
+    """
+    neutral = {"amp_level": "O0", "gradient_accumulation_steps": 1}
+    wrong = [f"{name}={value!r}" for name, value in options.items() if value != neutral.get(name)]
+    if wrong:
+        raise ConfigurationError(
+            f"{', '.join(wrong)}: without an optimizer the network is a whole training step and does this itself; "
+            "pass network, loss_fn and optimizer instead"
+        )
+
+
+def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) -> tuple[int, int, int] | None:
+    """Return the positions of loss, prediction and label in the evaluation outputs; (0, 1, 2) for a built network.
+
+    Raises:
+        ConfigurationError: not three whole numbers, or given without `eval_network`.
+    """
+    if eval_network is None:
+        if eval_indexes is not None:
+            raise ConfigurationError(f"eval_indexes={eval_indexes!r} goes with eval_network, which was not given")
+        return (0, 1, 2)
+    if eval_indexes is None:
+        return None
+    indexes = tuple(eval_indexes)
+    if len(indexes) != 3 or not all(isinstance(i, int) and not isinstance(i, bool) for i in indexes):
+        raise ConfigurationError(
+            "eval_indexes: takes three whole numbers, the positions of loss (-1 for none), prediction and label; "
+            f"received {eval_indexes!r}"
+        )
+    return indexes
+
+
+def check_positive(name: str, value: Any, *, whole: bool = False) -> Any:
+    """Return `value` if it is None or a positive number.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if value is None:
+        return None
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+        what = "a whole number >= 1" if whole else "a number > 0"
+        raise ConfigurationError(f"{name}: takes {what}; received {value!r}")
+    return value
+
+
+def check_sink(dataset_sink_mode: Any, sink_size: Any) -> int | None:
+    """Return K, the steps a call: 1 without sink mode, None for "choose", else `sink_size`.
+
+    Raises:
+        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1.
+    """
+    if isinstance(sink_size, bool) or not isinstance(sink_size, int) or (sink_size < 1 and sink_size != -1):
+        raise ConfigurationError(f"sink_size: takes a whole number >= 1, or -1 to choose; received {sink_size!r}")
+    if not dataset_sink_mode:
+        return 1
+    return None if sink_size == -1 else sink_size

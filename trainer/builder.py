@@ -1,0 +1,232 @@
+"""The one place that builds programs from a trainer's parts, and runs them on chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, amp, nn, ops
+from mindspore import dtype as mstype
+
+from trainer.errors import ConfigurationError, GraphError
+from trainer.feed import Chunk, to_tensor
+from trainer.program import (
+    CustomStep,
+    EvalStep,
+    Forward,
+    PredictStep,
+    StepOptions,
+    SunkSteps,
+    TrainStep,
+    moving_statistics,
+)
+from trainer.state import StepOutputs
+
+logger = logging.getLogger(__name__)
+
+TrainRunner = Callable[[Chunk], StepOutputs]
+
+
+class StepBuilder:
+    """Builds the training, evaluation and prediction programs of one trainer, each once.
+
+    Args:
+        network: the user's network, already converted to its precision.
+        loss_fn: loss cell, or None when the network returns the loss.
+        optimizer: optimizer, or None when the network is a whole training step.
+        cast: whether outputs are cast to float32 (some cells compute in low precision).
+        eval_network: cell returning loss, prediction and label, or None to build one.
+        options: what each step does; `keep_predictions`, `guard` and `halt` are set per run.
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: nn.Cell | None,
+        optimizer: nn.Cell | None,
+        *,
+        cast: bool = False,
+        eval_network: nn.Cell | None = None,
+        options: StepOptions | None = None,
+    ) -> None:
+        self.network = network
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.cast = cast
+        self.eval_network = eval_network
+        self.options = options or StepOptions()
+        self.forward = Forward(network, loss_fn, cast=cast)
+        self.step: TrainStep | CustomStep | None = None
+        self._step_options: StepOptions | None = None
+        self._sunk: dict[Any, SunkSteps] = {}
+        self._evaluate: nn.Cell | None = None
+        self._predict: nn.Cell | None = None
+
+    def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
+        """Return the cell that trains one batch, built anew only when the options changed."""
+        if self.step is not None and options == self._step_options:
+            return self.step
+        if self.optimizer is None:
+            self.step = CustomStep(self.network)
+        else:
+            self.step = TrainStep(
+                self.forward, self.optimizer, self.optimizer.parameters, options, moving_statistics(self.network)
+            )
+        self._step_options = options
+        self._sunk.clear()
+        return self.step
+
+    def train(self, options: StepOptions, size: int | None, sample: Chunk) -> TrainRunner:
+        """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""
+        step = self.train_step(options)
+        if size is None:
+            return _single_runner(step, options)
+        shape = self.prediction_shape(sample) if options.keep_predictions else None
+        key = (size, shape)
+        if key not in self._sunk:
+            self._sunk[key] = SunkSteps(step, size, shape)
+        return _sunk_runner(self._sunk[key], shape is not None)
+
+    def prediction_shape(self, sample: Chunk) -> tuple[int, ...]:
+        """Return the shape of one batch's prediction, [B, ...], found by one forward without training."""
+        tensors = [tensor[0] for tensor in sample.tensors] if sample.stacked else list(sample.tensors)
+        self.network.set_train(False)
+        try:
+            _, prediction, _ = self.evaluate_cell().compile_and_run(*tensors)
+        finally:
+            self.network.set_train(True)
+        return tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
+
+    def evaluate_cell(self) -> nn.Cell:
+        """Return the evaluation program: the user's, or one built from network and loss."""
+        if self._evaluate is None:
+            if self.eval_network is not None:
+                self._evaluate = self.eval_network
+            elif self.optimizer is None and not _returns_predictions(self.network):
+                raise ConfigurationError(
+                    "evaluate: the network is a whole training step (no optimizer was given), so evaluating it would "
+                    "train it; pass eval_network="
+                )
+            else:
+                self._evaluate = EvalStep(self.forward)
+        return self._evaluate
+
+    def predict_cell(self) -> nn.Cell:
+        """Return the prediction program."""
+        if self._predict is None:
+            self._predict = PredictStep(self.network, cast=self.cast)
+        return self._predict
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Put network and step into training mode and put the network's own modes back afterwards."""
+        cells = [cell for _, cell in self.network.cells_and_names()]
+        modes = [cell.training for cell in cells]
+        with _finite_check_on_cpu(self.network if self.optimizer is None else None):
+            (self.step or self.network).set_train(True)
+            try:
+                yield
+            finally:
+                for cell, mode in zip(cells, modes, strict=True):
+                    if cell.training != mode:
+                        cell.set_train(mode)
+
+    @contextlib.contextmanager
+    def inference(self, cell: nn.Cell) -> Iterator[None]:
+        """Put `cell` and the network into inference mode for a while."""
+        cells = [part for root in (cell, self.network) for _, part in root.cells_and_names()]
+        modes = [part.training for part in cells]
+        cell.set_train(False)
+        self.network.set_train(False)
+        try:
+            yield
+        finally:
+            # parents first, so that a child that differs from its parent gets its own mode last
+            for part, mode in zip(cells, modes, strict=True):
+                if part.training != mode:
+                    part.set_train(mode)
+
+
+def _returns_predictions(network: nn.Cell) -> bool:
+    return not isinstance(network, nn.TrainOneStepCell)
+
+
+def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
+    step.set_train(True)
+    run = step.compile_and_run
+    flags = (Tensor(False), Tensor(True))
+    keep = options.keep_predictions
+
+    def train(chunk: Chunk) -> StepOutputs:
+        try:
+            loss, prediction = run(flags[chunk.flush], *chunk.tensors)
+        except Exception as error:
+            raise explained(error, chunk) from error
+        return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)
+
+    return train
+
+
+def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
+    sunk.set_train(True)
+    run = sunk.compile_and_run
+    flags = (Tensor(False), Tensor(True))
+    counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
+
+    def train(chunk: Chunk) -> StepOutputs:
+        try:
+            losses, predictions = run(counts[chunk.num_batches], flags[chunk.flush], *chunk.tensors)
+        except Exception as error:
+            raise explained(error, chunk) from error
+        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
+
+    return train
+
+
+def run_cell(cell: nn.Cell, arrays: Sequence[np.ndarray]) -> Any:
+    """Run an inference program on host columns and return its device outputs."""
+    try:
+        return cell.compile_and_run(*(to_tensor(array) for array in arrays))
+    except Exception as error:
+        raise explained(error, None, arrays) from error
+
+
+def explained(error: Exception, chunk: Chunk | None, arrays: Sequence[np.ndarray] | None = None) -> Exception:
+    """Return a `GraphError` with the first part of MindSpore's message and the columns that were fed."""
+    if isinstance(error, GraphError):
+        return error
+    arrays = arrays if arrays is not None else (chunk.arrays if chunk is not None else ())
+    names = chunk.names if chunk is not None and chunk.names else tuple(f"column_{i}" for i in range(len(arrays)))
+    fed = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in zip(names, arrays, strict=False))
+    text = str(error).split("\n---")[0].strip() or type(error).__name__
+    text = "\n".join(line for line in text.splitlines() if line.strip())
+    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {text}")
+
+
+@contextlib.contextmanager
+def _finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
+    """Let `nn.TrainOneStepWithLossScaleCell` check overflow on CPU, where its own check has no kernel."""
+    kind = nn.TrainOneStepWithLossScaleCell
+    ours = (
+        isinstance(step, kind)
+        and mindspore.get_context("device_target") == "CPU"
+        and type(step).get_overflow_status is kind.get_overflow_status
+        and "get_overflow_status" not in vars(step)
+    )
+    if not ours:
+        yield
+        return
+    object.__setattr__(step, "get_overflow_status", types.MethodType(_overflow_status, step))
+    try:
+        yield
+    finally:
+        object.__delattr__(step, "get_overflow_status")
+
+
+def _overflow_status(self, status, gradients):
+    return ops.logical_not(amp.all_finite(gradients))

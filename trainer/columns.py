@@ -1,0 +1,83 @@
+"""Checks of a dataset's columns against the network, before anything is compiled."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+from mindspore import nn
+
+from trainer.errors import DataError
+from trainer.sources import Columns
+
+
+class ColumnCheck:
+    """Checks the first batch against the network's signature and every later one against the first.
+
+    Args:
+        network: cell whose `construct` receives the columns.
+        labelled: whether the last column is a label that the network does not receive.
+        extra: whether columns past those the network takes are fine (they are dropped).
+    """
+
+    def __init__(self, network: nn.Cell, labelled: bool, *, extra: bool = False) -> None:
+        self.least, self.most, self.parameters = arguments_of(network)
+        self.kind = type(network).__name__
+        self.labelled = labelled
+        self.extra = extra
+        self._expected: list[tuple[str, tuple[int, ...], Any]] | None = None
+
+    def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
+        """Check one batch.
+
+        Raises:
+            DataError: a wrong number of columns, or a column whose row shape or dtype changed.
+        """
+        if self._expected is None:
+            self._check_number(columns, names)
+            self._expected = [
+                (name, column.shape[1:], column.dtype) for name, column in zip(names, columns, strict=True)
+            ]
+            return
+        if len(columns) != len(self._expected):
+            raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
+        for column, (name, shape, dtype) in zip(columns, self._expected, strict=True):
+            if column.shape[1:] != shape:
+                raise DataError(
+                    f"column {name!r} changed its shape: received rows of {list(column.shape[1:])}, "
+                    f"expected {list(shape)} as in the first batch"
+                )
+            if column.dtype != dtype:
+                raise DataError(
+                    f"column {name!r} changed its dtype: received {column.dtype}, expected {dtype} "
+                    "as in the first batch"
+                )
+
+    def _check_number(self, columns: Columns, names: tuple[str, ...]) -> None:
+        given = len(columns) - self.labelled
+        if self.least <= given and (self.extra or self.most is None or given <= self.most):
+            return
+        takes = f"{self.least}" if self.most == self.least else f"{self.least} to {self.most or 'any number of'}"
+        label = f" and the last one, {names[-1]!r}, is the label" if self.labelled and names else ""
+        raise DataError(
+            f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
+            f"({', '.join(self.parameters)}){label}, so {self.least + self.labelled} columns are expected"
+        )
+
+
+def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
+    """Return (fewest, most, names) of the positional arguments `network.construct` takes; most is None for any."""
+    parameters = list(inspect.signature(type(network).construct).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = sum(p.default is p.empty for p in positional)
+    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+    return least, most, [p.name for p in positional] or ["*columns"]
+
+
+def has_non_finite(columns: Columns, names: tuple[str, ...]) -> str | None:
+    """Return the name of the first float column that holds a NaN or infinity, or None."""
+    for name, column in zip(names, columns, strict=False):
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            return name
+    return None

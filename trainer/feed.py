@@ -1,0 +1,307 @@
+"""From a source's batches to chunks: what one call of the program trains on, prepared ahead on one thread.
+
+`Source` knows where rows come from, `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
+which position goes with each chunk; the loop knows neither.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from trainer.errors import DataError, TrainerError
+from trainer.sources import Columns, Item, Source
+
+QUEUE_SIZE = 2
+_END = object()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The unit of the loop: 1 to K batches for one call of the program.
+
+    Attributes:
+        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
+        tensors: the same as device tensors.
+        names: column names.
+        stacked: whether the columns carry the leading batch axis.
+        num_batches: batches in the chunk.
+        num_steps: optimizer updates the chunk completes.
+        num_samples: rows in the chunk.
+        flush: whether the accumulation window closes after the last batch, full or not.
+        ends_epoch: whether the source ended after this chunk.
+        position: JSON-able place right after the chunk's last row.
+        extras: host-side companions: one mapping a batch (None where a batch has none).
+        sparse: working sets of sparse tables, or None.
+    """
+
+    arrays: Columns
+    tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    stacked: bool
+    num_batches: int
+    num_steps: int
+    num_samples: int
+    flush: bool
+    ends_epoch: bool
+    position: dict[str, Any]
+    extras: list[Mapping[str, Any] | None] = field(default_factory=list)
+    sparse: Any = None
+
+    def rows(self, column: int) -> np.ndarray:
+        """Return one column flattened to [num_samples, ...], padding left out."""
+        array = self.arrays[column]
+        return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
+
+
+@dataclass
+class FeedOptions:
+    """How batches are grouped.
+
+    Attributes:
+        batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
+        accumulate: micro-batches per optimizer update.
+        prepare: called with (columns, stacked, num_batches) on the prefetch thread; returns (columns, sparse)
+            (sparse tables translate ids here).
+        check: called with each batch's columns and names before it is grouped; raises DataError.
+    """
+
+    batches_per_call: int | Callable[[Item], int] = 1
+    accumulate: int = 1
+    prepare: Callable[[Columns, bool, int], tuple[Columns, Any]] | None = None
+    check: Callable[[Columns, tuple[str, ...]], None] | None = None
+
+
+class Feed:
+    """Chunks of one source.
+
+    Args:
+        source: where batches come from.
+        options: how they are grouped.
+    """
+
+    def __init__(self, source: Source, options: FeedOptions) -> None:
+        self.source = source
+        self.options = options
+        self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
+        self._worker: _Prefetch | None = None
+
+    def chunks(self, position: Mapping[str, Any], max_steps: int | None = None) -> Iterator[Chunk]:
+        """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete."""
+        made = self._make(dict(position), max_steps)
+        if not (self.source.threaded or self.options.prepare is not None):
+            yield from made
+            return
+        self._worker = _Prefetch(made)
+        try:
+            while True:
+                chunk = self._worker.get()
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            self._worker.stop()
+            self._worker = None
+
+    @property
+    def depth(self) -> int:
+        """Chunks that are ready and waiting."""
+        return self._worker.depth if self._worker is not None else 0
+
+    def close(self) -> None:
+        """Stop the prefetch thread and close the source."""
+        if self._worker is not None:
+            self._worker.stop()
+        self.source.close()
+
+    def _make(self, position: dict[str, Any], max_steps: int | None) -> Iterator[Chunk]:
+        epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
+        state = position.get("state")
+        accumulate = self.options.accumulate
+        left = None if max_steps is None else max_steps * accumulate - fill
+        for items, last in self._groups(epoch, batch, state, left):
+            batch += len(items)
+            state = items[-1].state if items[-1].state is not None else state
+            steps, fill = divmod(fill + len(items), accumulate)
+            flush = last and fill > 0
+            if flush:
+                steps, fill = steps + 1, 0
+            ends = last and not self.source.endless
+            place = {"epoch": epoch + 1, "batch": 0} if ends else {"epoch": epoch, "batch": batch}
+            if fill:
+                place["fill"] = fill
+            if state is not None:
+                place["state"] = state
+            yield self._chunk(items, steps, flush, ends, place)
+
+    def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
+        """Group equally shaped batches; the flag says that the source has ended after the group."""
+        look_ahead = not self.source.endless or self.options.accumulate > 1
+        group: list[Item] = []
+        taken = 0
+        for item in self._read(epoch, start, state):
+            if item is None:
+                if group and not look_ahead:
+                    yield group, False
+                    group = []
+                continue
+            if not self._size:
+                self._size = self.options.batches_per_call(item)
+            if group and (len(group) >= self._size or not _same_shapes(group[0], item)):
+                yield group, False
+                group = []
+            if left is not None and taken >= left:
+                # the limit lies inside the epoch: what is grouped goes out, the rest stays unread
+                break
+            group.append(item)
+            taken += 1
+            limited = left is not None and taken >= left
+            if not look_ahead and (limited or len(group) >= self._size):
+                yield group, False
+                group = []
+                if limited:
+                    return
+        else:
+            if group:
+                yield group, True
+            return
+        if group:
+            yield group, False
+
+    def _read(self, epoch: int, start: int, state: Any) -> Iterator[Item | None]:
+        batches = iter(self.source.batches(epoch, start, state))
+        number = start
+        while True:
+            try:
+                item = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                place = f"batch {number} of epoch {epoch}" if not self.source.endless else f"batch {number}"
+                if isinstance(error, TrainerError):
+                    error.args = (f"{place}: {error}",)
+                    raise
+                raise DataError(f"reading {place} failed: {type(error).__name__}: {error}") from error
+            if item is not None:
+                self._check(item, number, epoch)
+                number += 1
+            yield item
+
+    def _check(self, item: Item, number: int, epoch: int) -> None:
+        names = self.source.names or ()
+        rows = {len(column) for column in item.columns}
+        if len(rows) > 1:
+            shapes = {name: column.shape for name, column in zip(names, item.columns, strict=True)}
+            raise DataError(f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}")
+        if rows == {0}:
+            raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
+        if self.options.check is not None:
+            try:
+                self.options.check(item.columns, names)
+            except DataError as error:
+                raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
+
+    def _chunk(self, items: list[Item], steps: int, flush: bool, ends: bool, position: dict[str, Any]) -> Chunk:
+        options = self.options
+        stacked = self._size > 1
+        if stacked:
+            columns = _stack(items, self._size)
+        elif self.source.reuses_buffers:
+            columns = tuple(np.array(column) for column in items[0].columns)
+        else:
+            columns = items[0].columns
+        sparse = None
+        host = columns
+        if options.prepare is not None:
+            columns, sparse = options.prepare(columns, stacked, len(items))
+        return Chunk(
+            arrays=host,
+            tensors=tuple(map(to_tensor, columns)),
+            names=self.source.names or (),
+            stacked=stacked,
+            num_batches=len(items),
+            num_steps=steps,
+            num_samples=sum(len(item.columns[0]) for item in items),
+            flush=flush,
+            ends_epoch=ends,
+            position=position,
+            extras=[item.extras for item in items],
+            sparse=sparse,
+        )
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.array(array, order="C")
+    return Tensor.from_numpy(array)
+
+
+def _same_shapes(one: Item, other: Item) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(one.columns, other.columns, strict=False)
+    ) and len(one.columns) == len(other.columns)
+
+
+def _stack(items: Sequence[Item], size: int) -> Columns:
+    stacked = []
+    for index, column in enumerate(items[0].columns):
+        out = np.empty((size, *column.shape), column.dtype)
+        for place, item in enumerate(items):
+            out[place] = item.columns[index]
+        out[len(items) :] = 0
+        stacked.append(out)
+    return tuple(stacked)
+
+
+class _Prefetch:
+    """Runs an iterator on one daemon thread into a bounded queue."""
+
+    def __init__(self, made: Iterator[Chunk]) -> None:
+        self._made = made
+        self._queue: queue.Queue[Any] = queue.Queue(QUEUE_SIZE)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for chunk in self._made:
+                if not self._put(chunk):
+                    return
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, value: Any) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(value, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    @property
+    def depth(self) -> int:
+        return self._queue.qsize()
+
+    def get(self, timeout: float | None = None) -> Chunk | None:
+        """Return the next chunk, or None at the end; raise what the thread raised."""
+        value = self._queue.get(timeout=timeout)
+        if value is _END:
+            return None
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def stop(self) -> None:
+        """Tell the thread to end; a source blocked in its own code is left behind (the thread is a daemon)."""
+        self._stopped.set()
+        self._thread.join(timeout=1.0)

@@ -1,0 +1,324 @@
+"""The compiled cells a trainer runs: one training step, K steps a call, evaluation and prediction.
+
+A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
+needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore import dtype as mstype
+
+RECORDED_BAD_STEPS = 16
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a training step does besides forward, backward and update.
+
+    Attributes:
+        scaler: loss scaler, or None.
+        guard: leave everything as it was when loss or gradients are not finite.
+        halt: after the first non-finite step apply no update any more (`TerminateOnNaN`).
+        accumulate: micro-batches per optimizer update.
+        clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
+        clip_value: bound of each gradient entry, or None.
+        transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
+        reduce: function of the gradient tuple that averages it over processes, or None.
+        keep_predictions: also return the network's output of the training forward.
+    """
+
+    scaler: amp.LossScaler | None = None
+    guard: bool = False
+    halt: bool = False
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    transform: Callable[..., Any] | None = None
+    reduce: Callable[..., Any] | None = None
+    keep_predictions: bool = False
+
+
+def _scalar(value: float, dtype: Any, name: str) -> Parameter:
+    return Parameter(Tensor(value, dtype), name=f"trainer.{name}", requires_grad=False)
+
+
+class Forward(nn.Cell):
+    """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
+
+    The last column is the label when there is a loss function; without one the network receives every column and
+    returns the loss, or a tuple that starts with (loss, prediction).
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, cast: bool = False) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.loss_fn = loss_fn
+        self.has_loss_fn = loss_fn is not None
+        self.cast_outputs = cast
+
+    def construct(self, *columns):
+        """Return (loss [], prediction)."""
+        if self.has_loss_fn:
+            prediction = self.network(*columns[:-1])
+            if self.cast_outputs:
+                prediction = _to_float32(prediction)
+            loss = self.loss_fn(prediction, columns[-1])
+            return loss, prediction
+        outputs = self.network(*columns)
+        if self.cast_outputs:
+            outputs = _to_float32(outputs)
+        if isinstance(outputs, tuple):
+            if len(outputs) > 1:
+                return outputs[0], outputs[1]
+            return outputs[0], outputs[0]
+        return outputs, outputs
+
+
+def _to_float32(value):
+    if isinstance(value, tuple):
+        return tuple([_to_float32(item) for item in value])
+    if value.dtype in (mstype.float16, mstype.bfloat16):
+        return ops.cast(value, mstype.float32)
+    return value
+
+
+class TrainStep(nn.Cell):
+    """Forward, backward and update of one batch.
+
+    Args:
+        forward: columns -> (loss, prediction).
+        optimizer: cell taking the tuple of gradients of `parameters`.
+        parameters: the parameters to differentiate, in the optimizer's order.
+        options: see `StepOptions`.
+        buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
+    """
+
+    def __init__(
+        self,
+        forward: nn.Cell,
+        optimizer: nn.Cell,
+        parameters: Sequence[Parameter],
+        options: StepOptions,
+        buffers: Sequence[Parameter] = (),
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+        self.optimizer = optimizer
+        self.scaler = options.scaler
+        self.guard = options.guard or options.scaler is not None
+        self.halt = options.halt
+        self.accumulate = options.accumulate
+        self.clip_norm = options.clip_norm
+        self.clip_value = options.clip_value
+        self.transform = options.transform
+        self.reduce = options.reduce
+        self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, list(parameters), has_aux=True)
+        self.skipped = _scalar(0, mstype.int32, "skipped")
+        self.consecutive = _scalar(0, mstype.int32, "consecutive")
+        self.longest_run = _scalar(0, mstype.int32, "longest_run")
+        self.steps_done = _scalar(0, mstype.int32, "steps_done")
+        self.bad_steps = Parameter(
+            Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
+        )
+        self.buffers = tuple(buffers) if self.guard else ()
+        self.saved = tuple(
+            Parameter(buffer.value().copy(), name=f"trainer.saved.{buffer.name}", requires_grad=False)
+            for buffer in self.buffers
+        )
+        if self.accumulate > 1:
+            self.micro_step = _scalar(0, mstype.int32, "micro_step")
+            self.weight_sum = _scalar(0.0, mstype.float32, "weight_sum")
+            self.gradient_sum = tuple(
+                Parameter(
+                    ops.zeros(p.shape, mstype.float32), name=f"trainer.gradient_sum.{p.name}", requires_grad=False
+                )
+                for p in parameters
+            )
+
+    def _scaled_loss(self, *columns):
+        loss, prediction = self.forward(*columns)
+        if self.scaler is not None:
+            return self.scaler.scale(loss), loss, prediction
+        return loss, loss, prediction
+
+    def construct(self, flush, *columns):
+        """Train one batch; `flush` (bool scalar) closes an accumulation window early. Returns (loss, prediction)."""
+        if self.accumulate > 1:
+            return self._accumulate(flush, columns)
+        self._save_buffers()
+        (_, loss, prediction), gradients = self.value_and_grad(*columns)
+        self._update(gradients, ops.isfinite(loss))
+        return loss, prediction
+
+    def _accumulate(self, flush, columns):
+        if self.guard and self.micro_step == 0:
+            self._save_buffers()
+        (_, loss, prediction), gradients = self.value_and_grad(*columns)
+        rows = columns[0].shape[0]
+        for index, gradient in enumerate(gradients):
+            ops.assign_add(self.gradient_sum[index], ops.cast(gradient, mstype.float32) * rows)
+        ops.assign_add(self.weight_sum, ops.cast(rows, mstype.float32))
+        done = self.micro_step + 1
+        if ops.logical_or(done >= self.accumulate, flush):
+            means = ()
+            for total in self.gradient_sum:
+                means += (total / self.weight_sum,)
+            self._update(means, ops.isfinite(loss))
+            for total in self.gradient_sum:
+                ops.assign(total, ops.zeros_like(total))
+            ops.assign(self.weight_sum, ops.zeros_like(self.weight_sum))
+            ops.assign(self.micro_step, ops.zeros_like(self.micro_step))
+        else:
+            ops.assign(self.micro_step, done)
+        return loss, prediction
+
+    def _update(self, gradients, loss_is_finite):
+        if self.scaler is not None:
+            gradients = self.scaler.unscale(gradients)
+        if self.reduce is not None:
+            gradients = self.reduce(gradients)
+        if self.transform is not None:
+            gradients = self.transform(gradients)
+        if not self.guard:
+            self.optimizer(self._clip(gradients))
+            return
+        finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
+        if self.scaler is not None:
+            self.scaler.adjust(finite)
+        apply = finite
+        if self.halt:
+            apply = ops.logical_and(finite, self.skipped == 0)
+        if apply:
+            self.optimizer(self._clip(gradients))
+        else:
+            for index, buffer in enumerate(self.buffers):
+                ops.assign(buffer, self.saved[index])
+        self._count(finite)
+
+    def _clip(self, gradients):
+        if self.clip_value is not None:
+            gradients = ops.clip_by_value(gradients, -self.clip_value, self.clip_value)
+        if self.clip_norm is not None:
+            gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
+        return gradients
+
+    def _save_buffers(self):
+        for index, buffer in enumerate(self.buffers):
+            ops.assign(self.saved[index], buffer)
+
+    def _count(self, finite):
+        bad = ops.cast(ops.logical_not(finite), mstype.int32)
+        run = (self.consecutive + 1) * bad
+        place = self.skipped % RECORDED_BAD_STEPS
+        marked = ops.select(finite, self.bad_steps[place], self.steps_done)
+        self.bad_steps[place] = marked
+        ops.assign(self.skipped, self.skipped + bad)
+        ops.assign(self.consecutive, run)
+        ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
+        ops.assign(self.steps_done, self.steps_done + 1)
+
+
+class CustomStep(nn.Cell):
+    """A user's whole training step (`nn.TrainOneStepCell` and its kin) behind the interface of `TrainStep`."""
+
+    def __init__(self, step: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, flush, *columns):
+        """Train one batch; returns (loss, loss). Of a tuple of outputs the first is the loss."""
+        outputs = self.step(*columns)
+        if isinstance(outputs, tuple):
+            return outputs[0], outputs[0]
+        return outputs, outputs
+
+
+class SunkSteps(nn.Cell):
+    """Up to `size` batches in one call: a graph loop over stacked columns, bit-identical to single calls.
+
+    Args:
+        step: a `TrainStep` or `CustomStep`.
+        size: leading length of the stacked columns.
+        prediction_shape: shape of one batch's prediction when predictions are to be kept, else None.
+    """
+
+    def __init__(self, step: nn.Cell, size: int, prediction_shape: tuple[int, ...] | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+        self.size = size
+        self.prediction_shape = prediction_shape
+
+    def construct(self, count, flush, *stacked):
+        """Train the first `count` (int32 scalar) batches; `flush` closes an accumulation window after the last.
+
+        Returns (losses [size], predictions [size, batch, ...] or the losses once more).
+        """
+        losses = ops.zeros((self.size,), mstype.float32)
+        index = ops.zeros((), mstype.int32)
+        last = count - 1
+        if self.prediction_shape is None:
+            while index < count:
+                columns = ()
+                for column in stacked:
+                    columns += (column[index],)
+                loss, _ = self.step(ops.logical_and(flush, index == last), *columns)
+                losses[index] = ops.cast(loss, mstype.float32)
+                index = index + 1
+            return losses, losses
+        predictions = ops.zeros((self.size, *self.prediction_shape), mstype.float32)
+        while index < count:
+            columns = ()
+            for column in stacked:
+                columns += (column[index],)
+            loss, prediction = self.step(ops.logical_and(flush, index == last), *columns)
+            losses[index] = ops.cast(loss, mstype.float32)
+            predictions[index] = ops.cast(prediction, mstype.float32)
+            index = index + 1
+        return losses, predictions
+
+
+class EvalStep(nn.Cell):
+    """One evaluation batch: columns in, (loss, prediction, label) out."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+
+    def construct(self, *columns):
+        """Return (loss [], prediction, label), the label being the last column."""
+        loss, prediction = self.forward(*columns)
+        return loss, prediction, columns[-1]
+
+
+class PredictStep(nn.Cell):
+    """The network alone: input columns in, predictions out, float32 whatever the amp level."""
+
+    def __init__(self, network: nn.Cell, *, cast: bool = False) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.cast_outputs = cast
+
+    def construct(self, *inputs):
+        """Return the network's output."""
+        outputs = self.network(*inputs)
+        if self.cast_outputs:
+            outputs = _to_float32(outputs)
+        return outputs
+
+
+def moving_statistics(network: nn.Cell) -> list[Parameter]:
+    """Return the parameters a training forward changes by itself: the moving statistics of normalisation cells."""
+    names = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
+    found: dict[int, Parameter] = {}
+    for _, cell in network.cells_and_names():
+        for name in names:
+            value = getattr(cell, name, None)
+            if isinstance(value, Parameter):
+                found[id(value)] = value
+    return list(found.values())

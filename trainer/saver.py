@@ -1,0 +1,150 @@
+"""Taking and restoring snapshots of a trainer: the one checkpoint writer. When and which is `ModelCheckpoint`'s."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import capture, checkpoint
+from trainer.background import BackgroundWriter
+from trainer.errors import CheckpointError, ConfigurationError
+from trainer.export import load_ckpt
+
+if TYPE_CHECKING:
+    from trainer.snapshot import Snapshot
+    from trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+
+
+class Saver:
+    """Writes and reads the snapshots of one trainer.
+
+    Attributes:
+        config: text stored as config.yaml in every snapshot, or None.
+        written: names of the snapshots this process wrote, known to be sound.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._writer = BackgroundWriter()
+        self.config: str | None = None
+        self.written: set[str] = set()
+
+    @property
+    def hold_seconds(self) -> list[float]:
+        """How long each background snapshot held the step loop."""
+        return self._writer.hold_seconds
+
+    def save(self, root: Path, *, background: bool = False) -> Path:
+        """Write a snapshot of the trainer's present state to ``root/step_<global_step>`` and return that path.
+
+        Raises:
+            CheckpointError: it cannot be written; earlier snapshots stay as they are.
+        """
+        trainer = self._trainer
+        step = trainer.state.progress.global_step
+        arguments = (root, step, capture.tensors(trainer), capture.state(trainer))
+        if background:
+            self._writer.submit(*arguments, config=self.config)
+            return Path(root) / checkpoint.step_name(step)
+        self.wait()
+        path = checkpoint.write(*arguments, config=self.config)
+        self._became_durable(path)
+        return path
+
+    def check(self) -> None:
+        """Report background snapshots that became durable; raise what a background write raised."""
+        for path in self._writer.check():
+            self._became_durable(path)
+
+    def wait(self) -> None:
+        """Wait for the background write in flight, if any, and report it."""
+        self._writer.wait()
+        self.check()
+
+    def close(self) -> None:
+        """Wait for the background write in flight; report it; give buffers back."""
+        self._writer.close()
+        self.check()
+
+    def _became_durable(self, path: Path) -> None:
+        trainer = self._trainer
+        self.written.add(path.name)
+        checkpoint.point(path.parent, "last", path.name)
+        trainer.state.snapshot = path
+        trainer.after_snapshot(path)
+        trainer.callbacks.call("on_save_checkpoint", trainer)
+
+    def prune(self, root: Path, keep: Collection[str]) -> None:
+        """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
+        checkpoint.prune(root, keep, trust=self.written)
+
+    def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> Snapshot | None:
+        """Restore the newest sound snapshot under `path`, or the weights of a MindSpore .ckpt file.
+
+        Args:
+            path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
+            strict: refuse a snapshot whose parameters differ from the trainer's; otherwise load what fits.
+            weights_only: take the network's parameters and nothing else.
+
+        Raises:
+            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
+        """
+        trainer = self._trainer
+        path = Path(path)
+        if path.suffix == ".ckpt":
+            weights = {capture.MODEL: load_ckpt(path)}
+            capture.restore_tensors(trainer, weights, strict=strict, weights_only=True)
+            return None
+        snapshot = checkpoint.find(snapshots_of(path))
+        groups = {group: snapshot.tensors(group) for group in snapshot.groups}
+        capture.restore_tensors(trainer, groups, strict=strict, weights_only=weights_only)
+        if not weights_only:
+            trainer.state.snapshot = snapshot.path
+            trainer.restore_state(snapshot.state)
+        logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
+        return snapshot
+
+    def resume(self, path: str | Path) -> bool:
+        """Restore a run; return False when `path` is "auto" and there is nothing to go on from.
+
+        Raises:
+            CheckpointError: `path` names something that holds no sound snapshot.
+        """
+        if str(path) != "auto":
+            self.load(path)
+            return True
+        folders = [self._trainer.run_dir / FOLDER] if self._trainer.run_dir else []
+        folders += [Path(c.root) for c in self._trainer.callbacks if getattr(c, "root", None) is not None]
+        if not folders:
+            raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
+        for folder in folders:
+            try:
+                self.load(folder)
+                return True
+            except checkpoint.CheckpointNotFoundError as error:
+                logger.warning("resume='auto': %s; starting from the beginning", error)
+        return False
+
+    def rollback(self) -> None:
+        """Put weights, optimizer and step state back to the newest snapshot; the data goes on where it is.
+
+        Raises:
+            CheckpointError: no snapshot was written or restored in this run.
+        """
+        if self._trainer.state.snapshot is None:
+            raise CheckpointError("cannot roll back: this run has no snapshot yet; add ModelCheckpoint")
+        self.wait()
+        snapshot = checkpoint.read(self._trainer.state.snapshot)
+        groups = {group: snapshot.tensors(group) for group in snapshot.groups}
+        capture.restore_tensors(self._trainer, groups, strict=True, weights_only=False)
+
+
+def snapshots_of(path: Path) -> Path:
+    """Return the folder of snapshots of a run folder, or `path` itself."""
+    return path / FOLDER if (path / FOLDER).is_dir() else path

@@ -1,0 +1,510 @@
+"""`Trainer`: the verbs. Each checks its arguments, puts the parts together and lets the loop run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import nn
+
+from callbacks import Callback, CallbackList, History, ProgressBar, adapt
+from trainer import arguments, checkpoint, columns, loop, precision
+from trainer.builder import StepBuilder, TrainRunner
+from trainer.compat import ModelVerbs
+from trainer.errors import ConfigurationError, DataError, did_you_mean
+from trainer.feed import Chunk, Feed, FeedOptions
+from trainer.learning_rate import get_learning_rate, set_learning_rate
+from trainer.limits import Every, Limits
+from trainer.metrics import get_metrics
+from trainer.program import StepOptions
+from trainer.saver import Saver
+from trainer.seed import check_seed
+from trainer.seed import restore as restore_generators
+from trainer.signals import StopOnSignal
+from trainer.sources import Item, Source, is_arrays, make_source
+from trainer.state import Phase, State, StopReason
+
+logger = logging.getLogger(__name__)
+
+MOST_SUNK_STEPS = 32
+MOST_SUNK_BYTES = 32 << 20
+
+
+class Trainer(ModelVerbs):
+    """Trains, evaluates and applies a network; the arguments are those of `mindspore.Model`, in its order.
+
+    Args:
+        network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
+            with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
+        loss_fn: loss of (prediction, label); the label is the last column.
+        optimizer: a MindSpore optimizer over the network's parameters.
+        metrics: names, `mindspore.train.Metric` objects, or a dict of them.
+        eval_network: cell returning what is evaluated; None builds one from network and loss.
+        eval_indexes: positions of loss (-1: none), prediction and label in the outputs of `eval_network`.
+        amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.precision`.
+        boost_level: "O0", "O1" or "O2"; see `trainer.boost`.
+        amp_dtype: "float16" or "bfloat16".
+        loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none.
+        keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
+        boost_config: `trainer.boost.BoostConfig` or a dict of its fields.
+        gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size.
+        clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
+        clip_value: bound of each gradient entry.
+        seed: seed of shuffling and of everything the trainer draws; None is 0.
+        run_dir: folder for what a run leaves behind (checkpoints, logs); None: nothing is written unless a callback is
+            given a folder of its own.
+        amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
+        exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
+        loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
+
+    Raises:
+        ConfigurationError: an argument that cannot work, before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: nn.Cell | None = None,
+        optimizer: nn.Cell | None = None,
+        metrics: Any = None,
+        eval_network: nn.Cell | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str = "O0",
+        *,
+        amp_dtype: Any = "float16",
+        loss_scale: Any = None,
+        keep_batchnorm_fp32: bool | None = None,
+        boost_config: Any = None,
+        gradient_accumulation_steps: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        seed: int | None = None,
+        run_dir: str | Path | None = None,
+        amp_white_list: Sequence[type[nn.Cell]] | None = None,
+        amp_black_list: Sequence[type[nn.Cell]] | None = None,
+        exact_resume: bool = False,
+        loss_scale_manager: Any = None,
+    ) -> None:
+        arguments.check_network(network, loss_fn, optimizer, eval_network)
+        self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
+        self.metrics = get_metrics(metrics)
+        self.eval_indexes = arguments.check_eval_indexes(eval_network, eval_indexes)
+        self.accumulate = arguments.check_positive(
+            "gradient_accumulation_steps", gradient_accumulation_steps, whole=True
+        )
+        self.seed = check_seed(seed) or 0
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
+        if optimizer is None:
+            arguments.check_custom_step(
+                amp_level=self.precision.level,
+                gradient_accumulation_steps=self.accumulate,
+                clip_norm=clip_norm,
+                clip_value=clip_value,
+                loss_scale=loss_scale if loss_scale is not None else loss_scale_manager,
+            )
+        self.scaler = precision.make_scaler(
+            loss_scale if loss_scale is not None else loss_scale_manager, self.precision
+        )
+        precision.convert(network, self.precision)
+        self.exact_resume = exact_resume
+        self._options = StepOptions(
+            scaler=self.scaler,
+            accumulate=self.accumulate,
+            clip_norm=arguments.check_positive("clip_norm", clip_norm),
+            clip_value=arguments.check_positive("clip_value", clip_value),
+        )
+        self.builder = StepBuilder(
+            network,
+            loss_fn,
+            optimizer,
+            cast=self.precision.lowers,
+            eval_network=eval_network,
+            options=self._options,
+        )
+        self.state = State()
+        self.callbacks = CallbackList()
+        self.saver = Saver(self)
+        self.sink_mode = "not decided yet"
+        self.history: History | None = None
+        self._loop: loop.TrainLoop | None = None
+        self._limits_base: dict[str, int] = {}
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        train_dataset: Any,
+        epochs: int = 1,
+        valid_dataset: Any = None,
+        valid_every: Every | int | None = None,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = -1,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        resume: str | Path | None = None,
+    ) -> History:
+        """Train on finite data and return what happened.
+
+        Args:
+            train_dataset: a `mindspore.dataset` pipeline, a dict or tuple of arrays (with `batch_size`), an iterable of
+                batches, or a function that returns one. The last column is the label when there is a loss function.
+            epochs: epochs to train in this call; with `resume`, the total of the resumed run.
+            valid_dataset: evaluated when `valid_every` is due; results are named "val_*".
+            valid_every: an `Every`, a number of optimizer steps, or None for the end of each epoch.
+            callbacks: a callback, or a list of them; MindSpore's own work too. None shows a progress bar.
+            dataset_sink_mode: train several steps in one graph call, bit-identical to single steps.
+            sink_size: steps a call; -1 chooses (up to 32, by size). Hooks run once a call.
+            batch_size: rows a batch, for arrays.
+            shuffle: whether arrays are shuffled, anew each epoch, from the seed alone.
+            max_steps: bound of the optimizer steps of this call.
+            max_seconds: bound of the wall time of this call.
+            resume: a snapshot, a folder of snapshots or a run folder to go on from; "auto" goes on when there is
+                something to go on from.
+
+        Returns:
+            The `History` of the run.
+
+        Raises:
+            ConfigurationError, DataError, CheckpointError: see there; SystemExit(143) or KeyboardInterrupt after a
+            signal asked to stop and the run was wound up.
+        """
+        if isinstance(train_dataset, int) and not isinstance(epochs, int):
+            train_dataset, epochs = epochs, train_dataset  # the order of mindspore.Model.fit
+        source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        valid = None
+        if valid_dataset is not None:
+            valid = self._inference_feed(valid_dataset, batch_size if is_arrays(valid_dataset) else None)
+        every = Every(valid_every) if isinstance(valid_every, int) else valid_every
+        arguments.check_positive("epochs", epochs, whole=True)
+        progress = self.state.progress
+        progress.step_in_epoch = 0
+        self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
+        with self._session(Phase.FIT, callbacks) as signals:
+            train = loop.TrainLoop(
+                self,
+                self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size)),
+                self._train_runner,
+                Limits(),
+                validate=None if valid is None else lambda: self._validate(valid),
+                valid_every=every,
+            )
+            train.position = {"epoch": progress.epoch, "batch": 0}
+            self._run(train, resume, epochs, max_steps, max_seconds)
+        signals.leave()
+        return self.history
+
+    def _run(
+        self,
+        train: loop.TrainLoop,
+        resume: str | Path | None,
+        epochs: int | None,
+        max_steps: int | None,
+        max_seconds: float | None,
+    ) -> None:
+        self._loop = train
+        self.callbacks.call("setup", self)
+        self._check_monitors()
+        if self.optimizer is not None:
+            self.builder.train_step(self._run_options())  # the snapshot restores its parameters
+        if resume is not None and self.saver.resume(resume):
+            self.callbacks.call("on_load_checkpoint", self)
+        base = self._limits_base
+        train.limits = self.state.limits = Limits(
+            epochs=None if epochs is None else base["epoch"] + epochs,
+            steps=None if max_steps is None else base["step"] + max_steps,
+            seconds=max_seconds,
+        )
+        self.state.total_steps = self._steps_per_epoch(train.feed.source)
+        try:
+            with self.builder.training():
+                self.callbacks.call("on_train_begin", self)
+                train.run()
+                logger.info("training ended: %s", self.state.stop_reason)
+                self.callbacks.call("on_train_end", self)
+                self.saver.wait()
+        finally:
+            train.feed.close()
+
+    def _steps_per_epoch(self, source: Source) -> int | None:
+        return None if source.size is None else -(-source.size // self.accumulate)
+
+    def _train_feed(self, source: Source, steps_per_call: int | None) -> Feed:
+        def batches_per_call(item: Item) -> int:
+            steps = steps_per_call
+            if steps is None:
+                size = max(1, sum(column.nbytes for column in item.columns) * self.accumulate)
+                steps = max(
+                    1, min(MOST_SUNK_STEPS, MOST_SUNK_BYTES // size, self._steps_per_epoch(source) or MOST_SUNK_STEPS)
+                )
+            self.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step a call"
+            logger.info("sink mode: %s", self.sink_mode)
+            return steps * self.accumulate
+
+        check = columns.ColumnCheck(self._columns_network(), self.loss_fn is not None and self.optimizer is not None)
+        return Feed(source, FeedOptions(batches_per_call, self.accumulate, check=check))
+
+    def _columns_network(self) -> nn.Cell:
+        return self.network
+
+    def _train_runner(self, sample: Chunk) -> TrainRunner:
+        size = len(sample.arrays[0]) if sample.stacked else None
+        return self.builder.train(self._run_options(), size, sample)
+
+    def _run_options(self) -> StepOptions:
+        policies = {getattr(callback, "non_finite", None) for callback in self.callbacks} - {None}
+        return dataclasses.replace(
+            self._options,
+            guard=bool(policies),
+            halt="terminate" in policies,
+            keep_predictions=self.state.phase is Phase.ONLINE,
+        )
+
+    @contextlib.contextmanager
+    def _session(self, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+        """Everything around a run that must happen whatever happens inside it."""
+        if self.state.phase is not Phase.IDLE:
+            raise ConfigurationError(f"the trainer is busy with {self.state.phase.value}; one run at a time")
+        state = self.state
+        self._use(callbacks)
+        state.phase, state.stop_reason, state.exception = phase, None, None
+        state.outputs = state.train_loss = state.window = state.drift = None
+        try:
+            with StopOnSignal(lambda name: self.stop(name, kind="signal")) as signals:
+                yield signals
+        except BaseException as error:
+            state.exception = error
+            self._report(error)
+            self.callbacks.call_all("on_exception", self)
+            raise
+        finally:
+            for error in self.callbacks.call_all("teardown", self):
+                logger.error("teardown failed: %s", error)
+            state.phase, self._loop = Phase.IDLE, None
+            self._close_saver()
+
+    def _close_saver(self) -> None:
+        if self.state.exception is None:
+            self.saver.close()
+            return
+        with contextlib.suppress(Exception):  # the exception under way matters more
+            self.saver.close()
+
+    def _report(self, error: BaseException) -> None:
+        progress = self.state.progress
+        place = f"epoch {progress.epoch}, step {progress.global_step}"
+        if self._loop is not None and self._loop.position:
+            place += f", data position {self._loop.position}"
+        where = getattr(error, "failed_callback", None)
+        where = f" in {where}.{error.failed_hook}" if where else ""
+        text = f"the run ended by {type(error).__name__}{where} at {place}"
+        logger.error("%s: %s", text, error)
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+
+    def _use(self, callbacks: Any) -> None:
+        if callbacks is None:
+            given: list[Any] = [ProgressBar()]
+        elif isinstance(callbacks, Iterable):
+            given = list(callbacks)
+        else:
+            given = [callbacks]
+        adapted = [callback if isinstance(callback, Callback) else adapt(callback) for callback in given]
+        self.history = next((callback for callback in adapted if isinstance(callback, History)), None)
+        if self.history is None:
+            self.history = History()
+            adapted.append(self.history)
+        self.callbacks = CallbackList(adapted)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names a callback may monitor in the run under way."""
+        evaluated = dict.fromkeys(["loss", *self.metrics])
+        return ("loss", *(f"val_{name}" for name in evaluated), *self._window_names())
+
+    def _window_names(self) -> tuple[str, ...]:
+        return ()
+
+    def _check_monitors(self) -> None:
+        has_validation = self._loop is not None and self._loop.validate is not None
+        names = [name for name in self.metric_names if has_validation or not name.startswith("val_")]
+        for callback in self.callbacks:
+            monitor = callback.monitor
+            if monitor is not None and monitor not in names:
+                hint = did_you_mean(monitor, names)
+                if monitor in self.metric_names:
+                    hint = "; it comes from validation, and no valid_dataset was given"
+                raise ConfigurationError(
+                    f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
+                    f"available are {', '.join(names)}{hint}"
+                )
+
+    # -- evaluation and prediction -------------------------------------------------------------------------------
+
+    def evaluate(
+        self, dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True, *, batch_size: int | None = None
+    ) -> dict[str, float]:
+        """Evaluate and return "loss" (mean over samples) and the metrics.
+
+        Args:
+            dataset: as in `fit`; not shuffled.
+            callbacks: their on_eval_* hooks run.
+            dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
+            batch_size: rows a batch, for arrays.
+        """
+        feed = self._inference_feed(dataset, batch_size)
+        with self._session(Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
+            self.callbacks.call("setup", self)
+            try:
+                results = self._evaluate(feed)
+            finally:
+                feed.close()
+            self.state.metrics = results
+            self.callbacks.call("on_eval_end", self)
+        signals.leave()
+        return results
+
+    def _validate(self, feed: Feed) -> None:
+        results = self._evaluate(feed)
+        if results:
+            self.state.metrics = {f"val_{name}": value for name, value in results.items()}
+            self.callbacks.call("on_eval_end", self)
+
+    def _evaluate(self, feed: Feed) -> dict[str, float]:
+        cell = self.builder.evaluate_cell()
+        with self.builder.inference(cell):
+            return loop.evaluate(self, feed, cell, self.metrics, self.eval_indexes)
+
+    def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
+        """Apply the network.
+
+        Args:
+            data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or, with
+                `batch_size`, one dict or tuple of arrays. A label column after the inputs is dropped.
+            batch_size: rows a batch, for arrays.
+            stream: return an iterator over the batches' predictions instead of one array.
+
+        Returns:
+            Predictions as float32 arrays with the rows on axis 0; a tuple of them when the network returns a tuple.
+        """
+        if batch_size is None and all(hasattr(item, "shape") for item in data):
+            data, batch_size = (tuple(data),), max(1, len(data[0]))
+        if len(data) != 1:
+            raise DataError("predict: takes arrays, or one dataset; received a mixture")
+        feed = self._inference_feed(data[0], batch_size, predict=True)
+        batches = self._predictions(feed)
+        return batches if stream else _concatenate(list(batches))
+
+    def _predictions(self, feed: Feed) -> Iterator[Any]:
+        cell = self.builder.predict_cell()
+        with self._session(Phase.PREDICT, []) as signals, self.builder.inference(cell):
+            self.callbacks.call("on_predict_begin", self)
+            try:
+                yield from loop.predictions(self, feed, cell, self._input_count())
+            finally:
+                feed.close()
+            self.callbacks.call("on_predict_end", self)
+        signals.leave()
+
+    def _input_count(self) -> int | None:
+        return columns.arguments_of(self.network)[1]
+
+    def _inference_feed(self, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
+        source = make_source(dataset, batch_size=batch_size, seed=self.seed)
+        check = None
+        if predict:
+            check = columns.ColumnCheck(self.network, False, extra=True)
+        elif self.eval_network is not None:
+            check = columns.ColumnCheck(self.eval_network, False)
+        elif self.optimizer is not None or self.loss_fn is not None:
+            check = columns.ColumnCheck(self.network, self.loss_fn is not None)
+        return Feed(source, FeedOptions(check=check))
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "", kind: str = "user") -> None:
+        """Ask the run to end after the step in flight; the first reason given stands."""
+        if self.state.stop_reason is None:
+            self.state.stop_reason = StopReason(kind, reason)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the next update; settable where it is constant."""
+        return get_learning_rate(self.optimizer)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        set_learning_rate(self.optimizer, value)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Present loss scale, copied from the device; None without a scaler that has one."""
+        value = getattr(self.scaler, "scale_value", None)
+        return None if value is None else float(value.asnumpy())
+
+    def read_counters(self) -> dict[str, int]:
+        """Return "skipped" updates in all, "consecutive" ones right now and the "longest_run"; copies to the host."""
+        step = self.builder.step
+        if not hasattr(step, "skipped"):
+            return {"skipped": 0, "consecutive": 0, "longest_run": 0}
+        counters = {name: int(getattr(step, name).asnumpy()) for name in ("skipped", "consecutive", "longest_run")}
+        self.state.skipped_steps = counters["skipped"]
+        return counters
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def run_state(self) -> dict[str, Any]:
+        """Return what a snapshot holds of the run under way besides parameters and counters."""
+        return {} if self._loop is None else {"limits_base": self._limits_base, "loop": self._loop.state_dict()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what a snapshot holds besides the tensors."""
+        self.state.progress.load_state_dict(state["progress"])
+        self.state.metrics = dict(state["metrics"])
+        self._limits_base = dict(state.get("limits_base", self._limits_base))
+        restore_generators(state["random"])
+        for key in self.callbacks.load_state_dict(state["callbacks"]):
+            logger.warning("the snapshot holds the state of callback %s, which this run does not have", key)
+        if self._loop is not None and "loop" in state:
+            self._loop.load_state_dict(state["loop"])
+
+    def after_snapshot(self, path: Path) -> None:
+        """Called when a snapshot has become durable, before the callbacks' hook."""
+
+    def save(self, root: str | Path, background: bool = False) -> Path:
+        """Write a snapshot to ``root/step_<global_step>``; see `trainer.saver.Saver.save`."""
+        return self.saver.save(Path(root), background=background)
+
+    def load(self, path: str | Path, strict: bool = True, weights_only: bool = False) -> None:
+        """Restore a snapshot, or the weights of a .ckpt file; see `trainer.saver.Saver.load`."""
+        self.saver.load(path, strict=strict, weights_only=weights_only)
+
+    def rollback(self) -> None:
+        """Put weights, optimizer and step state back to the newest snapshot of this run."""
+        self.saver.rollback()
+
+    def prune(self, root: str | Path, keep: Collection[str]) -> None:
+        """Remove the snapshots of `root` that are not in `keep`."""
+        self.saver.prune(Path(root), keep)
+
+    def point(self, root: str | Path, pointer: str, name: str) -> None:
+        """Make the pointer file "last" or "best" of `root` name a snapshot."""
+        checkpoint.point(Path(root), pointer, name)
+
+
+def _concatenate(batches: list[Any]) -> Any:
+    if not batches:
+        raise DataError("predict: the dataset delivered no batches")
+    if isinstance(batches[0], tuple):
+        return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return np.concatenate(batches)
