@@ -1,0 +1,222 @@
+"""Progressive validation agrees with scikit-learn over each horizon, and survives interruption to the last bit."""
+
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss, roc_auc_score
+
+from trainer import prequential
+from trainer.errors import ConfigurationError, DataError
+from trainer.prequential import PrequentialMetrics, Window, WindowClock
+
+BATCH, WINDOW = 32, 256
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-np.asarray(z, np.float64)))
+
+
+@pytest.fixture(scope="module")
+def learned_online():
+    """Logits given before each update by a linear model learning odd from even digits, the labels and the digits."""
+    features, digits = load_digits(return_X_y=True)
+    features, labels = features / 16, digits % 2
+    model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, random_state=0)
+    model.partial_fit(features[:BATCH], labels[:BATCH], classes=[0, 1])
+    logits = []
+    for start in range(BATCH, len(labels), BATCH):
+        rows = slice(start, start + BATCH)
+        logits.append(model.decision_function(features[rows]))
+        model.partial_fit(features[rows], labels[rows])
+    return np.concatenate(logits).astype(np.float32), labels[BATCH:], digits[BATCH:]
+
+
+def run(metrics, logits, labels, first=0, cuts=(), **columns):
+    """Feed rows from `first` on in batches, closing a window every WINDOW rows; return what each window gave."""
+    windows = []
+    edges = {*range(0, len(labels), BATCH), *range(0, len(labels), WINDOW), *cuts, len(labels)}
+    for start, stop in itertools.pairwise(sorted(edge for edge in edges if edge <= len(labels))):
+        if start >= first:
+            rows = slice(start, stop)
+            metrics.update(logits[rows], labels[rows], **{name: column[rows] for name, column in columns.items()})
+            if stop % WINDOW == 0:
+                windows.append(metrics.close_window())
+    return windows
+
+
+def test_each_horizon_gives_the_reference_value_over_its_rows(learned_online):
+    logits, labels, _ = learned_online
+    windows = run(PrequentialMetrics("sigmoid", decay=0.5), logits, labels)
+    assert len(windows) == len(labels) // WINDOW
+    for place, results in enumerate(windows):
+        seen = slice(0, (place + 1) * WINDOW)
+        age = place - np.arange(seen.stop) // WINDOW
+        y, z = labels[seen], logits[seen]
+        for name, weights in (("window", age == 0), ("decayed", 0.5**age), ("lifetime", np.ones(seen.stop))):
+            p, base = sigmoid(z), np.average(y, weights=weights)
+            loss = log_loss(y, p, sample_weight=weights)
+            entropy = -(base * np.log(base) + (1 - base) * np.log(1 - base))
+            assert results[f"{name}_auc"] == pytest.approx(roc_auc_score(y, z, sample_weight=weights), abs=1e-9)
+            assert results[f"{name}_log_loss"] == pytest.approx(loss, rel=1e-6)
+            assert results[f"{name}_normalized_entropy"] == pytest.approx(loss / entropy, rel=1e-6)
+            calibration = np.dot(weights, p) / np.dot(weights, y)
+            assert results[f"{name}_calibration"] == pytest.approx(calibration, rel=1e-6)
+        assert results["window_rows"] == WINDOW
+        assert results["lifetime_rows"] == seen.stop
+    assert windows[-1]["window_auc"] > windows[0]["window_auc"]
+
+
+@given(cuts=st.sets(st.integers(1, 1500), max_size=30), stop=st.integers(1, 1700))
+@settings(deadline=None, max_examples=12)
+def test_cut_of_batches_and_a_restart_change_no_bit(learned_online, cuts, stop):
+    logits, labels, digits = learned_online
+    names = np.array(["few", "some", "more", "many", "most"])[digits // 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prequential, "BUFFER_ROWS", 100)  # so that blocks get full in the middle of windows
+        whole = run(PrequentialMetrics(buckets=64), logits, labels, groups=names)
+        first, second = PrequentialMetrics(buckets=64), PrequentialMetrics(buckets=64)
+        edges = {*cuts, stop}
+        before = run(first, logits[:stop], labels[:stop], cuts=edges, groups=names[:stop])
+        state = first.state_dict()
+        first.peek()
+        file = io.BytesIO()
+        assert {array.dtype.kind for array in state["arrays"].values()} <= set("fbu")  # no strings: tensors only
+        np.savez(file, **state["arrays"])
+        file.seek(0)
+        second.load_state_dict({"json": json.loads(json.dumps(state["json"])), "arrays": dict(np.load(file))})
+        for metrics in (first, second):
+            assert before + run(metrics, logits, labels, first=stop, cuts=edges, groups=names) == whole
+
+
+def test_peek_shows_the_open_window(learned_online):
+    logits, labels, _ = learned_online
+    metrics = PrequentialMetrics("sigmoid")
+    metrics.update(logits[:100], labels[:100])
+    metrics.update(logits[100:200], labels[100:200])
+    seen = metrics.peek()
+    assert seen["window_auc"] == pytest.approx(roc_auc_score(labels[:200], logits[:200]), abs=1e-12)
+    assert metrics.close_window() == seen
+
+
+def test_each_group_gets_its_own_auc_and_their_number_is_bounded(learned_online):
+    logits, labels, digits = learned_online
+    half = np.where(digits < 5, b"low", b"high")
+    windows = run(PrequentialMetrics(), logits, labels, groups=half)
+    rows = len(windows) * WINDOW
+    for name in ("low", "high"):
+        mine = half[:rows] == name.encode()
+        exact = roc_auc_score(labels[:rows][mine], logits[:rows][mine])
+        assert windows[-1][f"lifetime_auc/{name}"] == pytest.approx(exact, abs=1e-9)
+        mine[: rows - WINDOW] = False
+        exact = roc_auc_score(labels[:rows][mine], logits[:rows][mine])
+        assert windows[-1][f"window_auc/{name}"] == pytest.approx(exact, abs=1e-9)
+    many = PrequentialMetrics(max_groups=4)
+    names = {key for results in run(many, logits, labels, groups=np.arange(len(labels)) % 50) for key in results}
+    assert {name for name in names if name.startswith("window_auc/")} == {
+        f"window_auc/{group}" for group in ("0", "1", "2", "3", "other")
+    }
+    with pytest.raises(DataError, match="groups were given before"):
+        many.update(logits[:5], labels[:5])
+
+
+def test_negative_down_sampling_is_corrected():
+    generator = np.random.default_rng(3)
+    p = sigmoid(generator.normal(-3, 1, 400_000))
+    labels = generator.random(len(p)) < p
+    kept = labels | (generator.random(len(p)) < 0.1)
+    on_sample = p / (p + (1 - p) * 0.1)  # what a model trained on the sample predicts
+    full, corrected, weighted, naive = (PrequentialMetrics("identity"), PrequentialMetrics("identity",
+        negative_sampling_rate=0.1), PrequentialMetrics("identity", negative_sampling_rate=0.1,
+        correct_probability=False), PrequentialMetrics("identity"))  # fmt: skip
+    logits = PrequentialMetrics("sigmoid", negative_sampling_rate=0.1)
+    full.update(p, labels)
+    corrected.update(on_sample[kept], labels[kept])
+    logits.update(np.log(on_sample[kept] / (1 - on_sample[kept])), labels[kept])
+    weighted.update(p[kept], labels[kept])
+    naive.update(p[kept], labels[kept])
+    expected = full.close_window()
+    for metrics in (corrected, logits, weighted):
+        results = metrics.close_window()
+        assert results["window_calibration"] == pytest.approx(1, abs=0.02)
+        for name in ("auc", "log_loss", "normalized_entropy"):
+            assert results[f"window_{name}"] == pytest.approx(expected[f"window_{name}"], rel=0.02)
+    assert naive.close_window()["window_calibration"] < 0.5
+
+
+def test_rows_without_a_number_are_counted_and_an_undefined_metric_is_nan():
+    metrics = PrequentialMetrics("sigmoid")
+    metrics.update(np.array([1.0, np.nan, 2.0]), np.array([1, 0, 1]))
+    results = metrics.close_window()
+    assert (results["window_rows"], results["window_nan_rows"]) == (2, 1)
+    assert np.isnan(results["window_auc"])
+    assert np.isnan(results["window_normalized_entropy"])
+    assert results["window_log_loss"] == pytest.approx(log_loss([1, 1], sigmoid([1.0, 2.0]), labels=[0, 1]))
+    empty = metrics.close_window()
+    assert np.isnan(empty["window_log_loss"])
+    assert empty["decayed_log_loss"] == results["window_log_loss"]
+    with pytest.raises(DataError, match=r"\(3,\) and labels \(2,\)"):
+        metrics.update(np.zeros(3), np.zeros(2))
+    with pytest.raises(DataError, match=r"0 or 1; received 2\.0 in row 1"):
+        metrics.update(np.zeros(3), np.array([0, 2.0, 1]))
+
+
+def test_windows_by_rows_close_when_a_multiple_is_crossed():
+    clock = WindowClock(Window(rows=1000))
+    clock.start(rows_seen=500, wall=0.0)
+    assert [clock.closed(rows, 0.0) for rows in (999, 1000, 1001, 3500, 3999, 4000)] == [
+        False, True, False, True, False, True,
+    ]  # fmt: skip
+    restored = WindowClock(Window(rows=1000))
+    restored.load_state_dict(json.loads(json.dumps(clock.state_dict(0.0))), wall=9.0)
+    restored.start(4999, 9.0)
+    assert [restored.closed(rows, 9.0) for rows in (4999, 5000)] == [False, True]
+
+
+def test_windows_by_wall_time_keep_their_age_over_a_restart():
+    clock = WindowClock(Window(seconds=60))
+    clock.start(0, wall=100.0)
+    assert [clock.closed(1, wall) for wall in (159.0, 161.0, 200.0, 221.0)] == [False, True, False, True]
+    restored = WindowClock(Window(seconds=60))
+    restored.load_state_dict(clock.state_dict(wall=251.0), wall=5000.0)
+    restored.start(0, 5000.0)
+    assert [restored.closed(1, wall) for wall in (5029.0, 5030.0)] == [False, True]
+
+
+def test_windows_by_event_time_are_not_opened_anew_by_late_rows():
+    clock = WindowClock(Window(event_time=3600))
+    hour = 3600.0
+    times = [9.5 * hour, 9.9 * hour, 10.1 * hour, 9.7 * hour, 10.2 * hour, float("nan"), 13 * hour, 12.9 * hour]
+    assert [clock.closed(1, 0.0, time) for time in times] == [False, False, True, False, False, False, True, False]
+    restored = WindowClock(Window(event_time=3600))
+    restored.load_state_dict(clock.state_dict(0.0), 0.0)
+    assert [restored.closed(1, 0.0, time) for time in (13.9 * hour, 14 * hour)] == [False, True]
+    with pytest.raises(DataError, match="event time"):
+        WindowClock(Window(event_time=3600)).closed(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of rows, seconds, event_time; received none"),
+        ({"rows": 5, "seconds": 2}, "received rows=5, seconds=2"),
+        ({"rows": 0}, "positive number; received 0"),
+        ({"rows": 2.5}, "whole number; received 2.5"),
+        ({"seconds": "60"}, "positive number; received '60'"),
+        ({"event_time": True}, "positive number; received True"),
+        ({"rows": 5, "link": "sigmoyd"}, "did you mean 'sigmoid'"),
+        ({"rows": 5, "decay": 1.0}, "decay takes a number between 0 and 1"),
+        ({"rows": 5, "group": 3}, "a column name or None; received 3"),
+        ({"rows": 5, "negative_sampling_rate": 0}, "0 < r <= 1; received 0"),
+        ({"rows": 5, "max_groups": 0}, "max_groups takes a whole number"),
+    ],
+)
+def test_a_window_that_cannot_work_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Window(**options)

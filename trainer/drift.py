@@ -1,0 +1,192 @@
+"""Drift detectors: is a sequence of losses, one a window, still what it was?
+
+`PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and
+R. Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Values that are not finite are
+ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import ConfigurationError
+
+
+class PageHinkley:
+    """Fires when the sum of what values exceed their own mean by has risen by more than a threshold.
+
+    A rise of the mean by d is found after about threshold / (d - delta) values; a fall never fires. After firing it
+    starts anew.
+
+    Args:
+        threshold: how far the sum may rise above its lowest point, in units of the loss.
+        delta: rise of the mean that is tolerated, in units of the loss.
+        min_values: values needed before it may fire.
+
+    Raises:
+        ConfigurationError: threshold not positive, delta negative, min_values less than 1.
+    """
+
+    def __init__(self, threshold: float = 0.1, delta: float = 0.005, min_values: int = 5) -> None:
+        _check_number("threshold", threshold, threshold > 0 if _is_number(threshold) else False, "a positive number")
+        _check_number("delta", delta, delta >= 0 if _is_number(delta) else False, "a number >= 0")
+        _check_count("min_values", min_values, 1)
+        self.threshold, self.delta, self.min_values = float(threshold), float(delta), min_values
+        self._restart()
+
+    def _restart(self) -> None:
+        self._count, self._mean, self._sum, self._lowest = 0, 0.0, 0.0, 0.0
+
+    def update(self, value: float) -> bool:
+        """Take one value; return whether the mean has risen."""
+        value = float(value)
+        if not math.isfinite(value):
+            return False
+        self._count += 1
+        self._mean += (value - self._mean) / self._count
+        self._sum += value - self._mean - self.delta
+        self._lowest = min(self._lowest, self._sum)
+        if self._count < self.min_values or self._sum - self._lowest <= self.threshold:
+            return False
+        self._restart()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running sums as JSON-serialisable values."""
+        return {"count": self._count, "mean": self._mean, "sum": self._sum, "lowest": self._lowest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._count, self._mean = int(state["count"]), float(state["mean"])
+        self._sum, self._lowest = float(state["sum"]), float(state["lowest"])
+
+
+class Adwin:
+    """Keeps a window of values that lengthens while their mean holds and drops its older part when the mean changes.
+
+    The window is held as an exponential histogram, `max_buckets` buckets for each power of two, so memory and time
+    grow with the logarithm of its length. The bound assumes values in a range of about 1, as mean log losses are;
+    divide others by `scale`.
+
+    Args:
+        delta: confidence; smaller fires later and less often by chance.
+        scale: width of the range of values.
+        rise_only: fire only when the newer part has the higher mean, as suits a loss; the older part is dropped
+            either way.
+        max_buckets: buckets for each power of two.
+        min_values: values needed in each part that is compared.
+
+    Raises:
+        ConfigurationError: delta outside (0, 1), scale not positive, max_buckets or min_values less than 1.
+    """
+
+    def __init__(
+        self,
+        delta: float = 0.002,
+        scale: float = 1.0,
+        rise_only: bool = True,
+        max_buckets: int = 5,
+        min_values: int = 5,
+    ) -> None:
+        _check_number("delta", delta, 0 < delta < 1 if _is_number(delta) else False, "a number between 0 and 1")
+        _check_number("scale", scale, scale > 0 if _is_number(scale) else False, "a positive number")
+        _check_count("max_buckets", max_buckets, 1)
+        _check_count("min_values", min_values, 1)
+        self.delta, self.scale, self.rise_only = float(delta), float(scale), bool(rise_only)
+        self.max_buckets, self.min_values = max_buckets, min_values
+        self._levels: list[list[tuple[float, float]]] = []  # level i: (sum, squared deviation) of 2**i values each
+
+    @property
+    def width(self) -> int:
+        """Number of values in the window."""
+        return sum(len(level) << power for power, level in enumerate(self._levels))
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values in the window; NaN when it is empty."""
+        width = self.width
+        return sum(total for level in self._levels for total, _ in level) * self.scale / width if width else math.nan
+
+    def update(self, value: float) -> bool:
+        """Take one value; return whether the mean has changed (with `rise_only`, risen)."""
+        value = float(value) / self.scale
+        if not math.isfinite(value):
+            return False
+        self._insert(value)
+        fired = False
+        while (rise := self._first_cut()) is not None:
+            fired = fired or rise > 0 or not self.rise_only
+            self._drop_oldest()
+        return fired
+
+    def _insert(self, value: float) -> None:
+        carried, power = (value, 0.0), 0
+        while True:
+            if power == len(self._levels):
+                self._levels.append([])
+            level = self._levels[power]
+            level.append(carried)
+            if len(level) <= self.max_buckets:
+                return
+            (first, first_squares), (second, second_squares) = level.pop(0), level.pop(0)
+            squares = first_squares + second_squares + (first - second) ** 2 / (2 << power)
+            carried, power = (first + second, squares), power + 1
+
+    def _first_cut(self) -> float | None:
+        """Return newer mean minus older mean at the first cut where they differ significantly, or None."""
+        buckets = [(1 << power, *bucket) for power in reversed(range(len(self._levels)))
+                   for bucket in self._levels[power]]  # fmt: skip
+        width, total, squares = _joined(buckets)
+        if width < 2 * self.min_values:
+            return None
+        variance, log_term = squares / width, math.log(2.0 * math.log(width) / self.delta)
+        older, older_total = 0, 0.0
+        for size, bucket_total, _ in buckets[:-1]:
+            older, older_total = older + size, older_total + bucket_total
+            newer = width - older
+            if older < self.min_values or newer < self.min_values:
+                continue
+            inverse = 1.0 / older + 1.0 / newer  # 1 / m, m the harmonic mean of the paper
+            bound = math.sqrt(2.0 * inverse * variance * log_term) + 2.0 / 3.0 * inverse * log_term
+            rise = (total - older_total) / newer - older_total / older
+            if abs(rise) > bound:
+                return rise
+        return None
+
+    def _drop_oldest(self) -> None:
+        self._levels[-1].pop(0)
+        while self._levels and not self._levels[-1]:
+            self._levels.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the window as JSON-serialisable values."""
+        return {"levels": [[list(bucket) for bucket in level] for level in self._levels]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._levels = [[(float(total), float(squares)) for total, squares in level] for level in state["levels"]]
+
+
+def _joined(buckets: list[tuple[int, float, float]]) -> tuple[int, float, float]:
+    """Return size, sum and squared deviation of buckets taken together."""
+    width = sum(size for size, _, _ in buckets)
+    total = math.fsum(part for _, part, _ in buckets)
+    mean = total / width if width else 0.0
+    squares = math.fsum(inner + size * (part / size - mean) ** 2 for size, part, inner in buckets)
+    return width, total, squares
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_number(name: str, value: Any, valid: bool, wanted: str) -> None:
+    if not valid:
+        raise ConfigurationError(f"{name} takes {wanted}; received {value!r}")
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not _is_number(value) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} takes a whole number >= {least}; received {value!r}")
