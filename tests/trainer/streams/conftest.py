@@ -1,0 +1,97 @@
+"""Tables with recognisable rows, and the check that every source resumes exactly."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trainer.streams import Column, Schema, advance, concat, resolve
+
+
+def make_rows(first, last):
+    """Rows whose every value tells which row it is."""
+    return [
+        {"user": n, "ids": [n, n + 1, n + 2], "price": n / 8, "label": n % 2, "ts": 1000.0 + n}
+        for n in range(first, last)
+    ]
+
+
+def make_schema():
+    columns = {"user": "int32", "ids": Column("int64", (3,)), "price": "float32", "label": "float32"}
+    return Schema(columns, label="label", event_time="ts")
+
+
+def read_all(stream, max_rows=1000, timeout=0.0, rows=None):
+    """Read until the stream has ended, has nothing more, or `rows` were read."""
+    batches = []
+    count = 0
+    while rows is None or count < rows:
+        batch = stream.poll(max_rows if rows is None else min(max_rows, rows - count), timeout)
+        if batch is None:
+            break
+        assert 1 <= batch.rows <= max_rows
+        assert sum(span.rows for span in batch.spans) == batch.rows
+        count += batch.rows
+        batches.append(batch)
+    return concat(batches) if batches else None
+
+
+def users(batch):
+    return [] if batch is None else batch.columns["user"].tolist()
+
+
+def check_resumes_everywhere(open_stream, expected, max_rows=7, every=1):
+    """Read in pieces of `max_rows`, then resume a fresh stream from behind every row by the position of that row."""
+    stream = open_stream()
+    position, positions = stream.position(), []
+    read = []
+    while (batch := stream.poll(max_rows, 0.5)) is not None:
+        for first in range(batch.rows):
+            row = batch.split(first)[1].split(1)[0]
+            position = advance(position, row)
+            read += users(row)
+            positions.append(position)
+        assert stream.position() == position
+    assert read == expected
+    stored = [json.loads(json.dumps(resolve(stream, at))) for at in positions]
+    stream.close()
+    for count, at in list(enumerate(stored, start=1))[::every]:
+        resumed = open_stream()
+        resumed.seek(at)
+        rest = read_all(resumed, max_rows=5, timeout=0.5) if count < len(expected) else resumed.poll(5, 0.0)
+        assert users(rest) == expected[count:], f"resumed after row {count} at {at}"
+        resumed.close()
+
+
+@pytest.fixture
+def rows():
+    return make_rows
+
+
+@pytest.fixture
+def schema():
+    return make_schema()
+
+
+@pytest.fixture
+def read():
+    return read_all
+
+
+@pytest.fixture
+def resumes():
+    return check_resumes_everywhere
+
+
+@pytest.fixture
+def same():
+    """Check a batch against the rows it was made from, every column of it."""
+
+    def check(batch, rows):
+        assert users(batch) == [row["user"] for row in rows]
+        assert batch.columns["user"].dtype == np.int32
+        np.testing.assert_array_equal(batch.columns["ids"], [row["ids"] for row in rows])
+        np.testing.assert_array_equal(batch.columns["price"], np.float32([row["price"] for row in rows]))
+        np.testing.assert_array_equal(batch.event_time, [row["ts"] for row in rows])
+
+    return check

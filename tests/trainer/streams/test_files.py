@@ -1,0 +1,234 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from trainer.errors import ConfigurationError, StreamError
+from trainer.streams import FileStream, advance, resolve
+
+
+def jsonl(rows):
+    """One row a line, but the first two rows of every ten as a list on one line, and a blank line."""
+    lines = []
+    for first in range(0, len(rows), 10):
+        lines += [json.dumps(rows[first : first + 2]), "", *(json.dumps(row) for row in rows[first + 2 : first + 10])]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def csv(rows):
+    lines = ["ts,user,ids,note,price,label"]
+    lines += [f"{r['ts']},{r['user']},{' '.join(map(str, r['ids']))},7,{r['price']},{r['label']}" for r in rows]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def table(rows):
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(rows)
+
+
+def write(path, rows):
+    """Write a segment in the format its suffix names."""
+    if path.suffix == ".jsonl":
+        path.write_bytes(jsonl(rows))
+    elif path.suffix == ".csv":
+        path.write_bytes(csv(rows))
+    elif path.suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(table(rows), path, row_group_size=4)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
+        with pa.OSFile(str(path), "wb") as file, new(file, table(rows).schema) as writer:
+            writer.write_table(table(rows), max_chunksize=4)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "segments"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+def test_every_format_gives_the_rows_and_resumes_behind_each(folder, schema, rows, same, read, resumes, suffix):
+    for number, first in enumerate(range(0, 30, 10)):
+        write(folder / f"part-{number}.{suffix}", rows(first, first + 10))
+    stream = FileStream(folder, schema, end="at_last")
+    same(read(stream), rows(0, 30))
+    assert stream.exhausted
+    resumes(lambda: FileStream(folder, schema, end="at_last"), list(range(30)), max_rows=7)
+
+
+def test_small_blocks_give_the_same_rows_and_positions(folder, schema, rows, read, resumes, monkeypatch):
+    write(folder / "a.jsonl", rows(0, 40))
+    whole = FileStream(folder, schema, end="at_last")
+    at = advance({}, whole.poll(25, 0))
+    monkeypatch.setattr("trainer.streams.segments.BLOCK_BYTES", 200)
+    resumed = FileStream(folder, schema, end="at_last")
+    resumed.seek(at)
+    assert read(resumed).columns["user"].tolist() == list(range(25, 40))
+    resumes(lambda: FileStream(folder, schema, end="at_last"), list(range(40)), max_rows=3)
+
+
+def test_a_growing_folder_is_followed(folder, schema, rows, read):
+    stream = FileStream(folder, schema, poll_interval=0.01)
+    assert stream.poll(10, 0.02) is None
+    lines = [json.dumps(row).encode() + b"\n" for row in rows(0, 9)]
+    with (folder / "a.jsonl").open("wb", buffering=0) as file:
+        file.write(lines[0] + lines[1] + lines[2][:-9])
+        assert read(stream).columns["user"].tolist() == [0, 1]
+        assert stream.poll(10, 0.02) is None
+        file.write(lines[2][-9:] + lines[3][:5])
+        assert read(stream).columns["user"].tolist() == [2]
+        at = stream.position()
+        (folder / "b.jsonl.tmp").write_bytes(b"not a segment yet")
+        assert stream.poll(10, 0) is None
+        file.write(lines[3][5:] + lines[4][:-1])  # a finished segment's last line needs no newline
+        (folder / "b.jsonl").write_bytes(lines[5])
+        assert read(stream).columns["user"].tolist() == [3, 4, 5]
+    assert not stream.exhausted
+    (folder / "c.jsonl").write_bytes(lines[6] + lines[7][:-1])
+    assert read(stream).columns["user"].tolist() == [6]
+    (folder / "_DONE").touch()
+    assert read(stream).columns["user"].tolist() == [7]
+    assert stream.poll(10, 5.0) is None
+    assert stream.exhausted
+    resumed = FileStream(folder, schema)
+    resumed.seek(at)
+    assert read(resumed).columns["user"].tolist() == [3, 4, 5, 6, 7]
+
+
+def test_a_growing_arrow_stream_is_followed(folder, schema, rows, read):
+    pa = pytest.importorskip("pyarrow")
+    stream = FileStream(folder, schema, poll_interval=0.01)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table(rows(0, 1)).schema) as writer:
+        for first in (0, 4, 8):
+            writer.write_table(table(rows(first, first + 4)))
+    data = sink.getvalue().to_pybytes()
+    seen = []
+    for end in range(0, len(data) + 100, 100):
+        (folder / "a.arrows.tmp").write_bytes(data[:end])
+        os.replace(folder / "a.arrows.tmp", folder / "a.arrows")
+        batch = stream.poll(100, 0)
+        seen += [] if batch is None else batch.columns["user"].tolist()
+    assert seen == list(range(12))
+    (folder / "a.arrows").write_bytes(data[: len(data) // 2])
+    (folder / "b.arrows").write_bytes(data)
+    with pytest.raises(StreamError, match="damaged"):
+        read(FileStream(folder, schema))
+
+
+def test_bad_lines_go_to_the_dead_letter_file_with_their_place(folder, tmp_path, schema, rows, read, resumes):
+    good = [json.dumps(row) for row in rows(0, 6)]
+    lines = [good[0], "{broken", good[1], f"[{good[2]}, 5, {good[3]}]", good[4], '{"user": 1}', good[5], "[]"]
+    (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
+    bad = tmp_path / "bad" / "letters.jsonl"
+
+    def stream():
+        return FileStream(folder, schema, end="at_last", dead_letter=bad, max_bad_share=1.0)
+
+    assert read(stream()).columns["user"].tolist() == [0, 1, 2, 3, 4, 5]
+    entries = [json.loads(line) for line in bad.read_text().splitlines()]
+    assert [entry["row"] for entry in entries] == [1, 4, 7, 9]
+    assert {entry["offset"] for entry in entries} == {"a.jsonl@0"}
+    assert entries[0]["raw"] == "{broken"
+    resumes(stream, list(range(6)), max_rows=4)
+
+    (folder / "a.jsonl").write_text("{broken\n" * 1000)
+    with pytest.raises(StreamError, match=r"1000 of the last 1000 rows .*letters\.jsonl"):
+        read(FileStream(folder, schema, dead_letter=bad))
+
+
+def test_bad_csv_cells_cost_only_their_rows(folder, tmp_path, schema, rows, read):
+    lines = csv(rows(0, 6)).decode().splitlines()
+    lines[2] = lines[2].replace(",7,", ",7,x")  # the price is no number
+    lines[3] = "1,2"
+    lines[4] = lines[4].replace("3 4 5", "3 4")
+    lines[5] = lines[5].replace(",7,", ',"a, b",')  # quoted: fine
+    (folder / "a.csv").write_text("\r\n".join(lines) + "\r\n")
+    bad = tmp_path / "bad.jsonl"
+    batch = read(FileStream(folder, schema, end="at_last", dead_letter=bad, max_bad_share=1.0))
+    assert batch.columns["user"].tolist() == [0, 4, 5]
+    np.testing.assert_array_equal(batch.columns["ids"][1], [4, 5, 6])
+    entries = [json.loads(line) for line in bad.read_text().splitlines()]
+    assert [(entry["row"], entry["raw"].strip()) for entry in entries] == [(n, lines[n + 1]) for n in (1, 2, 3)]
+    assert "'price'" in entries[0]["reason"]
+    assert "6 fields" in entries[1]["reason"]
+
+
+def test_consumed_segments_may_go_unread_ones_may_not(folder, schema, rows, read):
+    for number in range(3):
+        write(folder / f"{number}.jsonl", rows(number * 3, number * 3 + 3))
+    stream = FileStream(folder, schema)
+    position = advance(stream.position(), stream.poll(3, 0))
+    behind = stream.poll(1, 0)
+    # Once a later segment has been begun, the end of a segment is the start of the next.
+    assert resolve(stream, position) == {"files": ["1.jsonl@0", 0]}
+    position = advance(position, behind)
+    (folder / "0.jsonl").unlink()
+    (folder / "1.jsonl").write_bytes(b"")
+    assert read(stream).columns["user"].tolist() == [4, 5, 6, 7, 8]
+    for number in (3, 4):
+        write(folder / f"{number}.jsonl", rows(0, 3))
+    stream.poll(2, 0)
+    (folder / "4.jsonl").unlink()
+    with pytest.raises(StreamError, match=r"4\.jsonl .* deleted before it was read"):
+        read(stream)
+
+    (folder / "1.jsonl").unlink()
+    resumed = FileStream(folder, schema)
+    with pytest.raises(StreamError, match=r"1\.jsonl .* is gone; .*on_missing='skip'"):
+        resumed.seek(position)
+    resumed = FileStream(folder, schema, on_missing="skip")
+    resumed.seek(position)
+    assert read(resumed, rows=3).columns["user"].tolist() == [6, 7, 8]
+
+
+def test_a_segment_written_anew_is_an_error(folder, schema, rows, read):
+    write(folder / "a.jsonl", rows(0, 20))
+    stream = FileStream(folder, schema)
+    assert read(stream).rows == 20
+    (folder / "a.jsonl").write_bytes(b"")
+    assert stream.poll(5, 0) is None
+    write(folder / "a.jsonl", rows(20, 25))
+    with pytest.raises(StreamError, match="segments must only grow"):
+        stream.poll(5, 0)
+
+
+def test_lag_counts_what_is_waiting(folder, schema, rows):
+    write(folder / "a.csv", rows(100, 200))
+    write(folder / "b.csv", rows(200, 300))
+    stream = FileStream(folder, schema)
+    assert stream.lag() is None
+    stream.poll(60, 0)
+    assert stream.lag() == pytest.approx(140, abs=5)
+
+
+def test_a_folder_that_is_away_for_a_while_is_waited_for(folder, schema, rows, read, caplog):
+    write(folder / "a.jsonl", rows(0, 3))
+    stream = FileStream(folder, schema)
+    assert read(stream).rows == 3
+    folder.rename(folder.with_name("away"))
+    assert stream.poll(3, 0.3) is None
+    folder.with_name("away").rename(folder)
+    write(folder / "b.jsonl", rows(3, 6))
+    assert stream.poll(3, 5.0).columns["user"].tolist() == [3, 4, 5]
+    assert [record.message.split(" ")[0] for record in caplog.records] == ["folder", "folder"]
+    assert "is back" in caplog.records[1].message
+
+
+def test_wrong_arguments_are_refused(folder, schema):
+    with pytest.raises(ConfigurationError, match="did you mean 'at_last'"):
+        FileStream(folder, schema, end="at_lst")
+    with pytest.raises(ConfigurationError, match="exists"):
+        FileStream(folder / "nowhere", schema)
+    (folder / "a.xyz").touch()
+    with pytest.raises(ConfigurationError, match="format="):
+        FileStream(folder, schema).poll(1, 0)
+    with pytest.raises(StreamError, match="position of FileStream"):
+        FileStream(folder, schema).seek({"files": ["x", 0]})

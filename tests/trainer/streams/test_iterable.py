@@ -1,0 +1,113 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from trainer.errors import DataError, StreamError
+from trainer.streams import IterableStream, advance, resolve
+
+SIZES = [3, 1, 5, 2]
+TOTAL = sum(SIZES)
+
+
+def batches():
+    first = 0
+    for size in SIZES:
+        users = np.arange(first, first + size)
+        yield {"user": users, "ts": users * 10.0}
+        first += size
+
+
+class Counter:
+    """An iterable that can tell and restore where it is."""
+
+    def __init__(self):
+        self.next = 0
+        self.restored = 0
+
+    def __iter__(self):
+        while self.next < TOTAL:
+            self.next += 2
+            yield {"user": np.arange(self.next - 2, min(self.next, TOTAL))}
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.restored += 1
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: batches,
+        lambda: list(batches()),
+        lambda: lambda: ({"user": n} for n in range(TOTAL)),
+        lambda: batches(),
+        Counter,
+    ],
+    ids=["factory", "list", "single rows", "fresh generator", "stateful"],
+)
+def test_resumes_behind_every_row(make, resumes):
+    resumes(lambda: IterableStream(make()), list(range(TOTAL)), max_rows=4)
+
+
+def test_event_time_and_named_tuples():
+    stream = IterableStream([(np.arange(4), np.arange(4) * 10.0)], names=["user", "ts"], event_time="ts")
+    batch = stream.poll(3, 0)
+    assert batch.event_time.tolist() == [0, 10, 20]
+    assert not stream.exhausted
+    assert stream.poll(3, 0).rows == 1
+    assert stream.poll(3, 0) is None
+    assert stream.exhausted
+
+
+def test_a_stateful_source_is_restored_and_not_read_again():
+    stream = IterableStream(Counter())
+    position = stream.position()
+    for _ in range(3):
+        position = advance(position, stream.poll(2, 0))
+    stream.poll(2, 0)
+    position = resolve(stream, position)
+    source = Counter()
+    resumed = IterableStream(source)
+    resumed.seek(position)
+    assert source.next == 6
+    assert resumed.poll(2, 0).columns["user"].tolist() == [6, 7]
+
+
+def test_a_plain_iterator_that_has_moved_on_says_what_to_do():
+    stream = IterableStream(batches())
+    start = stream.position()
+    stream.seek(start)
+    stream.poll(2, 0)
+    with pytest.raises(StreamError, match="a function that returns a new iterator"):
+        stream.seek(start)
+
+
+def test_faulty_items_are_named():
+    stream = IterableStream([{"user": np.arange(2)}, {"user": np.ones(2)}])
+    stream.poll(2, 0)
+    with pytest.raises(DataError, match=r"item 1 .* changed"):
+        stream.poll(2, 0)
+    with pytest.raises(DataError, match="different numbers of rows"):
+        IterableStream([{"user": np.arange(2), "item": np.arange(3)}]).poll(2, 0)
+    with pytest.raises(DataError, match="names="):
+        IterableStream([(np.arange(2), np.arange(2))], names=["user"]).poll(2, 0)
+    with pytest.raises(StreamError, match="has 4 items"):
+        IterableStream(batches).seek({"iterable": [9, 0]})
+
+
+def test_mindspore_datasets_bounded_and_endless(resumes):
+    ds = pytest.importorskip("mindspore.dataset")
+    data = ds.NumpySlicesDataset({"user": np.arange(TOTAL, dtype=np.int32)}, shuffle=False).batch(4)
+    resumes(lambda: IterableStream(data), list(range(TOTAL)), max_rows=3, every=4)
+
+    def endless():
+        for n in itertools.count():
+            yield (np.full(2, n, dtype=np.int32),)
+
+    stream = IterableStream(ds.GeneratorDataset(endless, ["user"], shuffle=False), rows="batch")
+    assert [stream.poll(2, 0).columns["user"].tolist() for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert not stream.exhausted

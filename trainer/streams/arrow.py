@@ -1,0 +1,92 @@
+"""Arrow tables to NumPy columns. Needs pyarrow, the extra ``arrow``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import ConfigurationError
+from trainer.streams.schema import MISSING, Column, Converted, Schema
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def require() -> Any:
+    """Return the module pyarrow.
+
+    Raises:
+        ConfigurationError: it is missing, or does not work with the NumPy installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Arrow and Parquet data need pyarrow ({error}): pip install 'mindspore-trainer[arrow]'"
+        ) from error
+    return pyarrow
+
+
+def errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that damaged Arrow data raise."""
+    pyarrow = require()
+    return (pyarrow.ArrowException, OSError, ValueError)
+
+
+def read_payload(payload: bytes) -> Any:
+    """Return the table in an Arrow IPC stream or file held in memory."""
+    pyarrow = require()
+    if payload.startswith(b"ARROW1"):
+        return pyarrow.ipc.open_file(pyarrow.BufferReader(payload)).read_all()
+    return pyarrow.ipc.open_stream(pyarrow.BufferReader(payload)).read_all()
+
+
+def row_of(table: Any, row: int) -> dict[str, Any]:
+    """Return one row as Python values."""
+    return table.slice(row, 1).to_pylist()[0]
+
+
+def convert(schema: Schema, table: Any) -> Converted:
+    """Convert a pyarrow Table or RecordBatch; nulls and lists of another length are bad rows."""
+    values: dict[str, Any] = {}
+    for name, column in schema.fields.items():
+        if name in table.schema.names:
+            unit = schema.seconds_per_unit if name == schema.event_time else None
+            values[name] = _values(table.column(name), column, unit)
+    return schema.convert(values, table.num_rows)
+
+
+def _values(array: Any, column: Column, time_unit: float | None) -> Any:
+    pyarrow = require()
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if time_unit and pyarrow.types.is_timestamp(array.type) and array.null_count == 0:
+        return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * (_SECONDS[array.type.unit] / time_unit)
+    if array.null_count == 0:
+        flat = _flat(array, int(np.prod(column.shape)))
+        if flat is not None:
+            return flat.reshape(len(array), *column.shape)
+    return [MISSING if value is None else value for value in array.to_pylist()]
+
+
+def _flat(array: Any, size: int) -> np.ndarray | None:
+    """Return the leaf values when every row has `size` of them and none is null; else None."""
+    pyarrow = require()
+    types = pyarrow.types
+    rows = len(array)
+    while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        if not types.is_fixed_size_list(array.type):
+            lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+            if len(lengths) and (lengths != lengths[0]).any():
+                return None
+        array = array.flatten()
+        if array.null_count:
+            return None
+    if len(array) != rows * size:
+        return None
+    flat = array.to_numpy(zero_copy_only=False)
+    # Text comes as objects, which the schema would take for mixed values.
+    return flat.astype(str) if flat.dtype.kind == "O" and types.is_string(array.type) else flat

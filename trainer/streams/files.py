@@ -1,0 +1,308 @@
+"""A folder of segment files as a stream, read in name order and followed as it grows."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from pathlib import Path
+from time import monotonic
+
+from trainer.errors import ConfigurationError, StreamError, did_you_mean
+from trainer.streams.base import BufferedStream, Position
+from trainer.streams.dead_letter import DeadLetter
+from trainer.streams.decode import Decoder
+from trainer.streams.retry import Retry
+from trainer.streams.schema import Schema
+from trainer.streams.segments import CsvReader, Reader, TableReader, TextReader, kind_of
+
+logger = logging.getLogger(__name__)
+
+PARTITION = "files"
+DONE = "_DONE"
+_ENDS = ("never", "at_last")
+_FORMATS = ("jsonl", "csv", "parquet", "arrow")
+
+
+class FileStream(BufferedStream):
+    """Rows of a folder's files, one after another in the order of their names.
+
+    A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which
+    also ends the stream. Until then it is followed: new whole lines (or record batches) are read as they appear, a
+    last line without its newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments.
+
+    A position is ``{"files": ["<name>@<address>", row]}``; the address is a byte offset in text files and a row
+    number in Parquet and Arrow files, so seeking reads nothing of what lies before. Segments must only grow. One
+    that has been read to its end may be truncated or deleted, safely once a checkpoint lies behind it; deleting one
+    that has not raises StreamError.
+
+    Args:
+        path: the folder, or a single file.
+        schema: what the columns are to be.
+        pattern: shell pattern of segment names.
+        format: "jsonl", "csv", "parquet" or "arrow"; None: by suffix.
+        end: "never": wait for more; "at_last": the stream ends with what is there.
+        poll_interval: seconds between looks at a folder that has nothing new.
+        dead_letter: file for records that do not fit, or a `DeadLetter`.
+        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        on_missing: what to do at a resume when the segment of the position is gone: "error", or "skip" to go
+            on with the next one.
+        names: CSV field names; None: the first line of each segment has them.
+        delimiter: CSV field delimiter; None: a tab for ``.tsv``, else a comma.
+        list_delimiter: between the values of a CSV field that holds a list.
+
+    Raises:
+        ConfigurationError: an unknown option, a path that does not exist, or pyarrow is needed and missing.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        schema: Schema,
+        *,
+        pattern: str = "*",
+        format: str | None = None,
+        end: str = "never",
+        poll_interval: float = 0.1,
+        dead_letter: DeadLetter | str | Path | None = None,
+        max_bad_share: float | None = None,
+        on_missing: str = "error",
+        names: list[str] | None = None,
+        delimiter: str | None = None,
+        list_delimiter: str = " ",
+    ) -> None:
+        super().__init__()
+        for name, value, accepted in (
+            ("end", end, _ENDS),
+            ("format", format, (None, *_FORMATS)),
+            ("on_missing", on_missing, ("error", "skip")),
+        ):
+            if value not in accepted:
+                raise ConfigurationError(
+                    f"{name} is one of {list(accepted)}; received {value!r}"
+                    + did_you_mean(str(value), map(str, accepted))
+                )
+        self.path = Path(path)
+        if not self.path.exists():
+            raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
+        self.folder, self._single = (self.path, None) if self.path.is_dir() else (self.path.parent, self.path.name)
+        self.schema = schema
+        self.pattern, self.format, self.end, self.on_missing = pattern, format, end, on_missing
+        self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
+        self.poll_interval = poll_interval
+        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
+        self._decoder = Decoder(schema, self.dead_letter, f"files {self.path}", "json")
+        if format in ("parquet", "arrow"):
+            from trainer.streams import arrow
+
+            arrow.require()
+        self._retry = Retry(f"folder {self.folder}")
+        self._listing: list[str] = []
+        self._done = False
+        self._listed_at = -float("inf")
+        self._finished: dict[str, tuple[int, str]] = {}
+        self._ended = False
+        self._rows_read = self._bytes_read = 0
+        self._reader: Reader | None = None
+        self._start_at(None, 0, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last segment has been read to its end and no other will follow."""
+        return self._ended and not self._ready
+
+    def _start_at(self, name: str | None, address: int, skip: int) -> None:
+        """Read on at row `skip` from `address` of segment `name`; None: before the first segment."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self._name, self._address, self._skip = name, address, skip
+        self._shrunk_to: int | None = None
+        self._ended = False
+
+    def _list(self) -> None:
+        """Look at the folder.
+
+        Raises:
+            StreamError: a segment that was seen and not read is gone.
+            OSError: the folder cannot be read for now.
+        """
+        entries = [entry.name for entry in self.folder.iterdir()]
+        if self._single:
+            entries = [name for name in entries if name in (self._single, DONE)]
+        self._done = self.end == "at_last" or DONE in entries
+        names = sorted(
+            name
+            for name in entries
+            if name[0] not in "_." and not name.endswith(".tmp") and fnmatch.fnmatch(name, self.pattern)
+        )
+        present, known = set(names), set(self._listing)
+        current = self._name or ""
+        gone = [name for name in self._listing if name > current and name not in present]
+        if gone:
+            raise StreamError(f"segment {gone[0]} in {self.folder} was deleted before it was read")
+        late = [name for name in names if name < current and name not in known] if self._listing else []
+        if late:
+            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], current)
+        self._listing = names
+        self._listed_at = monotonic()
+
+    def _later(self) -> str | None:
+        current = self._name or ""
+        return next((name for name in self._listing if name > current), None)
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        while not self._ready and not self._closed:
+            try:
+                if self._retry.wait(max(0.0, deadline - monotonic())):
+                    moved = self._step()
+                    self._retry.succeeded()
+                    if moved:
+                        continue
+            except OSError as error:
+                self._retry.failed(error)
+            left = deadline - monotonic()
+            if self._ended or left <= 0:
+                return
+            self._retry.pause(min(self.poll_interval, left))
+
+    def _step(self) -> bool:
+        """Read one piece or move to the next segment; return False when there is nothing to do for now."""
+        if self._name is not None and self._read():
+            return True
+        # Listed before the segment is read again: what is written before a later one appears is not missed.
+        self._list()
+        later = self._later()
+        if self._name is not None and self._read(finished=later is not None or self._done):
+            return True
+        if later is not None:
+            if self._name is not None:
+                self._remember_end(later)
+            self._start_at(later, 0, 0)
+            return True
+        self._ended = self._done
+        return False
+
+    def _remember_end(self, later: str) -> None:
+        self._finished[self._name] = (self._address, later)
+        if len(self._finished) > 1000:
+            del self._finished[next(iter(self._finished))]
+
+    def _read(self, finished: bool = False) -> bool:
+        """Read one piece of the current segment; return whether there was one.
+
+        Raises:
+            StreamError: the segment is gone before it was read, is damaged, or holds too many bad records.
+            OSError: it cannot be read for now.
+        """
+        try:
+            if self._reader is None:
+                self._reader = self._open()
+            piece = None if self._shrank() else self._reader.read(self._address, finished)
+        except FileNotFoundError:
+            if self.on_missing == "skip":
+                return False
+            raise StreamError(f"segment {self._name} in {self.folder} was deleted before it was read") from None
+        if piece is None:
+            return False
+        start, skip = self._address, self._skip
+        rows = int(piece.decoded.counts.sum())
+        self._rows_read += rows
+        self._bytes_read += piece.end - start
+        self._address, self._skip = piece.end, max(0, skip - rows)
+        places = [(PARTITION, f"{self._name}@{start}", f"{self._name}@{piece.end}")]
+        self._push(self._decoder.batch(piece.decoded, places, {0: skip} if skip else None))
+        return True
+
+    def _open(self) -> Reader:
+        path = self.folder / self._name
+        kind = kind_of(path, self.format)
+        if kind == "table":
+            return TableReader(path, self._decoder)
+        if kind == "jsonl":
+            return TextReader(path, self._decoder)
+        delimiter = self.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        return CsvReader(path, self._decoder, self.names, delimiter, self.list_delimiter)
+
+    def _shrank(self) -> bool:
+        """Return whether the segment was truncated behind what was read of it.
+
+        Raises:
+            StreamError: it was, and has grown again: addresses in it mean nothing any more.
+        """
+        if not isinstance(self._reader, TextReader):
+            return False
+        size = self._reader.size()
+        if self._shrunk_to is not None and size > self._shrunk_to:
+            raise StreamError(
+                f"segment {self._name} in {self.folder} was truncated and written anew; "
+                "segments must only grow: write new rows to a file with a later name"
+            )
+        if size >= self._address:
+            return False
+        if self._shrunk_to is None:
+            logger.warning(
+                "segment %s was truncated to %d bytes after %d had been read", self._name, size, self._address
+            )
+        self._shrunk_to = size
+        return True
+
+    def seek(self, position: Position) -> None:
+        """Go on reading at `position`.
+
+        Raises:
+            StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
+        """
+        self._clear()
+        self._listing = []
+        self._position = dict(position)
+        if PARTITION not in position:
+            self._start_at(None, 0, 0)
+            return
+        try:
+            offset, row = position[PARTITION]
+            name, at, address = str(offset).rpartition("@")
+            address, row = int(address), int(row)
+        except (TypeError, ValueError):
+            name, at = "", ""
+        if not at or not name:
+            raise StreamError(
+                f"a position of FileStream is {{'files': ['<name>@<address>', row]}}; received {position!r}"
+            )
+        self._start_at(name, address, row)
+        if not (self.folder / name).exists() and (address or row):
+            message = f"segment {name} in {self.folder}, read up to {address} row {row}, is gone"
+            if self.on_missing == "error":
+                raise StreamError(
+                    f"{message}; rows after that may be lost. Put it back, or pass on_missing='skip' to go on"
+                )
+            logger.warning("%s; going on with the next one", message)
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position`, moved to the next segment where it is the end of a finished one."""
+        offset, row = position.get(PARTITION, ("", 0))
+        name, _, address = str(offset).rpartition("@")
+        end, later = self._finished.get(name, (None, ""))
+        if end is None or row or int(address) < end:
+            return position
+        return {**position, PARTITION: [f"{later}@0", 0]}
+
+    def lag(self) -> int | None:
+        """Return the rows waiting: estimated from bytes in text files; None while that cannot be told."""
+        reader = self._reader
+        if isinstance(reader, TableReader):
+            return None if self._later() else reader.size() - self._address + self._ready_rows
+        if not self._rows_read:
+            return None
+        try:
+            sizes = [(self.folder / name).stat().st_size for name in self._listing if name >= (self._name or "")]
+        except OSError:
+            return None
+        waiting = max(0, sum(sizes) - self._address)
+        return self._ready_rows + round(waiting * self._rows_read / max(1, self._bytes_read))
+
+    def close(self) -> None:
+        """Close the segment and the dead-letter file."""
+        super().close()
+        self._retry.stop()
+        self.dead_letter.close()

@@ -1,0 +1,249 @@
+"""Anything that can be iterated over, as a stream: lists, generators, factories of them, MindSpore datasets."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import ConfigurationError, DataError, StreamError
+from trainer.streams.base import Batch, BufferedStream, Position, Span
+
+logger = logging.getLogger(__name__)
+
+PARTITION = "iterable"
+_STATE = "@state"
+# States are kept from the row trained on to the row read; prefetching reads far less ahead than this.
+_MAX_STATES = 65_536
+
+
+class IterableStream(BufferedStream):
+    """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
+
+    An item is a mapping of name to array, or a tuple or list of arrays named by `names`. It holds many rows (every
+    value has a first axis of one length) or a single one. A `mindspore.dataset` pipeline is read in one pass as NumPy
+    and never asked for its size; it may be endless.
+
+    How `seek` gets back to an item, the first that serves: a source with ``state_dict`` and ``load_state_dict`` is
+    restored; a factory (a callable returning an iterator) or a container is iterated anew and its items are skipped;
+    a plain iterator can only stay where it is. An item is taken within `poll`, which therefore waits as long as the
+    source does: `timeout` is kept between items only.
+
+    Args:
+        source: the iterable, the factory, or the dataset.
+        names: names of tuple items' columns; of a MindSpore dataset its own names are used.
+        event_time: name of the column with seconds since the epoch, or None.
+        rows: "batch": items hold many rows; "single": one; "auto": told by the first item, which is a single row
+            when any of its values is a scalar.
+
+    Raises:
+        ConfigurationError: the source cannot be iterated over, or `rows` is none of these.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any] | Callable[[], Iterable[Any]],
+        names: Sequence[str] | None = None,
+        event_time: str | None = None,
+        rows: str = "auto",
+    ) -> None:
+        super().__init__()
+        if rows not in ("auto", "batch", "single"):
+            raise ConfigurationError(f"rows is one of ['auto', 'batch', 'single']; received {rows!r}")
+        self._is_dataset = hasattr(source, "create_dict_iterator")
+        if not (self._is_dataset or callable(source) or isinstance(source, Iterable)):
+            raise ConfigurationError(
+                "IterableStream takes an iterable, a function that returns one or a mindspore.dataset; "
+                f"received {source!r}"
+            )
+        self._source = source
+        self._names = None if names is None else list(names)
+        self._event_time = event_time
+        self._rows = rows
+        self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        self._states: dict[int, Any] = {}
+        self._lock = Lock()
+        self._iterator: Iterator[Any] | None = None
+        self._item = 0
+        self._skip = 0
+        self._ended = False
+        self._shapes: dict[str, tuple[Any, ...]] | None = None
+        self._position = {PARTITION: [0, 0]}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the iterable has ended and every row been returned."""
+        return self._ended and not self._ready
+
+    def _iterate(self) -> Iterator[Any]:
+        if self._is_dataset:
+            return iter(self._source.create_dict_iterator(num_epochs=1, output_numpy=True))
+        return iter(
+            self._source() if callable(self._source) and not isinstance(self._source, Iterable) else self._source
+        )
+
+    @property
+    def _once(self) -> bool:
+        """Whether the source is a plain iterator, which yields its items a single time."""
+        return isinstance(self._source, Iterator) and not self._stateful
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        singles: list[dict[str, np.ndarray]] = []
+        first = self._item
+        while not self._ended:
+            item = self._next()
+            if item is None:
+                break
+            if self._rows == "auto":
+                self._rows = "single" if any(value.ndim == 0 for value in item.values()) else "batch"
+            if self._rows == "batch":
+                self._push_rows(item)
+                return
+            singles.append(item)
+            if len(singles) >= max_rows or monotonic() >= deadline:
+                break
+        if singles:
+            self._push_singles(singles, first)
+
+    def _next(self) -> dict[str, np.ndarray] | None:
+        if self._iterator is None:
+            self._iterator = self._iterate()
+        if self._stateful and self._item not in self._states:
+            with self._lock:
+                self._states[self._item] = copy.deepcopy(self._source.state_dict())
+                if len(self._states) > _MAX_STATES:
+                    del self._states[next(iter(self._states))]
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            return None
+        columns = self._columns(item)
+        self._item += 1
+        return columns
+
+    def _columns(self, item: Any) -> dict[str, np.ndarray]:
+        if isinstance(item, Mapping):
+            pairs = item.items()
+        else:
+            values = item if isinstance(item, tuple | list) else (item,)
+            if self._names is None or len(self._names) != len(values):
+                raise DataError(
+                    f"item {self._item} of the iterable has {len(values)} values; "
+                    f"names= must name each: received {self._names}"
+                )
+            pairs = zip(self._names, values, strict=True)
+        columns = {str(name): _array(value) for name, value in pairs}
+        if not columns:
+            raise DataError(f"item {self._item} of the iterable has no columns")
+        if self._event_time is not None and self._event_time not in columns:
+            raise DataError(
+                f"item {self._item} has no column {self._event_time!r}, which event_time= names: {list(columns)}"
+            )
+        return columns
+
+    def _check(self, columns: dict[str, np.ndarray], item: int) -> None:
+        shapes = {
+            name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
+            for name, array in columns.items()
+        }
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            changed = {n: (self._shapes.get(n), shapes.get(n)) for n in {*shapes, *self._shapes}}
+            changed = {n: pair for n, pair in changed.items() if pair[0] != pair[1]}
+            raise DataError(
+                f"item {item} of the iterable changed row shape or dtype; column -> (before, now): {changed}"
+            )
+
+    def _push_rows(self, columns: dict[str, np.ndarray]) -> None:
+        item = self._item - 1
+        lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"the columns of item {item} of the iterable have different numbers of rows: {lengths}")
+        self._check(columns, item)
+        rows = next(iter(lengths.values()))
+        skip, self._skip = self._skip, 0
+        if rows <= skip:
+            return
+        batch = self._batch(columns, (Span(PARTITION, item, 0, rows - 1, item + 1),))
+        self._push(batch.split(skip)[1] if skip else batch)
+
+    def _push_singles(self, items: list[dict[str, np.ndarray]], first: int) -> None:
+        try:
+            columns = {name: np.stack([item[name] for item in items]) for name in items[0]}
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"rows {first} to {self._item - 1} of the iterable differ in columns or shapes: {error}"
+            ) from error
+        self._check(columns, first)
+        spans = tuple(Span(PARTITION, item, 0, 0, item + 1) for item in range(first, self._item))
+        self._push(self._batch(columns, spans))
+
+    def _batch(self, columns: dict[str, np.ndarray], spans: tuple[Span, ...]) -> Batch:
+        times = None if self._event_time is None else columns[self._event_time].astype(np.float64)
+        return Batch(columns, times, spans)
+
+    def seek(self, position: Position) -> None:
+        """Go on at `position`.
+
+        Raises:
+            StreamError: the source is a plain iterator that has gone past it, or has fewer items.
+        """
+        if position == self._position:
+            return
+        item, row = position.get(PARTITION, (0, 0))
+        if self._once and item < self._item:
+            raise StreamError(
+                f"this iterable is a plain iterator: it cannot go back from item {self._item} to {item}. Pass a "
+                "function that returns a new iterator, or an object with state_dict() and load_state_dict()"
+            )
+        self._clear()
+        self._ended = False
+        if self._stateful:
+            self._restore(item, position.get(_STATE))
+        else:
+            if not self._once:
+                self._iterator, self._item = None, 0
+            if self._iterator is None:
+                self._iterator = self._iterate()
+            skipped = sum(1 for _ in islice(self._iterator, item - self._item))
+            if skipped < item - self._item:
+                raise StreamError(f"the iterable has {self._item + skipped} items; the position is at item {item}")
+        self._item, self._skip = item, row
+        self._position = {PARTITION: [item, row]}
+
+    def _restore(self, item: int, state: Any) -> None:
+        state = self._states.get(item) if state is None else state
+        if state is None and item:
+            raise StreamError(f"the position has no state of the iterable at item {item}; was it made by resolve()?")
+        if state is not None:
+            self._source.load_state_dict(state)
+        self._iterator = None
+        with self._lock:
+            self._states = {} if state is None else {item: copy.deepcopy(state)}
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` with the source's own state at that item, where it offers one."""
+        item = position.get(PARTITION, (0, 0))[0]
+        if not self._stateful:
+            return position
+        with self._lock:
+            if item == self._item and item not in self._states:
+                self._states[item] = copy.deepcopy(self._source.state_dict())
+            if item not in self._states:
+                raise StreamError(f"the state of the iterable at item {item} is no longer known")
+            self._states = {number: state for number, state in self._states.items() if number >= item}
+            return {**position, _STATE: copy.deepcopy(self._states[item])}
+
+
+def _array(value: Any) -> np.ndarray:
+    # MindSpore tensors, without importing MindSpore for those who have none.
+    return value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)

@@ -1,0 +1,99 @@
+"""Waiting for a source that is down: exponential back-off with jitter, a message at both ends, no spinning."""
+
+from __future__ import annotations
+
+import logging
+import random
+from threading import Event
+from time import monotonic
+
+from trainer.errors import ConfigurationError, StreamError
+
+logger = logging.getLogger(__name__)
+
+
+class Retry:
+    """Decides when to try again and says so.
+
+    The n-th wait is ``min(cap, first * factor ** n)``, of which a random share up to `jitter` is taken off, so that
+    many clients of one server do not return all at once.
+
+    Args:
+        what: what is tried, for messages ("Redis at localhost:6379").
+        first: the first wait in seconds.
+        factor: growth of the wait.
+        cap: the longest wait in seconds.
+        jitter: largest share of a wait to take off, 0 to 1.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        first: float = 0.1,
+        factor: float = 2.0,
+        cap: float = 30.0,
+        jitter: float = 0.5,
+        give_up_after: float | None = None,
+    ) -> None:
+        if not (0 < first <= cap and factor >= 1 and 0 <= jitter <= 1):
+            raise ConfigurationError(
+                "Retry takes 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1; "
+                f"received first={first}, cap={cap}, factor={factor}, jitter={jitter}"
+            )
+        self.what = what
+        self.first, self.factor, self.cap, self.jitter = first, factor, cap, jitter
+        self.give_up_after = give_up_after
+        self.failures = 0
+        self._since = 0.0
+        self._next = 0.0
+        self._stop = Event()
+        self._random = random.Random()
+
+    def failed(self, error: BaseException | str) -> None:
+        """Note a failure and plan the next attempt; warn on the first of a row.
+
+        Raises:
+            StreamError: the source has been failing for `give_up_after` seconds.
+        """
+        now = monotonic()
+        if self.failures == 0:
+            self._since = now
+            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, error, self.cap)
+        down = now - self._since
+        if self.give_up_after is not None and down >= self.give_up_after:
+            cause = error if isinstance(error, BaseException) else None
+            raise StreamError(
+                f"{self.what} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
+                f"longer than give_up_after={self.give_up_after} s; the last error: {error}"
+            ) from cause
+        wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
+        self._next = now + wait * (1 - self.jitter * self._random.random())
+        self.failures += 1
+
+    def succeeded(self) -> None:
+        """Note a success; say so when it ends a row of failures."""
+        if self.failures:
+            down = monotonic() - self._since
+            logger.warning("%s is back after %.1f s and %d failed attempts", self.what, down, self.failures)
+            self.failures = 0
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the next attempt is due, at most `timeout` seconds; return whether it may be made now."""
+        if not self.failures:
+            return not self._stop.is_set()
+        due = self._next - monotonic()
+        if due > 0 and self._stop.wait(min(due, max(0.0, timeout))):
+            return False
+        return not self._stop.is_set() and due <= timeout
+
+    def pause(self, seconds: float) -> None:
+        """Sleep `seconds`, or until `stop`."""
+        self._stop.wait(max(0.0, seconds))
+
+    def stop(self) -> None:
+        """End every wait now and for good; may be called from another thread."""
+        self._stop.set()
