@@ -67,6 +67,7 @@ class Every:
         if self._mark is None:
             self._mark = 0
         if count <= self._mark:
+            self._mark = count  # after a rollback the counter stands lower than the mark
             return False
         self._mark = count
         return True

@@ -1,0 +1,91 @@
+"""`HealthFile`: one small JSON file that says how a run is doing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import cadence
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+from callbacks.metric import window_value
+from callbacks.monitoring import Throughput, gauges
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class HealthFile(Callback):
+    """Writes a JSON file at a cadence, replacing it at once, so that a reader never sees half of one.
+
+    Keys: "status" ("running", "ended", "failed"), "pid", "time" (seconds since 1970), "last_step", "lag" (rows behind
+    the source, or null), "auc" (of the newest window or validation, or null), "last_snapshot" (path or null),
+    "samples_per_second", "stop_reason", "exception", "values" (counters, loss, "val_*", "window_*"). A number that is
+    not finite is written as null. While a source is silent no step ends and the file is not renewed: "time" tells.
+
+    Args:
+        path: the file; its folder is made when missing.
+        every: cadence, or number of optimizer steps.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named.
+    """
+
+    def __init__(self, path: str | Path, every: Every | int | None = None) -> None:
+        self.path = Path(path)
+        self.every = cadence("HealthFile", every, Every(seconds=5))
+        self._throughput = Throughput()
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Write the first report."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.every.start(trainer.state.progress)
+        self._throughput.start(trainer.state.progress.samples_seen)
+        self._write(trainer, "running")
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Write a report when due."""
+        if self.every.due(trainer.state.progress):
+            self._write(trainer, "running")
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Write the last report."""
+        self._write(trainer, "ended")
+
+    def on_exception(self, trainer: Trainer) -> None:
+        """Write that the run has failed, and why."""
+        self._write(trainer, "failed")
+
+    def report(self, trainer: Trainer, status: str) -> dict[str, Any]:
+        """Return what is written, as JSON-serialisable values."""
+        state = trainer.state
+        auc = window_value(state.window, "auc")
+        return {
+            "status": status,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "last_step": state.progress.global_step,
+            "lag": window_value(state.window, "lag"),
+            "auc": state.metrics.get("val_auc") if auc is None else auc,
+            "last_snapshot": None if state.snapshot is None else str(state.snapshot),
+            "samples_per_second": self._throughput.read(state.progress.samples_seen),
+            "stop_reason": None if state.stop_reason is None else str(state.stop_reason),
+            "exception": None if state.exception is None else f"{type(state.exception).__name__}: {state.exception}",
+            "values": gauges(trainer),
+        }
+
+    def _write(self, trainer: Trainer, status: str) -> None:
+        text = json.dumps(_finite(self.report(trainer, status)), indent=1, allow_nan=False)
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        aside.write_text(text + "\n", encoding="utf-8")
+        os.replace(aside, self.path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,123 @@
+"""`History`: what a run produced, kept in memory and returned by `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import cadence, whole
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+from callbacks.curve import Curve
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class History(Callback):
+    """Records the mean loss of every epoch, every validation, every online window, and a loss curve between them.
+
+    Args:
+        every: cadence of the loss curve (one host copy a point); a number of optimizer steps or an `Every`.
+        max_points: bound of the loss curve and of each window series; beyond it they are thinned evenly.
+
+    Attributes:
+        epoch: numbers of the epochs finished, counted from 1.
+        curve: the loss of single steps (`Curve`).
+        stop_reason: why the run ended, as text, or None while it goes on.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named.
+    """
+
+    def __init__(self, every: Every | int = 50, max_points: int = 1000) -> None:
+        self.every = cadence("History", every)
+        self.max_points = whole("History", "max_points", max_points, 2)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.epoch: list[int] = []
+        self.curve = Curve(self.max_points)
+        self.stop_reason: str | None = None
+        self._series: dict[str, Curve] = {}
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Values by name: "loss" per epoch, "val_*" per validation, "window_*" per closed window."""
+        return {name: series.values for name, series in self._series.items()}
+
+    @property
+    def steps(self) -> dict[str, list[int]]:
+        """The optimizer step at which each value of `history` was taken, same keys and lengths."""
+        return {name: series.steps for name, series in self._series.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-serialisable values."""
+        return {
+            "epoch": list(self.epoch),
+            "history": {name: list(values) for name, values in self.history.items()},
+            "steps": {name: list(steps) for name, steps in self.steps.items()},
+            "curve": {"steps": list(self.curve.steps), "loss": list(self.curve.values)},
+            "stop_reason": self.stop_reason,
+        }
+
+    def _record(self, name: str, step: int, value: float, max_points: int | None = None) -> None:
+        self._series.setdefault(name, Curve(max_points)).add(step, value)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Begin a new record; a restored snapshot then puts back its own."""
+        self._clear()
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Count the curve's cadence from here."""
+        self.stop_reason = None
+        self.every.start(trainer.state.progress)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Add a point to the loss curve when due."""
+        if self.every.due(trainer.state.progress):
+            self.curve.add(trainer.state.progress.global_step, trainer.state.outputs.loss)
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Record the validation results."""
+        for name, value in trainer.state.metrics.items():
+            self._record(name, trainer.state.progress.global_step, value)
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Record the metrics of the window that closed."""
+        for name, value in (trainer.state.window or {}).items():
+            if isinstance(value, int | float):
+                key = name if name.startswith("window_") else f"window_{name}"
+                self._record(key, trainer.state.progress.global_step, value, self.max_points)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Record the epoch's mean loss."""
+        self.epoch.append(self.epoch[-1] + 1 if self.epoch else max(1, trainer.state.progress.epoch))
+        if trainer.state.train_loss is not None:
+            self._record("loss", trainer.state.progress.global_step, trainer.state.train_loss)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Keep the reason of the end."""
+        self.stop_reason = str(trainer.state.stop_reason) if trainer.state.stop_reason else None
+
+    def on_exception(self, trainer: Trainer) -> None:
+        """Keep the exception as the reason of the end."""
+        self.stop_reason = f"exception: {type(trainer.state.exception).__name__}: {trainer.state.exception}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole record."""
+        return {
+            "epoch": list(self.epoch),
+            "curve": self.curve.state_dict(),
+            "series": {name: series.state_dict() for name, series in self._series.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._clear()
+        self.epoch = list(state["epoch"])
+        self.curve.load_state_dict(state["curve"])
+        for name, series in state["series"].items():
+            bound = self.max_points if name.startswith("window_") else None
+            self._series[name] = Curve(bound)
+            self._series[name].load_state_dict(series)

@@ -1,0 +1,48 @@
+"""`LossMonitor`: the training loss as lines of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from callbacks.arguments import cadence
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+from callbacks.console import format_metrics, say
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class LossMonitor(Callback):
+    """Prints the loss of the newest step at a cadence, and the validation results of an epoch.
+
+    Args:
+        every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due.
+
+    Raises:
+        TypeError, ValueError: `every` is not a cadence or a positive whole number.
+    """
+
+    def __init__(self, every: Every | int = 1) -> None:
+        self.every = cadence("LossMonitor", every)
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Count from here."""
+        self.every.start(trainer.state.progress)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Print the loss when due."""
+        progress = trainer.state.progress
+        if self.every.unit != "epochs" and self.every.due(progress):
+            say(f"epoch {progress.epoch + 1} step {progress.global_step}: loss {trainer.state.outputs.loss:.6g}")
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Print validation results."""
+        if trainer.state.metrics and trainer.state.phase != "evaluate":
+            say(f"step {trainer.state.progress.global_step}: {format_metrics(trainer.state.metrics)}")
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Print the mean loss of the epoch where the cadence is in epochs."""
+        progress = trainer.state.progress
+        if self.every.unit == "epochs" and self.every.due(progress) and trainer.state.train_loss is not None:
+            say(f"epoch {progress.epoch}: mean loss {trainer.state.train_loss:.6g}")

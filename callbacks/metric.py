@@ -1,0 +1,91 @@
+"""`Watched`: the metric a callback follows, where its value is found and which direction is better."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import choice, number
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+MODES = ("auto", "min", "max")
+_LOWER = ("loss", "error", "err", "mae", "mse", "rmse", "distance", "perplexity", "entropy", "lag", "staleness")
+_HIGHER = (
+    *("acc", "accuracy", "auc", "gauc", "roc", "precision", "recall", "f1", "map", "ndcg", "mrr", "hit", "hr"),
+    *("dice", "iou", "miou", "bleu", "r2", "topk", "top", "similarity", "sensitivity", "specificity"),
+)
+
+
+def direction(owner: str, monitor: str, mode: str) -> str:
+    """Return "min" or "max" for `mode`; "auto" reads it from the words of the metric's name.
+
+    Raises:
+        ValueError: `mode` is unknown, or it is "auto" and the name does not tell.
+    """
+    if choice(owner, "mode", mode, MODES) != "auto":
+        return mode
+    words = re.split(r"[^a-z0-9]+", monitor.lower())
+    if any(word in _LOWER or word.endswith("loss") for word in words):
+        return "min"
+    if any(word in _HIGHER for word in words):
+        return "max"
+    raise ValueError(
+        f"{owner}(mode='auto') cannot tell whether more or less of {monitor!r} is better; give mode='min' or mode='max'"
+    )
+
+
+def window_value(window: Any, name: str) -> float | None:
+    """Return the metric `name` ("auc" or "window_auc") of a closed window, or None."""
+    if not window:
+        return None
+    short = name.removeprefix("window_")
+    for key in (name, short, f"window_{short}"):
+        if key in window:
+            return float(window[key])
+    return None
+
+
+class Watched:
+    """A metric by name, with its direction and the least change that counts.
+
+    Names are those of `trainer.metric_names`: "loss" (training), "val_*" (validation), "window_*" (online windows).
+
+    Args:
+        owner: class name of the callback, for messages.
+        name: name of the metric.
+        mode: "min", "max" or "auto" (from the name).
+        min_delta: least improvement that counts, in the metric's unit.
+    """
+
+    def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"{owner}(monitor=...) takes the name of a metric such as 'val_loss'; received {name!r}")
+        self.name = name
+        self.mode = direction(owner, name, mode)
+        self.min_delta = number(owner, "min_delta", min_delta, least=0.0)
+
+    @property
+    def hook(self) -> str:
+        """The hook in which a new value of this metric can be read."""
+        if self.name.startswith("val_"):
+            return "on_eval_end"
+        return "on_window_end" if self.name.startswith("window_") else "on_train_epoch_end"
+
+    def read(self, trainer: Trainer) -> float | None:
+        """Return the newest value, or None when there is none; call it in `hook` for a fresh one."""
+        state = trainer.state
+        if self.name.startswith("window_"):
+            return window_value(state.window, self.name)
+        value = state.train_loss if self.name == "loss" else state.metrics.get(self.name)
+        return None if value is None else float(value)
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Return whether `value` improves on `best` by more than `min_delta`; NaN never does, None always yields."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta

@@ -1,0 +1,330 @@
+"""`adapt`: any `mindspore.train.Callback` works in this trainer as it is.
+
+What MindSpore's own loop does for its callbacks is done here for one callback at a time:
+
+- They are entered as context managers before the first hook and left at teardown.
+- Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class leads those to the older ones
+  (`begin`, `step_end`, ...). Epoch hooks always enclose step hooks: where the trainer has no epoch (a stream, a run
+  resumed in the middle of an epoch), the epoch begins with the first step and ends with the run.
+- A chunk of K steps in one call leads to one `on_train_step_begin` and one `on_train_step_end`, with the numbers of
+  its last step, as MindSpore's data sink does.
+- During the validation of a `fit` only `on_eval_*` hooks that a callback defines itself are called: the older names
+  mean training there, and MindSpore keeps its own callbacks out of that evaluation as well.
+- `request_stop()` ends the run after the step under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Tensor, nn
+from mindspore import dtype as mstype
+from mindspore.train import Callback as MindSporeCallback
+from mindspore.train import RunContext
+
+from callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+# MindSpore divides by the number of batches of an epoch; for data without a size the epoch is as long as can be.
+UNSIZED = 2**31 - 1
+
+_OLD_NAMES = {
+    "on_train_begin": "begin",
+    "on_train_epoch_begin": "epoch_begin",
+    "on_train_step_begin": "step_begin",
+    "on_train_step_end": "step_end",
+    "on_train_epoch_end": "epoch_end",
+    "on_train_end": "end",
+    "on_eval_begin": "begin",
+    "on_eval_epoch_begin": "epoch_begin",
+    "on_eval_step_begin": "step_begin",
+    "on_eval_step_end": "step_end",
+    "on_eval_epoch_end": "epoch_end",
+    "on_eval_end": "end",
+}
+
+
+class CallbackParams(dict):
+    """What `RunContext.original_args()` returns: a dict read by key or attribute, some values made when first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "_makers", {})
+
+    def on_demand(self, key: str, make: Callable[[], Any]) -> None:
+        """Let `key` be made by `make` at the next reading, and kept until the next call of `on_demand`."""
+        self.pop(key, None)
+        self._makers[key] = make
+
+    def __missing__(self, key: str) -> Any:
+        if key not in self._makers:
+            raise KeyError(key)
+        self[key] = self._makers[key]()
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._makers
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of `key`, or `default`."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+class _TrainNetwork(nn.Cell):
+    """Network and optimizer as one cell, so that what saves "the train network" saves both, under their own names."""
+
+    def __init__(self, network: nn.Cell, optimizer: nn.Cell | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.optimizer = optimizer
+
+
+def monitored_name(monitor: str) -> str:
+    """Return this trainer's name of what a MindSpore callback monitors: "loss", "eval_loss", or a metric."""
+    if monitor == "loss":
+        return "loss"
+    return f"val_{monitor.removeprefix('eval_')}" if monitor == "eval_loss" else f"val_{monitor}"
+
+
+class AdaptedCallback(Callback):
+    """Calls a `mindspore.train.Callback` the way `mindspore.train.Model` does; made by `adapt`.
+
+    Attributes:
+        callback: the MindSpore callback.
+        run_context: the `RunContext` it is given; `run_context.original_args()` is a `CallbackParams`.
+    """
+
+    def __init__(self, callback: MindSporeCallback) -> None:
+        self.callback = callback
+        monitor = getattr(callback, "monitor", None)
+        self.monitor = monitored_name(monitor) if isinstance(monitor, str) else None
+        self._params = CallbackParams()
+        self.run_context = RunContext(self._params)
+        self._target: MindSporeCallback | None = None
+        self._in_epoch = False
+        self._train_values: dict[str, Any] = {}
+        self._epoch_length: int | None = None
+        if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
+            # A callback without step hooks costs nothing per step, but the epoch's begin must still reach it.
+            self.on_train_step_begin = self._first_step_begin
+            self.on_train_step_end = Callback.on_train_step_end.__get__(self)
+
+    def _defines(self, hook: str, *, alias: bool = True) -> bool:
+        names = (hook, _OLD_NAMES[hook]) if alias else (hook,)
+        kind = type(self.callback)
+        return any(
+            name in vars(self.callback) or getattr(kind, name) is not getattr(MindSporeCallback, name) for name in names
+        )
+
+    # -- context -------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._target is None:
+            target = self.callback.__enter__()
+            self._target = target if isinstance(target, MindSporeCallback) else self.callback
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Leave the callback's context, handing it the exception that ended the run, if any."""
+        if self._target is not None:
+            self._target = None
+            error = trainer.state.exception
+            self.callback.__exit__(
+                *((None, None, None) if error is None else (type(error), error, error.__traceback__))
+            )
+
+    def _call(self, hook: str, trainer: Trainer) -> None:
+        getattr(self._target, hook)(self.run_context)
+        if self.run_context.get_stop_requested() and trainer.state.stop_reason is None:
+            trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}")
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    def _fill(self, trainer: Trainer) -> None:
+        params, state = self._params, trainer.state
+        params.clear()
+        # A new context, since a stop once requested stays in the old one.
+        self.run_context = RunContext(params)
+        limit = getattr(state.limits, "epochs", None)
+        params.update(
+            mode="train",
+            network=trainer.network,
+            optimizer=trainer.optimizer,
+            loss_fn=trainer.loss_fn,
+            epoch_num=limit or 1,
+            cur_epoch_num=state.progress.epoch + 1,
+            cur_step_num=state.progress.global_step,
+            batch_num=state.total_steps or UNSIZED,
+            dataset_sink_mode=False,
+            train_dataset=getattr(trainer, "train_dataset", None),
+            valid_dataset=getattr(trainer, "valid_dataset", None),
+            parallel_mode=str(mindspore.get_auto_parallel_context("parallel_mode")),
+            device_number=mindspore.get_auto_parallel_context("device_num"),
+            list_callback=[c.callback for c in trainer.callbacks if isinstance(c, AdaptedCallback)],
+            last_save_ckpt_step=None,
+            latest_ckpt_file=None,
+            train_dataset_element=None,
+            net_outputs=None,
+            initial_step=state.progress.global_step,
+        )
+        params.on_demand("train_network", lambda: self._train_network(trainer))
+        params.on_demand("eval_network", lambda: getattr(trainer, "eval_network", None))
+
+    @staticmethod
+    def _train_network(trainer: Trainer) -> nn.Cell:
+        if trainer.optimizer is None:
+            return trainer.network
+        return _TrainNetwork(trainer.network, trainer.optimizer)
+
+    def _set_outputs(self, trainer: Trainer) -> None:
+        outputs = trainer.state.outputs
+        self._params["cur_step_num"] = trainer.state.progress.global_step
+        self._params.on_demand("net_outputs", lambda: _net_outputs(trainer, outputs))
+        if hasattr(outputs.chunk, "arrays"):
+            self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Enter the callback's context and begin."""
+        self._in_epoch = False
+        self._fill(trainer)
+        self._enter()
+        self._call("on_train_begin", trainer)
+
+    def on_train_epoch_begin(self, trainer: Trainer) -> None:
+        """Begin an epoch."""
+        self._params["cur_epoch_num"] = trainer.state.progress.epoch + 1
+        self._in_epoch = True
+        self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
+        self._call("on_train_epoch_begin", trainer)
+
+    def _first_step_begin(self, trainer: Trainer) -> None:
+        if not self._in_epoch:
+            self.on_train_epoch_begin(trainer)
+
+    def on_train_step_begin(self, trainer: Trainer) -> None:
+        """Begin a chunk of steps."""
+        self._first_step_begin(trainer)
+        self._params["cur_step_num"] = trainer.state.progress.global_step + 1
+        self._call("on_train_step_begin", trainer)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """End a chunk of steps."""
+        self._set_outputs(trainer)
+        self._call("on_train_step_end", trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """End an epoch; the results of its validation are visible in this hook and forgotten after it."""
+        self._in_epoch = False
+        if trainer.state.outputs is not None:
+            self._set_outputs(trainer)
+        if trainer.state.total_steps is None:
+            self._params["batch_num"] = max(1, trainer.state.progress.global_step - self._first_step)
+        self._call("on_train_epoch_end", trainer)
+        self._params.pop("metrics", None)
+        self._params.pop("eval_results", None)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """End the epoch under way and the run."""
+        if self._in_epoch:
+            self.on_train_epoch_end(trainer)
+        self._call("on_train_end", trainer)
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def _call_eval(self, hook: str, trainer: Trainer) -> None:
+        if trainer.state.phase == "evaluate" or self._defines(hook, alias=False):
+            self._call(hook, trainer)
+
+    def on_eval_begin(self, trainer: Trainer) -> None:
+        """Begin an evaluation."""
+        if trainer.state.phase == "evaluate":
+            self._fill(trainer)
+            self._enter()
+        kept = ("mode", "cur_step_num", "batch_num", "net_outputs")
+        self._train_values = {key: dict.get(self._params, key) for key in kept if dict.__contains__(self._params, key)}
+        self._params.update(mode="eval", cur_step_num=0, batch_num=UNSIZED, net_outputs=None)
+        self._call_eval("on_eval_begin", trainer)
+        self._call_eval("on_eval_epoch_begin", trainer)
+
+    def on_eval_step_begin(self, trainer: Trainer) -> None:
+        """Begin an evaluation batch."""
+        self._params["cur_step_num"] += 1
+        self._call_eval("on_eval_step_begin", trainer)
+
+    def on_eval_step_end(self, trainer: Trainer) -> None:
+        """End an evaluation batch."""
+        self._call_eval("on_eval_step_end", trainer)
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """End an evaluation."""
+        self._params["batch_num"] = max(1, self._params["cur_step_num"])
+        self._call_eval("on_eval_epoch_end", trainer)
+        metrics = {name.removeprefix("val_"): value for name, value in trainer.state.metrics.items()}
+        self._params["metrics"] = metrics
+        if trainer.state.phase != "evaluate":
+            loss = {"eval_loss": metrics["loss"]} if "loss" in metrics else {}
+            self._params["eval_results"] = {**metrics, **loss}
+        self._call_eval("on_eval_end", trainer)
+        self._params.pop("net_outputs", None)
+        self._params.update(self._train_values)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the callback's own `state_dict()`, where it has one; MindSpore's have none."""
+        save = getattr(self.callback, "state_dict", None)
+        return save() if callable(save) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hand the state to the callback's own `load_state_dict`, where it has one."""
+        load = getattr(self.callback, "load_state_dict", None)
+        if callable(load):
+            load(state)
+
+
+def _net_outputs(trainer: Trainer, outputs: Any) -> Any:
+    loss = Tensor(outputs.loss, mstype.float32)
+    if trainer.loss_scale is None:
+        return loss
+    overflow = trainer.read_counters()["consecutive"] > 0
+    return loss, Tensor(overflow, mstype.bool_), Tensor(trainer.loss_scale, mstype.float32)
+
+
+def _last_batch(chunk: Any) -> tuple[Tensor, ...]:
+    return tuple(Tensor(array[-1] if chunk.num_steps > 1 else array) for array in chunk.arrays)
+
+
+def adapt(callback: Any) -> Callback:
+    """Return `callback` as a `Callback`: itself when it is one, an adapter for a `mindspore.train.Callback`.
+
+    The adapter's class bears the name of the callback's, so that snapshots and error reports name what the user
+    wrote.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(callback, Callback):
+        return callback
+    if isinstance(callback, MindSporeCallback):
+        return type(type(callback).__name__, (AdaptedCallback,), {"__doc__": AdaptedCallback.__doc__})(callback)
+    hint = "; give an instance, not the class" if isinstance(callback, type) else ""
+    raise TypeError(
+        f"a callback is an instance of callbacks.Callback or mindspore.train.Callback; received {callback!r}{hint}"
+    )

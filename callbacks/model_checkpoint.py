@@ -1,0 +1,221 @@
+"""`ModelCheckpoint`: when a snapshot is taken and which ones are kept. How one is written is the trainer's."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import cadence, nearest, whole
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+from callbacks.metric import Watched
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class ModelCheckpoint(Callback):
+    """Takes snapshots at a cadence and keeps the best and the last of them.
+
+    A value ranks the snapshot of the step at which it was measured and no other; a validation or window between two
+    cadences leads to a snapshot of its own when it is among the best. Only snapshots of this callback (or of the
+    run it resumes) are ever removed, and only after a newer one has become durable.
+
+    Args:
+        dirpath: folder of the snapshots; None for ``<run_dir>/checkpoints``.
+        every: cadence, or number of optimizer steps; "window" for the end of each online window; None for the end
+            of each epoch.
+        monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
+            those of epoch ends), or None.
+        mode: "min", "max", or "auto" to read it from the metric's name.
+        keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
+        keep_last: newest snapshots to keep besides, or None for all.
+        background: write on a thread; training is held only while tensors are copied.
+        save_on_exit: take a snapshot when the run ends for whatever reason but an exception (SIGTERM included).
+
+    Attributes:
+        root: folder of the snapshots, known from `setup` on.
+        best_name: name of the best snapshot, or None.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named; at `setup`, there is no folder to write to.
+    """
+
+    order = 100
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        every: Every | int | str | None = None,
+        monitor: str | None = None,
+        mode: str = "auto",
+        keep_best: int = 1,
+        keep_last: int | None = 2,
+        background: bool = False,
+        save_on_exit: bool = True,
+    ) -> None:
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        if isinstance(every, str) and every != "window":
+            raise ValueError(
+                "ModelCheckpoint(every=...) takes an Every, a whole number of optimizer steps, 'window' or None; "
+                f"received {every!r}{nearest(every, ['window'])}"
+            )
+        self.every = every if every == "window" else cadence("ModelCheckpoint", every, Every(epochs=1))
+        self.watched = None if monitor is None else Watched("ModelCheckpoint", monitor, mode)
+        self.monitor = monitor
+        self.keep_best = whole("ModelCheckpoint", "keep_best", keep_best, 0)
+        self.keep_last = whole("ModelCheckpoint", "keep_last", keep_last, 1, optional=True)
+        self.background = bool(background)
+        self.save_on_exit = bool(save_on_exit)
+        self.root: Path | None = None
+        self.best_name: str | None = None
+        self._records: list[dict[str, Any]] = []
+        self._due = False
+        self._measured: float | None = None
+        self._saved_step: int | None = None
+
+    # -- when ----------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer) -> None:
+        """Find the folder."""
+        if self.dirpath is None and trainer.run_dir is None:
+            raise ValueError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
+        root = (self.dirpath or Path(trainer.run_dir) / "checkpoints").absolute()
+        if root != self.root:
+            self._records, self.best_name = [], None
+        self.root = root
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Count from here: what the run begins with needs no snapshot."""
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        self._due, self._measured = False, None
+        self._saved_step = trainer.state.progress.global_step
+        if self.every != "window":
+            self.every.start(trainer.state.progress)
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Measure a validation metric."""
+        if trainer.state.phase != "evaluate":
+            self._measure("on_eval_end", trainer)
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Measure a window metric, and note that each window is to have a snapshot."""
+        self._measure("on_window_end", trainer)
+        self._due = self._due or self.every == "window"
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Measure the epoch's mean loss."""
+        self._measure("on_train_epoch_end", trainer)
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        """Take a snapshot when due, or when what was just measured is among the best."""
+        if self.every != "window" and self.every.due(trainer.state.progress):
+            self._due = True
+        if self._due or self._measured is not None:
+            self._settle(trainer, self.background)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Take the last snapshot."""
+        self._due = self._due or self.save_on_exit
+        self._settle(trainer, background=False)
+
+    def _measure(self, hook: str, trainer: Trainer) -> None:
+        if self.watched is not None and self.watched.hook == hook:
+            value = self.watched.read(trainer)
+            self._measured = value if value is not None and math.isfinite(value) else None
+
+    def _settle(self, trainer: Trainer, background: bool) -> None:
+        step, value = trainer.state.progress.global_step, self._measured
+        wanted = self._due or (value is not None and self._among_best(value))
+        self._due, self._measured = False, None
+        if wanted and step != self._saved_step:
+            self._save(trainer, step, value, background)
+
+    # -- which ---------------------------------------------------------------------------------------------------
+
+    def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
+        # The record is part of the snapshot it describes, so it is made first.
+        name = f"step_{step:08d}"
+        self._records = [record for record in self._records if record["name"] != name]
+        record = {"name": name, "value": value, "durable": False}
+        self._records.append(record)
+        try:
+            trainer.save(self.root, background=background)
+        except BaseException:
+            self._records.remove(record)
+            raise
+        self._saved_step = step
+
+    def _ranked(self) -> list[dict[str, Any]]:
+        ranked = [record for record in self._records if record["value"] is not None]
+        return sorted(ranked, key=lambda record: record["value"], reverse=self.watched.mode == "max")
+
+    def _among_best(self, value: float) -> bool:
+        if self.watched is None or self.keep_best == 0:
+            return False
+        ranked = self._ranked()
+        return len(ranked) < self.keep_best or self.watched.better(value, ranked[self.keep_best - 1]["value"])
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Point at the best snapshot and remove those no longer kept, now that the new one is durable."""
+        path = trainer.state.snapshot
+        if path is None or Path(path).absolute().parent != self.root:
+            return
+        for record in self._records:
+            if record["name"] == Path(path).name:
+                record["durable"] = True
+                self._tidy(trainer)
+                return
+
+    def _tidy(self, trainer: Trainer) -> None:
+        durable = [record for record in self._records if record["durable"]]
+        best = [record for record in self._ranked() if record["durable"]] if self.watched else []
+        if best and best[0]["name"] != self.best_name:
+            trainer.point(self.root, "best", best[0]["name"])
+            self.best_name = best[0]["name"]
+        if self.keep_last is None:
+            return
+        kept = durable[-self.keep_last :] + best[: self.keep_best]
+        dropped = [record for record in durable if record not in kept]
+        if not dropped:
+            return
+        names = {record["name"] for record in dropped}
+        others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
+        try:
+            trainer.prune(self.root, sorted(others))
+        except OSError as error:
+            logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
+        self._records = [record for record in self._records if record not in dropped]
+
+    def on_load_checkpoint(self, trainer: Trainer) -> None:
+        """Count the snapshot the run goes on from among this callback's, when it lies in its folder."""
+        path = trainer.state.snapshot
+        if path is None or self.root is None or Path(path).absolute().parent != self.root:
+            return
+        name = Path(path).name
+        known = [record for record in self._records if record["name"] == name]
+        if not known:
+            known = [{"name": name, "value": None}]
+            self._records += known
+        known[0]["durable"] = True
+        self._begin(trainer)
+        # Of the others, some were unfinished when this one was written, some have been removed since.
+        self._records = [r for r in self._records if r["durable"] and (self.root / r["name"]).is_dir()]
+        if self.best_name is not None and not (self.root / self.best_name).is_dir():
+            self.best_name = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the snapshots kept, their values and the best one."""
+        return {"records": [dict(record) for record in self._records], "best_name": self.best_name}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._records = [dict(record) for record in state["records"]]
+        self.best_name = state["best_name"]

@@ -1,0 +1,125 @@
+"""`PrometheusMonitor`: the state of a run on an HTTP endpoint that Prometheus scrapes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import cadence, whole
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+from callbacks.monitoring import Throughput, gauges
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+_HELP = {
+    "epoch": "Epochs finished",
+    "global_step": "Optimizer steps done",
+    "samples_seen": "Rows trained on",
+    "skipped_steps": "Updates skipped because of an overflow or a non-finite value",
+    "loss": "Training loss of the newest step",
+}
+
+
+class PrometheusMonitor(Callback):
+    """Serves gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ...
+
+    The registry is its own, so nothing else of the process is served; the endpoint is closed at teardown.
+
+    Args:
+        port: TCP port; 0 takes a free one (see `port` after `setup`).
+        addr: address to listen on; "0.0.0.0" for every interface.
+        every: cadence at which the gauges are renewed, or number of optimizer steps.
+        namespace: prefix of the metric names.
+
+    Attributes:
+        port: the port served, known from `setup` on.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named; at `setup`, prometheus_client is not installed.
+        OSError: at `setup`, the port is taken.
+    """
+
+    def __init__(
+        self, port: int = 8000, addr: str = "127.0.0.1", every: Every | int | None = None, namespace: str = "trainer"
+    ) -> None:
+        self.port = whole("PrometheusMonitor", "port", port, 0)
+        if port > 65535:
+            raise ValueError(f"PrometheusMonitor(port=...) takes a port up to 65535; received {port}")
+        if not isinstance(namespace, str) or not namespace.isidentifier():
+            raise ValueError(f"PrometheusMonitor(namespace=...) takes letters, digits and _; received {namespace!r}")
+        self.addr, self.namespace = addr, namespace
+        self.every = cadence("PrometheusMonitor", every, Every(seconds=5))
+        self._asked_port = port
+        self._throughput = Throughput()
+        self._server: Any = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """Open the endpoint."""
+        try:
+            from prometheus_client import CollectorRegistry, make_wsgi_app
+            from prometheus_client.exposition import ThreadingWSGIServer
+        except ImportError as error:
+            raise ValueError(
+                "PrometheusMonitor needs prometheus_client: pip install 'mindspore-trainer[prometheus]'"
+            ) from error
+        import threading
+        from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+        class Quiet(WSGIRequestHandler):
+            def log_message(self, *args: Any) -> None:
+                """Leave scrapes out of the terminal."""
+
+        self.teardown(trainer)
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Any] = {}
+        app = make_wsgi_app(self._registry)
+        self._server = make_server(self.addr, self._asked_port, app, ThreadingWSGIServer, handler_class=Quiet)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread.start()
+
+    def _set(self, name: str, value: float) -> None:
+        if name not in self._gauges:
+            from prometheus_client import Gauge
+
+            clean = "".join(letter if letter.isalnum() else "_" for letter in name)
+            text = _HELP.get(name, name.replace("_", " "))
+            self._gauges[name] = Gauge(clean, text, namespace=self.namespace, registry=self._registry)
+        self._gauges[name].set(value)
+
+    def _renew(self, trainer: Trainer) -> None:
+        for name, value in gauges(trainer).items():
+            self._set(name, value)
+        self._set("samples_per_second", self._throughput.read(trainer.state.progress.samples_seen))
+        self._set("last_update_timestamp_seconds", time.time())
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Show where the run begins."""
+        self.every.start(trainer.state.progress)
+        self._throughput.start(trainer.state.progress.samples_seen)
+        self._renew(trainer)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Renew the gauges when due."""
+        if self.every.due(trainer.state.progress):
+            self._renew(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Show when the newest snapshot was taken."""
+        if self._server is not None and trainer.state.snapshot is not None:
+            self._set("last_snapshot_timestamp_seconds", Path(trainer.state.snapshot).stat().st_mtime)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Show where the run ended."""
+        self._renew(trainer)
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Close the endpoint and wait for its thread."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+            self._server = None

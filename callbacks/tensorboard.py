@@ -1,0 +1,150 @@
+"""`TensorBoard`: scalars of a run as TensorBoard event files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks.arguments import cadence
+from callbacks.cadence import Every
+from callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class TensorBoard(Callback):
+    """Writes train/loss, train/learning_rate, train/loss_scale, train/samples_per_second, val/*, window/*, and a text.
+
+    The x-axis is the optimizer step. A resumed run goes on in the same folder and discards what was written after
+    the step it resumes from.
+
+    Args:
+        log_dir: folder of the event files; None for ``<run_dir>/tensorboard``, or ``runs/<time>`` without a run folder.
+        every: cadence of the train/* scalars (one host copy each), or number of optimizer steps.
+        hparams: values shown as a table under "hparams", or None for what the trainer itself tells.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named; at `setup`, tensorboardX is not installed.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | Path | None = None,
+        every: Every | int = 50,
+        hparams: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.log_dir = None if log_dir is None else Path(log_dir)
+        self.every = cadence("TensorBoard", every)
+        if hparams is not None and not isinstance(hparams, Mapping):
+            raise TypeError(
+                f"TensorBoard(hparams=...) takes a mapping of names to values or None; received {hparams!r}"
+            )
+        self.hparams = hparams
+        self.folder: Path | None = None
+        self._writer: Any = None
+        self._mark = (0.0, 0)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Find the folder, and refuse to start without tensorboardX."""
+        try:
+            import tensorboardX  # noqa: F401
+        except ImportError as error:
+            raise ValueError("TensorBoard needs tensorboardX: pip install tensorboardX") from error
+        if self.log_dir is not None:
+            self.folder = self.log_dir
+        elif trainer.run_dir is not None:
+            self.folder = Path(trainer.run_dir) / "tensorboard"
+        else:
+            self.folder = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Open the event file and write the hyperparameters."""
+        from tensorboardX import SummaryWriter
+
+        progress = trainer.state.progress
+        step = progress.global_step
+        self._writer = SummaryWriter(
+            str(self.folder),
+            purge_step=step + 1 if step else None,
+            flush_secs=10,
+            # File names have whole seconds; a second run within one would overwrite the first one's file.
+            filename_suffix=f".{time.time_ns()}",
+        )
+        self.every.start(progress)
+        self._mark = (time.perf_counter(), progress.samples_seen)
+        if not step:
+            rows = [f"| {name} | {value} |" for name, value in self._table(trainer).items()]
+            self._writer.add_text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
+
+    def _table(self, trainer: Trainer) -> Mapping[str, Any]:
+        if self.hparams is not None:
+            return self.hparams
+        return {
+            "network": type(trainer.network).__name__,
+            "loss_fn": None if trainer.loss_fn is None else type(trainer.loss_fn).__name__,
+            "optimizer": None if trainer.optimizer is None else type(trainer.optimizer).__name__,
+            "learning_rate": trainer.learning_rate,
+            "sink_mode": trainer.sink_mode,
+        }
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Write the training scalars when due."""
+        if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
+            self._train(trainer, trainer.state.outputs.loss)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Write the epoch's mean loss; with a cadence in epochs the other training scalars too."""
+        step = trainer.state.progress.global_step
+        if trainer.state.train_loss is not None:
+            self._writer.add_scalar("epoch/loss", trainer.state.train_loss, step)
+        if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
+            self._train(trainer, trainer.state.train_loss)
+
+    def _train(self, trainer: Trainer, loss: float | None) -> None:
+        now, samples = time.perf_counter(), trainer.state.progress.samples_seen
+        values = {
+            "loss": loss,
+            "learning_rate": trainer.learning_rate,
+            "loss_scale": trainer.loss_scale,
+            "samples_per_second": (samples - self._mark[1]) / max(now - self._mark[0], 1e-9),
+        }
+        self._mark = (now, samples)
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, trainer.state.progress.global_step)
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Write the validation results."""
+        if self._writer is not None:
+            for name, value in trainer.state.metrics.items():
+                self._writer.add_scalar(f"val/{name.removeprefix('val_')}", value, trainer.state.progress.global_step)
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Write the metrics of the window that closed."""
+        for name, value in (trainer.state.window or {}).items():
+            if isinstance(value, int | float):
+                tag = f"window/{name.removeprefix('window_')}"
+                self._writer.add_scalar(tag, value, trainer.state.progress.global_step)
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Bring the events up to the snapshot onto disk."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the folder, so that a resumed run without a run folder goes on in it."""
+        return {"folder": None if self.folder is None else str(self.folder)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self.log_dir is None and state["folder"] and Path(state["folder"]).is_dir():
+            self.folder = Path(state["folder"])

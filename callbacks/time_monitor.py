@@ -1,0 +1,97 @@
+"""`TimeMonitor`: where the time of an epoch goes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from callbacks.callback import Callback
+from callbacks.console import say
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class TimeMonitor(Callback):
+    """Measures epochs: training seconds, seconds per step, samples per second, share spent waiting for data.
+
+    Training seconds exclude validation. Streams have no epochs: the whole run is one record, closed at its end.
+    Steps are dispatched asynchronously, so only sums over many steps are meaningful.
+
+    Args:
+        verbose: print one line per epoch.
+
+    Attributes:
+        records: one dict per epoch with keys "epoch", "seconds", "steps", "seconds_per_step",
+            "samples_per_second", "data_wait" (0 to 1) and "eval_seconds".
+    """
+
+    def __init__(self, verbose: bool = True) -> None:
+        self.verbose = bool(verbose)
+        self.records: list[dict[str, float]] = []
+        self._started: float | None = None
+
+    def _start(self, trainer: Trainer) -> None:
+        progress = trainer.state.progress
+        self._epoch, self._steps, self._samples = progress.epoch + 1, progress.global_step, progress.samples_seen
+        self._started = self._waiting_since = time.perf_counter()
+        self._waited = self._evaluated = 0.0
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Start the clock; a run may begin in the middle of an epoch."""
+        self.records = []
+        self._start(trainer)
+
+    def on_train_epoch_begin(self, trainer: Trainer) -> None:
+        """Start the clock of an epoch."""
+        self._start(trainer)
+
+    def on_train_step_begin(self, trainer: Trainer) -> None:
+        """Add the time since the last step to the time spent waiting."""
+        self._waited += time.perf_counter() - self._waiting_since
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Start waiting for the next batch."""
+        self._waiting_since = time.perf_counter()
+
+    def on_eval_begin(self, trainer: Trainer) -> None:
+        """Note when the evaluation began."""
+        self._eval_began = time.perf_counter()
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Leave the evaluation out of the training time."""
+        if self._started is not None:
+            now = time.perf_counter()
+            self._evaluated += now - self._eval_began
+            self._waiting_since = now
+
+    def _finish(self, trainer: Trainer) -> None:
+        progress = trainer.state.progress
+        steps, samples = progress.global_step - self._steps, progress.samples_seen - self._samples
+        seconds = max(time.perf_counter() - self._started - self._evaluated, 1e-9)
+        self._started = None
+        record = {
+            "epoch": self._epoch,
+            "seconds": seconds,
+            "steps": steps,
+            "seconds_per_step": seconds / max(steps, 1),
+            "samples_per_second": samples / seconds,
+            "data_wait": min(self._waited / seconds, 1.0),
+            "eval_seconds": self._evaluated,
+        }
+        self.records.append(record)
+        if self.verbose:
+            say(
+                f"epoch {self._epoch}: {seconds:.2f} s, {1000 * record['seconds_per_step']:.3f} ms/step, "
+                f"{record['samples_per_second']:,.0f} samples/s, {100 * record['data_wait']:.0f} % waiting for data"
+            )
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Record the epoch."""
+        self._finish(trainer)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Record what the last, unfinished epoch or the whole stream took."""
+        if self._started is not None and trainer.state.progress.global_step > self._steps:
+            self._finish(trainer)
+        self._started = None
