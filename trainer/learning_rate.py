@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 from trainer.errors import ConfigurationError
 
@@ -46,7 +46,8 @@ def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
             "(it follows a schedule, or there is no optimizer)"
         )
     for rate in rates:
-        rate.set_data(Tensor(float(value), rate.dtype))
+        # A compiled step with a branch in it goes on with the old value after `set_data`; it sees an assignment.
+        ops.assign(rate, Tensor(float(value), rate.dtype))
 
 
 def _number(rate: Any) -> float:
