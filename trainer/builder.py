@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from trainer.columns import label_columns
 from trainer.errors import ConfigurationError, GraphError
 from trainer.feed import Chunk, to_tensor
 from trainer.program import (
@@ -60,7 +61,8 @@ class StepBuilder:
         self.cast = cast
         self.eval_network = eval_network
         self.options = options or StepOptions()
-        self.forward = Forward(network, loss_fn, cast=cast)
+        self.label_count = label_columns(loss_fn)
+        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None
         self._sunk: dict[Any, SunkSteps] = {}
@@ -86,21 +88,31 @@ class StepBuilder:
         step = self.train_step(options)
         if size is None:
             return _single_runner(step, options)
-        shape = self.prediction_shape(sample) if options.keep_predictions else None
+        shape = self.row_shape(sample) if options.keep_predictions else None
         key = (size, shape)
         if key not in self._sunk:
             self._sunk[key] = SunkSteps(step, size, shape)
         return _sunk_runner(self._sunk[key], shape is not None)
 
-    def prediction_shape(self, sample: Chunk) -> tuple[int, ...]:
-        """Return the shape of one batch's prediction, [B, ...], found by one forward without training."""
+    def row_shape(self, sample: Chunk) -> tuple[int, ...]:
+        """Return the shape of one row's prediction, found by one forward without training.
+
+        Raises:
+            ConfigurationError: the prediction does not have the rows of the batch on axis 0.
+        """
         tensors = [tensor[0] for tensor in sample.tensors] if sample.stacked else list(sample.tensors)
         self.network.set_train(False)
         try:
             _, prediction, _ = self.evaluate_cell().compile_and_run(*tensors)
         finally:
             self.network.set_train(True)
-        return tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
+        shape = tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
+        if shape[:1] != tuple(tensors[0].shape[:1]):
+            raise ConfigurationError(
+                f"progressive validation needs predictions with the rows of the batch on axis 0; received {list(shape)} "
+                f"for {tensors[0].shape[0]} rows"
+            )
+        return shape[1:]
 
     def evaluate_cell(self) -> nn.Cell:
         """Return the evaluation program: the user's, or one built from network and loss."""
@@ -166,7 +178,7 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
         try:
             loss, prediction = run(flags[chunk.flush], *chunk.tensors)
         except Exception as error:
-            raise explained(error, chunk) from error
+            raise explained(error, chunk) from None
         return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)
 
     return train
@@ -182,7 +194,7 @@ def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
         try:
             losses, predictions = run(counts[chunk.num_batches], flags[chunk.flush], *chunk.tensors)
         except Exception as error:
-            raise explained(error, chunk) from error
+            raise explained(error, chunk) from None
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
 
     return train
@@ -193,7 +205,7 @@ def run_cell(cell: nn.Cell, arrays: Sequence[np.ndarray]) -> Any:
     try:
         return cell.compile_and_run(*(to_tensor(array) for array in arrays))
     except Exception as error:
-        raise explained(error, None, arrays) from error
+        raise explained(error, None, arrays) from None
 
 
 def explained(error: Exception, chunk: Chunk | None, arrays: Sequence[np.ndarray] | None = None) -> Exception:
@@ -203,6 +215,7 @@ def explained(error: Exception, chunk: Chunk | None, arrays: Sequence[np.ndarray
     arrays = arrays if arrays is not None else (chunk.arrays if chunk is not None else ())
     names = chunk.names if chunk is not None and chunk.names else tuple(f"column_{i}" for i in range(len(arrays)))
     fed = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in zip(names, arrays, strict=False))
+    logger.debug("MindSpore's whole message: %s", error)
     text = str(error).split("\n---")[0].strip() or type(error).__name__
     text = "\n".join(line for line in text.splitlines() if line.strip())
     return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {text}")

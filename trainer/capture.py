@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 from trainer import seed
 from trainer.errors import CheckpointMismatchError, did_you_mean
@@ -39,12 +39,17 @@ def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
 
 
 def tensors(trainer: Trainer) -> dict[str, dict[str, np.ndarray]]:
-    """Return every parameter by group; on CPU these are live views, to be written or copied before the next step."""
-    return {
+    """Return every array by group; on CPU parameters are live views, to be written or copied before the next step."""
+    groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
         for group, parameters in named_parameters(trainer).items()
         if parameters
     }
+    for name, part in trainer.parts.items():
+        arrays = part.state_dict()["arrays"]
+        if arrays:
+            groups[f"part.{name}"] = dict(arrays)
+    return groups
 
 
 def state(trainer: Trainer) -> dict[str, Any]:
@@ -55,6 +60,7 @@ def state(trainer: Trainer) -> dict[str, Any]:
         "metrics": dict(trainer.state.metrics),
         "callbacks": trainer.callbacks.state_dict(),
         "random": seed.capture(),
+        "parts": {name: part.state_dict()["json"] for name, part in trainer.parts.items()},
         **trainer.run_state(),
     }
 
@@ -84,7 +90,17 @@ def restore_tensors(
         for name, parameter in parameters.items():
             value = groups.get(group, {}).get(name)
             if value is not None and tuple(value.shape) == tuple(parameter.shape):
-                parameter.set_data(Tensor(np.array(value), parameter.dtype))
+                # A compiled step with a branch in it goes on with the old value after `set_data`.
+                ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
+
+
+def restore_parts(trainer: Trainer, states: Mapping[str, Any], groups: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Put back the state of the run's parts (online metrics, tables); parts the snapshot lacks start anew."""
+    for name, part in trainer.parts.items():
+        if name in states:
+            part.load_state_dict({"json": states[name], "arrays": groups.get(f"part.{name}", {})})
+        else:
+            logger.warning("the snapshot holds no state of %s; it starts anew", name)
 
 
 def mismatch(

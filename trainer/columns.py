@@ -17,14 +17,14 @@ class ColumnCheck:
 
     Args:
         network: cell whose `construct` receives the columns.
-        labelled: whether the last column is a label that the network does not receive.
+        labels: number of columns at the end that go to the loss instead of the network.
         extra: whether columns past those the network takes are fine (they are dropped).
     """
 
-    def __init__(self, network: nn.Cell, labelled: bool, *, extra: bool = False) -> None:
+    def __init__(self, network: nn.Cell, labels: int, *, extra: bool = False) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
         self.kind = type(network).__name__
-        self.labelled = labelled
+        self.labels = labels
         self.extra = extra
         self._expected: list[tuple[str, tuple[int, ...], Any]] | None = None
 
@@ -55,14 +55,16 @@ class ColumnCheck:
                 )
 
     def _check_number(self, columns: Columns, names: tuple[str, ...]) -> None:
-        given = len(columns) - self.labelled
+        given = len(columns) - self.labels
         if self.least <= given and (self.extra or self.most is None or given <= self.most):
             return
         takes = f"{self.least}" if self.most == self.least else f"{self.least} to {self.most or 'any number of'}"
-        label = f" and the last one, {names[-1]!r}, is the label" if self.labelled and names else ""
+        label = (
+            f" and the last {self.labels} ({', '.join(names[-self.labels :])}) go to the loss" if self.labels else ""
+        )
         raise DataError(
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
-            f"({', '.join(self.parameters)}){label}, so {self.least + self.labelled} columns are expected"
+            f"({', '.join(self.parameters)}){label}, so {self.least + self.labels} columns are expected"
         )
 
 
@@ -81,3 +83,16 @@ def has_non_finite(columns: Columns, names: tuple[str, ...]) -> str | None:
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             return name
     return None
+
+
+def label_columns(loss_fn: nn.Cell | None) -> int:
+    """Return how many columns the loss takes after the prediction: 1 (the label) unless it requires more."""
+    if loss_fn is None:
+        return 0
+    construct = type(loss_fn).construct if isinstance(loss_fn, nn.Cell) else loss_fn
+    parameters = list(inspect.signature(construct).parameters.values())
+    if isinstance(loss_fn, nn.Cell):
+        parameters = parameters[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = sum(p.kind in positional and p.default is p.empty for p in parameters)
+    return max(1, required - 1)

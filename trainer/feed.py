@@ -19,6 +19,7 @@ from trainer.errors import DataError, TrainerError
 from trainer.sources import Columns, Item, Source
 
 QUEUE_SIZE = 2
+WAIT_SECONDS = 0.1
 _END = object()
 
 
@@ -92,8 +93,16 @@ class Feed:
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
         self._worker: _Prefetch | None = None
 
-    def chunks(self, position: Mapping[str, Any], max_steps: int | None = None) -> Iterator[Chunk]:
-        """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete."""
+    def chunks(
+        self,
+        position: Mapping[str, Any],
+        max_steps: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Chunk]:
+        """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
+
+        `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
+        """
         made = self._make(dict(position), max_steps)
         if not (self.source.threaded or self.options.prepare is not None):
             yield from made
@@ -101,11 +110,17 @@ class Feed:
         self._worker = _Prefetch(made)
         try:
             while True:
-                chunk = self._worker.get()
+                try:
+                    chunk = self._worker.get(timeout=WAIT_SECONDS)
+                except queue.Empty:
+                    if should_stop():
+                        return
+                    continue
                 if chunk is None:
                     return
                 yield chunk
         finally:
+            self.source.interrupt()
             self._worker.stop()
             self._worker = None
 
@@ -117,6 +132,7 @@ class Feed:
     def close(self) -> None:
         """Stop the prefetch thread and close the source."""
         if self._worker is not None:
+            self.source.interrupt()
             self._worker.stop()
         self.source.close()
 

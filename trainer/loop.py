@@ -20,6 +20,7 @@ from trainer.metrics import WeightedMean, update_metrics
 from trainer.state import StepOutputs, StopReason
 
 if TYPE_CHECKING:
+    from trainer.online import OnlineMetrics
     from trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class TrainLoop:
         limits: when the run ends.
         validate: called when validation is due, or None.
         valid_every: cadence of validation, or None for every epoch end.
-        after_step: called with the chunk between the step and its hooks (online metrics), or None.
+        online: windows and progressive validation of a stream, or None.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class TrainLoop:
         *,
         validate: Callable[[], None] | None = None,
         valid_every: Every | None = None,
-        after_step: Callable[[Chunk], None] | None = None,
+        online: OnlineMetrics | None = None,
     ) -> None:
         self.trainer = trainer
         self.feed = feed
@@ -98,14 +99,14 @@ class TrainLoop:
         self.limits = limits
         self.validate = validate
         self.valid_every = valid_every
-        self.after_step = after_step
+        self.online = online
         self.meter = LossMeter()
         self.position: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return position, what a position means, cadence and loss sums."""
         return {
-            "position": dict(self.position),
+            "position": self.feed.source.resolve(dict(self.position)),
             "source": self.feed.source.describe(),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
@@ -133,12 +134,17 @@ class TrainLoop:
         """Train until a limit is reached or somebody asks to stop; `state.stop_reason` says which."""
         state = self.trainer.state
         self.limits.start()
+        if self.online is not None:
+            self.online.start()
         while not self._stopped():
             if self._at_epoch_start():
                 self.meter.clear()
                 self.trainer.callbacks.call("on_train_epoch_begin", self.trainer)
             if not self._run_epoch() and not self._stopped():
-                state.stop_reason = StopReason("stream_end", "the source has no more data")
+                ended = getattr(self.feed.source, "ended", None) or "stream_end"
+                state.stop_reason = StopReason(ended, "the stream gave no more rows")
+        if self.online is not None:
+            self.online.finish(state.stop_reason.kind in ("stream_end", "idle"))
 
     def _at_epoch_start(self) -> bool:
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
@@ -147,7 +153,7 @@ class TrainLoop:
         """Train the rest of the epoch; return whether the source may have more after it."""
         trainer, state = self.trainer, self.trainer.state
         call = trainer.callbacks.call
-        chunks = self.feed.chunks(self.position, self.limits.steps_left(state.progress))
+        chunks = self.feed.chunks(self.position, self.limits.steps_left(state.progress), self._stopped)
         trained = False
         try:
             for chunk in chunks:
@@ -177,8 +183,8 @@ class TrainLoop:
     def _after_step(self, chunk: Chunk) -> None:
         trainer, state = self.trainer, self.trainer.state
         call = trainer.callbacks.call
-        if self.after_step is not None:
-            self.after_step(chunk)
+        if self.online is not None:
+            self.online.after_step(chunk)
         call("on_train_step_end", trainer)
         if chunk.ends_epoch:
             state.train_loss = self.meter.value()
@@ -232,7 +238,7 @@ def evaluate(
         try:
             outputs = cell.compile_and_run(*chunk.tensors)
         except Exception as error:
-            raise explained(error, chunk) from error
+            raise explained(error, chunk) from None
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if eval_indexes is not None and eval_indexes[0] >= 0:
             loss.update(float(outputs[eval_indexes[0]].asnumpy().mean()), chunk.num_samples)
@@ -251,7 +257,7 @@ def predictions(trainer: Trainer, feed: Feed, cell: Any, inputs: int | None) -> 
         try:
             outputs = cell.compile_and_run(*chunk.tensors[:inputs])
         except Exception as error:
-            raise explained(error, chunk) from error
+            raise explained(error, chunk) from None
         yield _host(outputs)
         call("on_predict_step_end", trainer)
 

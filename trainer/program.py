@@ -15,6 +15,7 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 RECORDED_BAD_STEPS = 16
+_FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 
 
 @dataclass(frozen=True)
@@ -51,24 +52,25 @@ def _scalar(value: float, dtype: Any, name: str) -> Parameter:
 class Forward(nn.Cell):
     """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
 
-    The last column is the label when there is a loss function; without one the network receives every column and
-    returns the loss, or a tuple that starts with (loss, prediction).
+    With a loss function the last `labels` columns go to it, after the prediction; without one the network receives
+    every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, cast: bool = False) -> None:
+    def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.loss_fn = loss_fn
         self.has_loss_fn = loss_fn is not None
+        self.labels = labels
         self.cast_outputs = cast
 
     def construct(self, *columns):
         """Return (loss [], prediction)."""
         if self.has_loss_fn:
-            prediction = self.network(*columns[:-1])
+            prediction = self.network(*columns[: -self.labels])
             if self.cast_outputs:
                 prediction = _to_float32(prediction)
-            loss = self.loss_fn(prediction, columns[-1])
+            loss = self.loss_fn(prediction, *columns[-self.labels :])
             return loss, prediction
         outputs = self.network(*columns)
         if self.cast_outputs:
@@ -127,6 +129,7 @@ class TrainStep(nn.Cell):
             Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
         )
         self.buffers = tuple(buffers) if self.guard else ()
+        self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
         self.saved = tuple(
             Parameter(buffer.value().copy(), name=f"trainer.saved.{buffer.name}", requires_grad=False)
             for buffer in self.buffers
@@ -189,6 +192,9 @@ class TrainStep(nn.Cell):
             self.optimizer(self._clip(gradients))
             return
         finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
+        if self.statistics:
+            # a ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it
+            finite = ops.logical_and(finite, amp.all_finite(self.statistics))
         if self.scaler is not None:
             self.scaler.adjust(finite)
         apply = finite
@@ -245,14 +251,14 @@ class SunkSteps(nn.Cell):
     Args:
         step: a `TrainStep` or `CustomStep`.
         size: leading length of the stacked columns.
-        prediction_shape: shape of one batch's prediction when predictions are to be kept, else None.
+        row_shape: shape of one row's prediction when predictions are to be kept, else None.
     """
 
-    def __init__(self, step: nn.Cell, size: int, prediction_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, step: nn.Cell, size: int, row_shape: tuple[int, ...] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
         self.size = size
-        self.prediction_shape = prediction_shape
+        self.row_shape = row_shape
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32 scalar) batches; `flush` closes an accumulation window after the last.
@@ -262,7 +268,7 @@ class SunkSteps(nn.Cell):
         losses = ops.zeros((self.size,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
-        if self.prediction_shape is None:
+        if self.row_shape is None:
             while index < count:
                 columns = ()
                 for column in stacked:
@@ -271,7 +277,7 @@ class SunkSteps(nn.Cell):
                 losses[index] = ops.cast(loss, mstype.float32)
                 index = index + 1
             return losses, losses
-        predictions = ops.zeros((self.size, *self.prediction_shape), mstype.float32)
+        predictions = ops.zeros((self.size, stacked[0].shape[1], *self.row_shape), mstype.float32)
         while index < count:
             columns = ()
             for column in stacked:
@@ -289,11 +295,12 @@ class EvalStep(nn.Cell):
     def __init__(self, forward: Forward) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
+        self.label = -max(1, forward.labels)
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label), the label being the last column."""
+        """Return (loss [], prediction, label), the label being the first column that goes to the loss."""
         loss, prediction = self.forward(*columns)
-        return loss, prediction, columns[-1]
+        return loss, prediction, columns[self.label]
 
 
 class PredictStep(nn.Cell):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer import capture, checkpoint
 from trainer.background import BackgroundWriter
@@ -34,6 +34,7 @@ class Saver:
         self._writer = BackgroundWriter()
         self.config: str | None = None
         self.written: set[str] = set()
+        self._positions: dict[Path, Mapping[str, Any]] = {}
 
     @property
     def hold_seconds(self) -> list[float]:
@@ -48,10 +49,12 @@ class Saver:
         """
         trainer = self._trainer
         step = trainer.state.progress.global_step
+        path = Path(root) / checkpoint.step_name(step)
+        self._positions[path] = trainer.position
         arguments = (root, step, capture.tensors(trainer), capture.state(trainer))
         if background:
             self._writer.submit(*arguments, config=self.config)
-            return Path(root) / checkpoint.step_name(step)
+            return path
         self.wait()
         path = checkpoint.write(*arguments, config=self.config)
         self._became_durable(path)
@@ -77,7 +80,7 @@ class Saver:
         self.written.add(path.name)
         checkpoint.point(path.parent, "last", path.name)
         trainer.state.snapshot = path
-        trainer.after_snapshot(path)
+        trainer.commit(self._positions.pop(path, None))
         trainer.callbacks.call("on_save_checkpoint", trainer)
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
@@ -106,6 +109,7 @@ class Saver:
         capture.restore_tensors(trainer, groups, strict=strict, weights_only=weights_only)
         if not weights_only:
             trainer.state.snapshot = snapshot.path
+            capture.restore_parts(trainer, snapshot.state.get("parts", {}), groups)
             trainer.restore_state(snapshot.state)
         logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
         return snapshot

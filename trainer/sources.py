@@ -63,6 +63,16 @@ class Source:
         """Return what has to be the same for a saved position to mean the same rows."""
         return {"kind": type(self).__name__}
 
+    def resolve(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk's position in the form that goes into a snapshot."""
+        return position
+
+    def commit(self, position: dict[str, Any]) -> None:
+        """Tell where rows come from that everything before `position` is in a durable snapshot."""
+
+    def interrupt(self) -> None:
+        """Make a `batches` under way on another thread end soon, where it may wait long."""
+
     def close(self) -> None:
         """Let go of threads and files."""
 

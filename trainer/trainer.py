@@ -21,13 +21,17 @@ from trainer.feed import Chunk, Feed, FeedOptions
 from trainer.learning_rate import get_learning_rate, set_learning_rate
 from trainer.limits import Every, Limits
 from trainer.metrics import get_metrics
+from trainer.online import DEFAULT_WINDOW, OnlineMetrics
+from trainer.prequential import Window
 from trainer.program import StepOptions
 from trainer.saver import Saver
+from trainer.scratch import droppings_aside
 from trainer.seed import check_seed
 from trainer.seed import restore as restore_generators
 from trainer.signals import StopOnSignal
 from trainer.sources import Item, Source, is_arrays, make_source
 from trainer.state import Phase, State, StopReason
+from trainer.stream_source import StreamSource, as_stream, check_stream_options
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +132,15 @@ class Trainer(ModelVerbs):
             eval_network=eval_network,
             options=self._options,
         )
+        self.label_count = self.builder.label_count
         self.state = State()
         self.callbacks = CallbackList()
         self.saver = Saver(self)
         self.sink_mode = "not decided yet"
         self.history: History | None = None
+        self.parts: dict[str, Any] = {}
         self._loop: loop.TrainLoop | None = None
+        self._online: OnlineMetrics | None = None
         self._limits_base: dict[str, int] = {}
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -251,11 +258,8 @@ class Trainer(ModelVerbs):
             logger.info("sink mode: %s", self.sink_mode)
             return steps * self.accumulate
 
-        check = columns.ColumnCheck(self._columns_network(), self.loss_fn is not None and self.optimizer is not None)
+        check = columns.ColumnCheck(self.network, self.label_count)
         return Feed(source, FeedOptions(batches_per_call, self.accumulate, check=check))
-
-    def _columns_network(self) -> nn.Cell:
-        return self.network
 
     def _train_runner(self, sample: Chunk) -> TrainRunner:
         size = len(sample.arrays[0]) if sample.stacked else None
@@ -267,7 +271,7 @@ class Trainer(ModelVerbs):
             self._options,
             guard=bool(policies),
             halt="terminate" in policies,
-            keep_predictions=self.state.phase is Phase.ONLINE,
+            keep_predictions=self._online is not None and self._online.metrics is not None,
         )
 
     @contextlib.contextmanager
@@ -280,7 +284,7 @@ class Trainer(ModelVerbs):
         state.phase, state.stop_reason, state.exception = phase, None, None
         state.outputs = state.train_loss = state.window = state.drift = None
         try:
-            with StopOnSignal(lambda name: self.stop(name, kind="signal")) as signals:
+            with droppings_aside(), StopOnSignal(lambda name: self.stop(name, kind="signal")) as signals:
                 yield signals
         except BaseException as error:
             state.exception = error
@@ -290,7 +294,7 @@ class Trainer(ModelVerbs):
         finally:
             for error in self.callbacks.call_all("teardown", self):
                 logger.error("teardown failed: %s", error)
-            state.phase, self._loop = Phase.IDLE, None
+            state.phase, self._loop, self._online = Phase.IDLE, None, None
             self._close_saver()
 
     def _close_saver(self) -> None:
@@ -333,7 +337,7 @@ class Trainer(ModelVerbs):
         return ("loss", *(f"val_{name}" for name in evaluated), *self._window_names())
 
     def _window_names(self) -> tuple[str, ...]:
-        return ()
+        return () if self._online is None else self._online.names()
 
     def _check_monitors(self) -> None:
         has_validation = self._loop is not None and self._loop.validate is not None
@@ -348,6 +352,68 @@ class Trainer(ModelVerbs):
                     f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
                     f"available are {', '.join(names)}{hint}"
                 )
+
+    def online_train(
+        self,
+        stream: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = 1,
+        *,
+        batch_size: int | None = None,
+        window: Window | int | None = None,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        idle_timeout: float | None = None,
+        flush_after: float = 1.0,
+        resume: str | Path | None = None,
+    ) -> History:
+        """Train on a stream, scoring every batch by the forward that trains on it.
+
+        Args:
+            stream: a `trainer.streams` stream, a `mindspore.dataset` (endless or not), an iterable of batches, or a
+                function that returns one. Columns go to the network by name when its arguments are all among them.
+            callbacks: as in `fit`.
+            dataset_sink_mode: train `sink_size` steps in one graph call.
+            sink_size: steps a call.
+            batch_size: rows a batch; None: 1024, or an iterable's own batches.
+            window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
+            max_steps: bound of the optimizer steps of this call.
+            max_seconds: bound of the wall time of this call.
+            idle_timeout: end after this many seconds without a row.
+            flush_after: seconds without a row after which complete batches are trained though the call is not full.
+            resume: as in `fit`; the stream is read on from the row after the last one trained on.
+
+        Returns:
+            The `History` of the run.
+        """
+        check_stream_options(batch_size, idle_timeout, flush_after)
+        window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
+        label = window.label if isinstance(window.label, str) else None
+        source = StreamSource(
+            as_stream(stream),
+            batch_size,
+            inputs=columns.arguments_of(self.network)[2],
+            labelled=self.loss_fn is not None,
+            label=label,
+            weight="weight" if self.label_count > 1 else None,
+            extras=[window.group] if window.group else [],
+            flush_after=flush_after,
+            idle_timeout=idle_timeout,
+        )
+        progress = self.state.progress
+        self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
+        with self._session(Phase.ONLINE, callbacks) as signals:
+            feed = self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size) or 1)
+            self._online = OnlineMetrics(self, feed, window, scored=self.loss_fn is not None)
+            self.parts["online"] = self._online
+            train = loop.TrainLoop(self, feed, self._train_runner, Limits(), online=self._online)
+            try:
+                self._run(train, resume, None, max_steps, max_seconds)
+            finally:
+                del self.parts["online"]
+        signals.leave()
+        return self.history
 
     # -- evaluation and prediction -------------------------------------------------------------------------------
 
@@ -423,11 +489,11 @@ class Trainer(ModelVerbs):
         source = make_source(dataset, batch_size=batch_size, seed=self.seed)
         check = None
         if predict:
-            check = columns.ColumnCheck(self.network, False, extra=True)
+            check = columns.ColumnCheck(self.network, 0, extra=True)
         elif self.eval_network is not None:
-            check = columns.ColumnCheck(self.eval_network, False)
-        elif self.optimizer is not None or self.loss_fn is not None:
-            check = columns.ColumnCheck(self.network, self.loss_fn is not None)
+            check = columns.ColumnCheck(self.eval_network, 0)
+        else:
+            check = columns.ColumnCheck(self.network, self.label_count)
         return Feed(source, FeedOptions(check=check))
 
     # -- control -------------------------------------------------------------------------------------------------
@@ -478,8 +544,15 @@ class Trainer(ModelVerbs):
         if self._loop is not None and "loop" in state:
             self._loop.load_state_dict(state["loop"])
 
-    def after_snapshot(self, path: Path) -> None:
-        """Called when a snapshot has become durable, before the callbacks' hook."""
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Place in the data right after the last row trained on; None outside a run."""
+        return None if self._loop is None else dict(self._loop.position)
+
+    def commit(self, position: Mapping[str, Any] | None) -> None:
+        """Tell the data source that everything before `position` is in a durable snapshot."""
+        if self._loop is not None and position:
+            self._loop.feed.source.commit(position)
 
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>``; see `trainer.saver.Saver.save`."""

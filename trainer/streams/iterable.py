@@ -64,7 +64,7 @@ class IterableStream(BufferedStream):
             )
         self._source = source
         self._names = None if names is None else list(names)
-        self._event_time = event_time
+        self.event_time = event_time
         self._rows = rows
         self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._states: dict[int, Any] = {}
@@ -143,9 +143,9 @@ class IterableStream(BufferedStream):
         columns = {str(name): _array(value) for name, value in pairs}
         if not columns:
             raise DataError(f"item {self._item} of the iterable has no columns")
-        if self._event_time is not None and self._event_time not in columns:
+        if self.event_time is not None and self.event_time not in columns:
             raise DataError(
-                f"item {self._item} has no column {self._event_time!r}, which event_time= names: {list(columns)}"
+                f"item {self._item} has no column {self.event_time!r}, which event_time= names: {list(columns)}"
             )
         return columns
 
@@ -188,7 +188,7 @@ class IterableStream(BufferedStream):
         self._push(self._batch(columns, spans))
 
     def _batch(self, columns: dict[str, np.ndarray], spans: tuple[Span, ...]) -> Batch:
-        times = None if self._event_time is None else columns[self._event_time].astype(np.float64)
+        times = None if self.event_time is None else columns[self.event_time].astype(np.float64)
         return Batch(columns, times, spans)
 
     def seek(self, position: Position) -> None:

@@ -56,6 +56,7 @@ class ReplayStream:
             raise ConfigurationError(f"rows_per_second takes a number > 0 or None; received {rows_per_second!r}")
         self.rows = next(iter(lengths.values()))
         self.repeat, self.rows_per_second = repeat, rows_per_second
+        self.event_time = event_time
         self._times = None if event_time is None else self._table[event_time].astype(np.float64)
         self._order = None if self._times is None else np.argsort(self._times, kind="stable")
         if self._order is not None and (np.diff(self._order) == 1).all():
