@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import did_you_mean, nearest
+from trainer.experiment import rundir
 from trainer.experiment.overrides import apply_overrides
 from trainer.experiment.problems import ConfigErrors, Place, Problem, show
 from trainer.experiment.resolve import UnresolvedError, import_paths, is_dotted, resolve
@@ -47,8 +48,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
 
 def project_paths(path: Path | None) -> Any:
     """Return a context in which the working directory and the folders above the configuration can be imported from."""
-    above = [] if path is None else list(path.absolute().parents)[:2]
-    return import_paths([Path.cwd()], above)
+    above: list[Path] = []
+    for config in () if path is None else (path, rundir.origin(path)):
+        if config is not None:
+            above += [config.absolute(), *list(config.absolute().parents)[:2]]
+    return import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()])
 
 
 class _Reader:

@@ -18,6 +18,7 @@ _ELSEWHERE: dict[str, dict[str, str]] = {
         "optimizer": "section optimizer",
         "metrics": "section metrics",
         "seed": "key seed",
+        "run_dir": "key run_dir",
     },
     "fit": {
         "train_dataset": "data.train",

@@ -1,0 +1,220 @@
+"""The command line on real data: 569 breast tumours, bundled with scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.experiment.cli import main
+from trainer.experiment.rundir import Run
+
+ROOT = Path(__file__).parents[3]
+DATA = """
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+
+def rows(part: str):
+    data = load_breast_cancer()
+    x = ((data.data - data.data.mean(0)) / data.data.std(0)).astype(np.float32)
+    y = data.target.astype(np.float32)[:, None]
+    keep = {"train": slice(0, 380), "valid": slice(380, 480), "test": slice(480, None)}[part]
+    return {"x": x[keep], "label": y[keep]}
+
+
+class Report:
+    def __call__(self, trainer, run_dir):
+        (run_dir / "report.txt").write_text("written")
+        return {"steps": trainer.state.progress.global_step}
+"""
+CONFIG = """\
+experiment: tumours
+seed: 3
+network: {class_path: mindspore.nn.Dense, init_args: {in_channels: 30, out_channels: 1}}
+loss: mindspore.nn.BCEWithLogitsLoss
+optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 3e-2}}
+metrics: [auc]
+data:
+  train: {class_path: tumours_of_the_cli_test.rows, init_args: {part: train}}
+  valid: {class_path: tumours_of_the_cli_test.rows, init_args: {part: valid}}
+  test: {class_path: tumours_of_the_cli_test.rows, init_args: {part: test}}
+fit: {epochs: 2, batch_size: 20}
+callbacks:
+  - class_path: callbacks.ProgressBar
+  - {class_path: callbacks.ModelCheckpoint, init_args: {monitor: val_auc}}
+report: tumours_of_the_cli_test.Report
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tumours_of_the_cli_test.py").write_text(DATA)
+    (folder / "configs").mkdir()
+    (folder / "configs" / "tumours.yaml").write_text(CONFIG)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def finished(project):
+    """The folder of a run of two epochs."""
+    assert main(["fit", "configs/tumours.yaml"]) == 0
+    return Path("runs/tumours")
+
+
+def test_fit_leaves_everything_needed_to_know_and_repeat_the_run(finished):
+    run = Run.read(finished)
+    assert run.config["optimizer"]["init_args"]["beta1"] == 0.9
+    assert run.config["fit"]["epochs"] == 2
+    assert run.versions["seed"] == 3
+    assert run.versions["mindspore"].startswith("2.")
+    assert run.metrics["stop_reason"] == "limit: epochs=2"
+    assert run.metrics["progress"]["global_step"] == 2 * 19
+    assert 0.9 < run.metrics["results"]["test_auc"] <= 1
+    assert run.metrics["report"] == {"steps": 38}
+    assert (finished / "report.txt").read_text() == "written"
+    history = json.loads((finished / "history.json").read_text())
+    assert history["steps"]["val_auc"] == [19, 38]
+
+
+def test_the_same_configuration_and_seed_give_the_same_run_in_a_folder_of_its_own(finished, capsys):
+    assert main(["fit", "runs/tumours/config.yaml"]) == 0
+    assert "runs/tumours is in use by an earlier run; this one goes to runs/tumours-2" in capsys.readouterr().err
+    first, second = Run.read(finished), Run.read("runs/tumours-2")
+    assert second.metrics["results"] == first.metrics["results"]
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
+    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/long", "--set", "fit.epochs=4"]) == 0
+    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/resumed"]) == 0
+    assert main(["fit", "--resume", "runs/resumed", "--set", "fit.epochs=4"]) == 0
+    long, resumed = Run.read("runs/long"), Run.read("runs/resumed")
+    assert resumed.metrics["progress"]["global_step"] == 4 * 19
+    assert resumed.metrics["results"] == long.metrics["results"]
+    (entry,) = json.loads(Path("runs/resumed/resumes.json").read_text())
+    assert entry["overrides"] == ["fit.epochs=4"]
+    assert entry["snapshot"].endswith("step_00000038")
+    assert resumed.config["fit"]["epochs"] == 4
+    capsys.readouterr()
+    assert main(["compare", "runs/tumours", "runs/resumed"]) == 0
+    table = capsys.readouterr().out
+    assert "fit.epochs" in table
+    assert "test_auc" in table
+    assert "learning_rate" not in table
+
+
+def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
+    assert main(["evaluate", str(finished), "--checkpoint", "last"]) == 0
+    shown = capsys.readouterr().out
+    recorded = Run.read(finished).metrics["results"]["test_auc"]
+    assert f"{recorded:.6g}" in shown
+    assert main(["predict", "configs/tumours.yaml", "--run", str(finished), "--output", "out/predicted.npy"]) == 0
+    predicted = np.load("out/predicted.npy")
+    assert predicted.shape == (89, 1)
+    assert main(["evaluate", str(finished), "--split", "vald"]) == 2
+    assert "data: has no dataset 'vald'; it has test, valid, train" in capsys.readouterr().err
+
+
+def test_check_runs_nothing(project, monkeypatch, capsys):
+    (project / "explosive_of_the_cli_test.py").write_text(
+        "class Net:\n    pass\ndef data(part: str):\n    raise AssertionError('check must not read data')\n"
+    )
+    sets = ["--set", "data.train.class_path=explosive_of_the_cli_test.data"]
+    assert main(["check", "configs/tumours.yaml", *sets]) == 0
+    assert "nothing wrong" in capsys.readouterr().out
+    assert main(["check", "configs/tumours.yaml", *sets, "--set", "trainer.amp_level=O4"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("--set trainer.amp_level=O4: trainer.amp_level: received 'O4'; accepted are O0, O1, O2, O3")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        # known only when the object is made
+        ("optimizer.init_args.learning_rate=-1.0", "configs/tumours.yaml:5:25: optimizer: mindspore.nn.Adam cannot be"),
+        ("network.class_path=tumours_of_the_cli_test.rows", "network.init_args.in_channels: rows has no argument"),
+        # known only when training begins
+        ("fit.epochs=0", "epochs"),
+        ("callbacks.1.init_args={monitor: val_acu, mode: max}", "did you mean 'val_auc'?"),
+        (
+            "data.train.init_args.part=trian",
+            "data.train: tumours_of_the_cli_test.rows cannot be made: KeyError: 'trian'",
+        ),
+    ],
+)
+def test_what_cannot_work_is_told_without_a_traceback_and_leaves_no_run_folder(project, override, expected, capfd):
+    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/refused", "--set", override]) == 2
+    err = capfd.readouterr().err
+    assert expected in err
+    assert "Traceback" not in err
+    assert not Path("runs/refused").exists()
+
+
+def test_a_snapshot_of_another_network_is_a_failed_run_not_a_wrong_configuration(finished, capsys):
+    sets = ["--set", "network.init_args.out_channels=2"]
+    assert main(["evaluate", str(finished), *sets]) == 1
+    assert "weight is [1, 30] in the snapshot, [2, 30] in the network" in capsys.readouterr().err
+
+
+def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project):
+    command = [sys.executable, "-m", "trainer.experiment.cli", "fit", "configs/tumours.yaml"]
+    command += ["--set", "fit.epochs=1000000", "--set", "run_dir=runs/stopped"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        for line in process.stderr:
+            if line.startswith("epoch 3/"):
+                process.send_signal(signal.SIGTERM)
+                break
+        rest = process.stderr.read()
+        assert process.wait(60) == 143, rest
+    finally:
+        process.kill()
+    assert "stopped by SIGTERM" in rest
+    stopped = Run.read("runs/stopped").metrics
+    assert stopped["stop_reason"] == "signal: SIGTERM"
+    done = stopped["progress"]["epoch"]
+    assert stopped["snapshot"].endswith(f"step_{stopped['progress']['global_step']:08d}")
+    assert main(["fit", "--resume", "runs/stopped", "--set", f"fit.epochs={done + 2}"]) == 0
+    assert Run.read("runs/stopped").metrics["progress"]["epoch"] == done + 2
+
+
+def test_show_loop_puts_each_callback_in_its_place(project, capsys):
+    assert main(["show-loop", "configs/tumours.yaml", "--set", "fit.valid_every=7"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "until 2 epochs or a stop is asked for:" in lines
+    assert "        validate, every 7 steps:" in lines
+    after_validation = lines[lines.index("            on_eval_end") :]
+    assert [line.strip().partition(":")[0] for line in after_validation[1:4]] == [
+        "- History",
+        "- ProgressBar",
+        "- ModelCheckpoint",
+    ]
+    assert not any("on_window_end" in line for line in lines)
+
+
+def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
+    assert main(["ft"]) == 2
+    assert "did you mean 'fit'?" in capsys.readouterr().err
+    assert main(["fit"]) == 2
+    assert main(["evaluate"]) == 2
+    assert main(["--help"]) == 0
+    assert main(["compare", "nowhere", "nowhere"]) == 2
+
+
+def test_help_does_not_import_mindspore():
+    code = "import sys; from trainer.experiment.cli import main; main(['--help']); main(['compare', 'a', 'b']); "
+    code += "sys.exit('mindspore' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,46 @@
+"""What `trainer doctor` sees."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+
+import pytest
+
+from trainer.experiment import doctor
+from trainer.experiment.cli import main
+
+
+def test_this_installation_is_found_sound(capsys):
+    assert main(["doctor"]) == 0, capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "compiled and ran" in shown
+    assert "runs use" in shown
+
+
+def test_a_module_that_hides_the_package_is_told(tmp_path, monkeypatch):
+    (tmp_path / "callbacks.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    wrong = [finding for finding in doctor.examine(run_a_graph=False) if finding.state == doctor.WRONG]
+    assert [finding.value for finding in wrong] == [str(tmp_path / "callbacks.py")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
+def test_binaries_for_another_machine_are_told(tmp_path, monkeypatch):
+    ours = doctor.elf_machine(os.path.realpath(sys.executable))
+    assert ours == doctor._SAME_MACHINE.get(os.uname().machine, os.uname().machine)
+    other = tmp_path / "other.so"
+    other.write_bytes(b"\x7fELF\x02\x01" + bytes(12) + struct.pack("<H", 0xB7))
+    assert doctor.elf_machine(other) == "aarch64"
+    monkeypatch.setattr(doctor, "elf_machine", lambda path: "aarch64" if ours == "x86_64" else "x86_64")
+    (finding,) = doctor._architecture()
+    assert finding.state == doctor.WRONG
+
+
+def test_numpy_2_is_told(monkeypatch):
+    real = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: "2.1.0" if name == "numpy" else real(name))
+    (wrong,) = [finding for finding in doctor.examine(run_a_graph=False) if finding.state == doctor.WRONG]
+    assert wrong.name == "numpy"
+    assert "numpy>=1.25,<2" in wrong.advice

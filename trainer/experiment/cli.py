@@ -1,0 +1,264 @@
+"""The command line: ``trainer fit|online|evaluate|predict|check|show-loop|compare|doctor``.
+
+Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
+by SIGINT or SIGTERM and has wound up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigurationError, TrainerError, did_you_mean
+
+_COMMANDS = {
+    "fit": "train on data.train, validate on data.valid, evaluate on data.test",
+    "online": "train on data.stream",
+    "evaluate": "evaluate a trained network on data.test (or --split)",
+    "predict": "write predictions for data.test (or --split)",
+    "check": "tell everything that is wrong with a configuration; runs nothing",
+    "show-loop": "print the training loop with the active callbacks in their places",
+    "compare": "two runs side by side: differences of configuration, final metrics",
+    "doctor": "what this machine and installation are, and what stands in the way of a run",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="trainer", description="Train MindSpore networks from YAML experiments.", epilog=__doc__)
+    from trainer import __version__
+
+    parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
+    for name in ("fit", "online"):
+        made[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
+        made[name].add_argument("--resume", metavar="RUN", help="go on from the last snapshot of this run folder")
+    for name in ("evaluate", "predict", "check", "show-loop"):
+        made[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
+    for name in ("evaluate", "predict"):
+        made[name].add_argument("--run", metavar="RUN", help="run folder; default: the newest run of CONFIG")
+        made[name].add_argument(
+            "--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last"
+        )
+        made[name].add_argument("--split", help="dataset of section data; default: test, else valid, else train")
+    made["predict"].add_argument("--output", metavar="FILE", help="default: RUN/predictions.npy")
+    for name in ("fit", "online", "evaluate", "predict", "check", "show-loop"):
+        made[name].add_argument(
+            "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
+        )
+    made["compare"].add_argument("runs", metavar="RUN", nargs=2, help="run folder")
+    made["doctor"].add_argument("--quick", action="store_true", help="leave out compiling and running a tiny graph")
+    for subparser in made.values():
+        subparser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        argv: arguments without the program's name; None for those of the process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
+        known = ", ".join(_COMMANDS)
+        print(
+            f"trainer: there is no command {arguments[0]!r}; accepts {known}{did_you_mean(arguments[0], _COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        given = _parser().parse_args(arguments)
+    except SystemExit as leaving:  # --help, --version or a wrong command line; a library call must get a number
+        return int(leaving.code or 0)
+    try:
+        with _console():
+            return _HANDLERS[given.command](given)
+    except (TrainerError, OSError) as error:
+        if given.traceback:
+            raise
+        text = str(error) or type(error).__name__
+        print(text if isinstance(error, ConfigurationError) else f"error: {text}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    except KeyboardInterrupt:
+        print("stopped by SIGINT", file=sys.stderr)
+        return 130
+    except SystemExit as leaving:
+        if leaving.code == 143:
+            print("stopped by SIGTERM", file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else 1
+
+
+@contextlib.contextmanager
+def _console() -> Iterator[None]:
+    """Show what the package logs, and only errors of MindSpore, until the command is done."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
+    levels = [logger.level for logger in loggers]
+    quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
+    if quiet:
+        os.environ["GLOG_v"] = "3"  # noqa: SIM112 (MindSpore spells it so)
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+        if quiet:
+            del os.environ["GLOG_v"]  # noqa: SIM112
+
+
+def _train(given: argparse.Namespace) -> int:
+    from trainer.experiment import rundir
+
+    if (given.config is None) == (given.resume is None):
+        raise ConfigurationError(
+            f"trainer {given.command} takes either CONFIG (a new run) or --resume RUN (which has its configuration)"
+        )
+    source = Path(given.config) if given.resume is None else rundir.existing_run(given.resume)
+    with _project(source):
+        config = _load(source, given)
+        from trainer.experiment import run
+
+        command = run.fit if given.command == "fit" else run.online
+        run_dir = command(config, resume=given.resume is not None)
+    _print_results(rundir.Run.read(run_dir))
+    return 0
+
+
+def _load(source: Path, given: argparse.Namespace) -> Any:
+    from dataclasses import replace
+
+    from trainer.experiment.loader import load_config
+
+    config = load_config(source, given.overrides)
+    # a run folder may have been moved since it was written
+    return replace(config, run_dir=source) if source.is_dir() else config
+
+
+def _project(source: Path) -> Any:
+    from trainer.experiment.loader import project_paths
+
+    return project_paths(source)
+
+
+def _print_results(finished: Any) -> None:
+    from trainer.experiment.compare import flatten, table
+
+    metrics = finished.metrics
+    rows = [["result", "value"]]
+    for name, value in {**metrics.get("results", {}), **flatten(metrics.get("report", {}), "report")}.items():
+        if value != {}:
+            rows.append([name, f"{value:.6g}" if isinstance(value, float) else str(value)])
+    rows += [["steps", str(metrics["progress"]["global_step"])], ["ended by", str(metrics["stop_reason"])]]
+    rows += [["snapshot", str(metrics["snapshot"] or "none")], ["run folder", str(finished.path)]]
+    print("\n".join(table(rows)))
+
+
+def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
+    """Return the configuration, the run folder and the snapshot that `evaluate` and `predict` work with."""
+    from trainer.experiment import rundir
+    from trainer.experiment.run import default_checkpoint
+
+    source = Path(given.config)
+    config = _load(source, given)
+    if given.run is not None:
+        run_dir = rundir.existing_run(given.run)
+    elif source.is_dir():
+        run_dir = source
+    else:
+        run_dir = rundir.newest_run(config.run_dir) or config.run_dir
+        if given.checkpoint in (None, "best", "last") and not (run_dir / rundir.CONFIG).is_file():
+            raise ConfigurationError(
+                f"there is no run of {source} in {config.run_dir} yet; run `trainer fit {source}` first, or give --run "
+                "or --checkpoint"
+            )
+    return config, run_dir, default_checkpoint(run_dir, given.checkpoint)
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    with _project(Path(given.config)):
+        config, _, checkpoint = _applied(given)
+        from trainer.experiment import run
+        from trainer.experiment.compare import table
+
+        split, metrics = run.evaluate(config, checkpoint, given.split)
+    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in metrics.items())]
+    print("\n".join(table(rows)))
+    return 0
+
+
+def _predict(given: argparse.Namespace) -> int:
+    with _project(Path(given.config)):
+        config, run_dir, checkpoint = _applied(given)
+        from trainer.experiment import run
+
+        output = Path(given.output) if given.output else run_dir / "predictions.npy"
+        split, shape = run.predict(config, checkpoint, output, given.split)
+    print(f"{split}: predictions of shape {shape} written to {output}")
+    return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    source = Path(given.config)
+    with _project(source):
+        config = _load(source, given)
+    print(f"{source}: nothing wrong with experiment {config.experiment!r}")
+    return 0
+
+
+def _show_loop(given: argparse.Namespace) -> int:
+    source = Path(given.config)
+    with _project(source):
+        config = _load(source, given)
+        from trainer.experiment.show_loop import describe
+
+        print(describe(config))
+    return 0
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from trainer.experiment.compare import compare
+
+    print(compare(*given.runs))
+    return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from trainer.experiment import doctor
+
+    findings = doctor.examine(run_a_graph=not given.quick)
+    print(doctor.report(findings))
+    return 1 if any(finding.state == doctor.WRONG for finding in findings) else 0
+
+
+_HANDLERS = {
+    "fit": _train,
+    "online": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "check": _check,
+    "show-loop": _show_loop,
+    "compare": _compare,
+    "doctor": _doctor,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""`trainer doctor`: what this machine and installation are, and what stands in the way of a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+_RANGES = {"mindspore": ((2, 7), (2, 11)), "numpy": ((1, 25), (2,))}
+_REQUIRED = ("hirola", "pyyaml", "safetensors", "tensorboardX", "tqdm")
+_EXTRAS = {
+    "examples": ("matplotlib", "scikit-learn"),
+    "redis": ("redis",),
+    "kafka": ("confluent-kafka",),
+    "arrow": ("pyarrow",),
+    "prometheus": ("prometheus_client",),
+}
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
+# e_machine of an ELF header, by the names platform.machine() uses
+_ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
+_SAME_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        value: what was found.
+        state: "ok", "note" (worth knowing) or "WRONG" (runs will fail).
+        advice: what to do about it.
+    """
+
+    name: str
+    value: str
+    state: str = OK
+    advice: str = ""
+
+
+def examine(run_a_graph: bool = True) -> list[Finding]:
+    """Look at everything and return the findings.
+
+    Args:
+        run_a_graph: also compile and run a tiny network, which takes about a second.
+    """
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _architecture, _cpus, _threads, _devices]
+    if run_a_graph:
+        checks.append(_graph)
+    checks += [_extras, _shadow]
+    found = []
+    for check in checks:
+        try:
+            found += list(check())
+        except Exception as error:  # one broken check must not hide the others
+            name = check.__name__.strip("_")
+            found.append(Finding(name, f"the check failed: {type(error).__name__}: {error}", NOTE))
+    return found
+
+
+def report(findings: list[Finding]) -> str:
+    """Return the findings as text."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:5}  {finding.name.ljust(width)}  {finding.value}")
+        if finding.advice:
+            lines.append(f"{'':5}  {'':{width}}  -> {finding.advice}")
+    return "\n".join(lines)
+
+
+def _python() -> Iterator[Finding]:
+    fits = (3, 10) <= sys.version_info[:2] < (3, 13)
+    advice = "" if fits else "MindSpore has wheels for CPython 3.10, 3.11 and 3.12"
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})", OK if fits else WRONG, advice)
+    yield Finding("platform", f"{platform.platform()}, {platform.machine()}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name, (low, high) in _RANGES.items():
+        accepted = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
+        version = installed(name)
+        if version is None:
+            yield Finding(name, "not installed", WRONG, f"pip install '{name}{accepted}'")
+            continue
+        fits = low <= release(version) < high
+        reason = "; MindSpore's binaries are built against NumPy 1" if name == "numpy" else ""
+        advice = "" if fits else f"pip install '{name}{accepted}'{reason}"
+        yield Finding(name, version, OK if fits else WRONG, advice)
+    yield Finding("mindspore-trainer", installed("mindspore-trainer") or "not installed; running from a source folder")
+    for name in _REQUIRED:
+        version = installed(name)
+        yield Finding(name, version or "missing", OK if version else WRONG, "" if version else f"pip install {name}")
+
+
+def installed(name: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (2, 10, 0) of "2.10.0rc1"."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+def _architecture() -> Iterator[Finding]:
+    # MindSpore's aarch64 wheels are tagged none-any, so pip may install them on any machine
+    spec = importlib.util.find_spec("mindspore")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    libraries = sorted(folder.glob("_c_expression*.so")) if folder else []
+    built_for = elf_machine(libraries[0]) if libraries else None
+    if built_for is None:
+        yield Finding("mindspore binaries", "not checked on this platform", OK)
+        return
+    here = platform.machine().lower()
+    here = _SAME_MACHINE.get(here, here)
+    advice = "pip took a wheel for another machine; install the one for this machine by its full address"
+    wrong = built_for != here
+    yield Finding("mindspore binaries", f"built for {built_for}", WRONG if wrong else OK, advice if wrong else "")
+
+
+def elf_machine(path: Path) -> str | None:
+    """Return the machine an ELF library was built for, as `platform.machine` names it; None when it is no ELF file."""
+    with open(path, "rb") as file:
+        head = file.read(20)
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return None
+    (code,) = struct.unpack("<H" if head[5] == 1 else ">H", head[18:20])
+    return _ELF_MACHINES.get(code, f"machine {code:#x}")
+
+
+def _cpus() -> Iterator[Finding]:
+    count = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
+    quota = _cpu_quota()
+    text = f"{count}, usable {usable}" + (f", quota {quota:g}" if quota else "")
+    few = quota is not None and quota < usable
+    advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if few else ""
+    yield Finding("cpus", text, NOTE if few else OK, advice)
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+        busy = load > usable
+        yield Finding(
+            "load", f"{load:.1f}", NOTE if busy else OK, "other work is running; timings will vary" if busy else ""
+        )
+
+
+def _cpu_quota() -> float | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _threads() -> Iterator[Finding]:
+    given = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    yield Finding("thread settings", ", ".join(f"{name}={value}" for name, value in given.items()) or "all default")
+    import mindspore
+
+    yield Finding("mindspore threads", f"runtime_num_threads={mindspore.get_context('runtime_num_threads')}")
+
+
+def _devices() -> Iterator[Finding]:
+    import mindspore
+
+    found = []
+    for name in ("cpu", "gpu", "ascend"):
+        device = getattr(getattr(mindspore, "device_context", None), name, None)
+        try:
+            if device is not None and device.is_available():
+                found.append(f"{name} ({device.device_count()})")
+        except RuntimeError:  # how MindSpore says that a device is not there
+            continue
+    target = mindspore.get_context("device_target")
+    yield Finding("devices", f"{', '.join(found) or 'not told'}; runs use {target}")
+    if target == "CPU":
+        yield Finding("precision", "float32, float16 (emulated, slower); MindSpore has no bfloat16 on CPU")
+
+
+def _graph() -> Iterator[Finding]:
+    import time
+
+    import mindspore
+    import numpy as np
+    from mindspore import nn
+
+    began = time.monotonic()
+    cell = nn.Dense(4, 2, weight_init="ones", has_bias=False)
+    cell.set_train(False)
+    out = cell.compile_and_run(mindspore.Tensor(np.ones((3, 4), np.float32)))
+    right = np.array_equal(out.asnumpy(), np.full((3, 2), 4, np.float32))
+    text = f"compiled and ran in {time.monotonic() - began:.1f} s" + ("" if right else f"; it gave {out.asnumpy()}")
+    yield Finding("a tiny graph", text, OK if right else WRONG, "" if right else "reinstall MindSpore and NumPy")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, names in _EXTRAS.items():
+        have = {name: installed(name) for name in names}
+        missing = [name for name, version in have.items() if version is None]
+        text = ", ".join(f"{name} {version or '(missing)'}" for name, version in have.items())
+        advice = f"pip install 'mindspore-trainer[{extra}]'" if missing else ""
+        yield Finding(f"extra {extra}", text, NOTE if missing else OK, advice)
+
+
+def _shadow() -> Iterator[Finding]:
+    ours = Path(__file__).parents[2]
+    for name in ("callbacks", "trainer"):
+        hiding = [Path(folder or ".") / f"{name}.py" for folder in ("", *sys.path)]
+        hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
+        others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
+        first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
+        # the package itself comes first on the path, or it would not have been imported
+        advice = f"rename it: a script started beside it imports it in place of the package {name!r}"
+        for path in first:
+            yield Finding(f"module {name}", str(path), WRONG, advice)
+        if not first:
+            yield Finding(f"module {name}", str(ours / name))

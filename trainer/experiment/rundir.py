@@ -1,0 +1,219 @@
+"""The run folder: what a run was made of and what came out of it.
+
+    config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
+    versions.json    versions, platform, seed, command, and where the configuration came from
+    resumes.json     one entry for each time the run was resumed
+    checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
+    history.json     what `fit` returned: losses, metrics and the steps they were taken at
+    metrics.json     final results by name, the reason of the end, counters
+
+A folder that is in use is never written over by a new run: the next free ``NAME-2``, ``NAME-3``, ... is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trainer import durable
+from trainer.errors import ConfigurationError, did_you_mean
+from trainer.experiment.problems import Place, Problem
+from trainer.experiment.schema import ExperimentConfig
+from trainer.experiment.tree import dump, read_tree
+
+CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
+    "config.yaml",
+    "versions.json",
+    "resumes.json",
+    "history.json",
+    "metrics.json",
+)
+CHECKPOINTS = "checkpoints"
+DISTRIBUTION = "mindspore-trainer"
+_PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "hirola", "tensorboardX", "tqdm")
+
+
+def claim_run_dir(wanted: Path) -> Path:
+    """Make a run folder and return it: `wanted`, or with the next free number when that one is in use.
+
+    Raises:
+        ConfigurationError: no folder can be made there.
+    """
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if folder.is_dir() and number == 1 and not any(folder.iterdir()):
+                return folder
+        except OSError as error:
+            raise ConfigurationError(f"run_dir: {folder} cannot be made: {error.strerror or error}") from error
+    raise AssertionError("unreachable")
+
+
+def withdraw(run_dir: Path) -> None:
+    """Take back the folder of a run that was refused before its first step, unless something else is in it."""
+    for name in (CONFIG, VERSIONS):
+        (run_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        run_dir.rmdir()
+
+
+def newest_run(wanted: Path) -> Path | None:
+    """Return the last run folder `claim_run_dir` gave out for `wanted`, or None."""
+    found = []
+    for folder in wanted.parent.glob(f"{wanted.name}*") if wanted.parent.is_dir() else ():
+        suffix = folder.name[len(wanted.name) :]
+        if (folder / CONFIG).is_file() and (not suffix or (suffix[0] == "-" and suffix[1:].isdecimal())):
+            found.append((int(suffix[1:] or 1), folder))
+    return max(found)[1] if found else None
+
+
+def existing_run(path: str | Path) -> Path:
+    """Return `path` as a run folder.
+
+    Raises:
+        ConfigurationError: there is no run; the message names the nearest one beside it.
+    """
+    path = Path(path)
+    if (path / CONFIG).is_file():
+        return path
+    beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+    reason = f"has no {CONFIG}" if path.is_dir() else "does not exist"
+    raise ConfigurationError(f"{path} is not a run folder: it {reason}{did_you_mean(path.name, beside)}")
+
+
+def origin(path: Path) -> Path | None:
+    """Return the file that the configuration of a run folder was made from, or None for any other `path`."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
+        return Path(config) if path.name == CONFIG or path.is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
+    """Write ``config.yaml`` and ``versions.json`` of a new run."""
+    write_config(run_dir, config)
+    record = {
+        **versions(),
+        "seed": config.seed,
+        "command": command,
+        "config": None if config.source is None else str(config.source.absolute()),
+        "overrides": list(config.overrides),
+        "cwd": str(Path.cwd()),
+        "started": now(),
+    }
+    write_json(run_dir / VERSIONS, record)
+
+
+def write_config(run_dir: Path, config: ExperimentConfig) -> None:
+    """Write the resolved configuration."""
+    header = "# The resolved configuration of this run: overrides applied, defaults filled in.\n"
+    durable.replace_file(run_dir / CONFIG, (header + dump(config.to_dict())).encode())
+
+
+def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overrides: tuple[str, ...]) -> None:
+    """Add an entry to ``resumes.json``, and bring ``config.yaml`` up to date when something was overridden."""
+    entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
+    entry = {"time": now(), "snapshot": str(snapshot), "overrides": list(overrides), **versions()}
+    write_json(run_dir / RESUMES, [*entries, entry])
+    if overrides:
+        write_config(run_dir, config)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON in one atomic step; NaN and infinities become null, arrays and scalars plain numbers."""
+    durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file of a run.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says, read without importing anything the run was made of.
+
+    Attributes:
+        path: the folder.
+        config: the resolved configuration, plain.
+        versions: content of ``versions.json``, or empty.
+        metrics: content of ``metrics.json``, or empty while the run has not ended.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Run:
+        """Return the run in the folder `path`.
+
+        Raises:
+            ConfigurationError: it is not a run folder, or one of its files cannot be read.
+        """
+        folder = existing_run(path)
+        config = read_tree(folder / CONFIG).plain()
+        found = {name: read_json(folder / name) if (folder / name).is_file() else {} for name in (VERSIONS, METRICS)}
+        for name, value in (*found.items(), (CONFIG, config)):
+            if not isinstance(value, dict):
+                raise ConfigurationError(str(Problem(Place(str(folder / name)), "", "does not hold a mapping")))
+        return cls(folder, config, found[VERSIONS], found[METRICS])
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of Python, of the packages a run depends on and of the platform."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return {
+        "python": platform.python_version(),
+        **found,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "executable": sys.executable,
+    }
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
