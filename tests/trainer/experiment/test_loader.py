@@ -129,7 +129,7 @@ def test_missing_arguments_are_told_where_the_object_stands(tmp_path):
         ("", "1:1: received nothing (null); accepts a mapping"),
         ("a: \x01", "1:4: invalid YAML: the character '\\x01' is not allowed"),
         ("? [a, b]\n: 1\n", "1:3: a key is a plain word or number"),
-        ("a: " + "[" * 1000, "nested deeper than 50 levels"),
+        ("a: " + "[" * 1000 + "]" * 1000, "nested deeper than 50 levels"),
         ("a: " + "[" * 60 + "]" * 60, "nested deeper than 50 levels"),
     ],
 )
