@@ -109,8 +109,8 @@ class StepBuilder:
         shape = tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
         if shape[:1] != tuple(tensors[0].shape[:1]):
             raise ConfigurationError(
-                f"progressive validation needs predictions with the rows of the batch on axis 0; received {list(shape)} "
-                f"for {tensors[0].shape[0]} rows"
+                "progressive validation needs predictions with the rows of the batch on axis 0; "
+                f"received {list(shape)} for {tensors[0].shape[0]} rows"
             )
         return shape[1:]
 
