@@ -109,6 +109,12 @@ class Adwin:
         width = self.width
         return sum(total for level in self._levels for total, _ in level) * self.scale / width if width else math.nan
 
+    @property
+    def variance(self) -> float:
+        """Population variance of the values in the window; NaN when it is empty."""
+        width, _, squares = _joined(self._buckets())
+        return squares * self.scale**2 / width if width else math.nan
+
     def update(self, value: float) -> bool:
         """Take one value; return whether the mean has changed (with `rise_only`, risen)."""
         value = float(value) / self.scale
@@ -134,10 +140,14 @@ class Adwin:
             squares = first_squares + second_squares + (first - second) ** 2 / (2 << power)
             carried, power = (first + second, squares), power + 1
 
+    def _buckets(self) -> list[tuple[int, float, float]]:
+        """Return size, sum and squared deviation of every bucket, oldest first."""
+        powers = reversed(range(len(self._levels)))
+        return [(1 << power, total, squares) for power in powers for total, squares in self._levels[power]]
+
     def _first_cut(self) -> float | None:
         """Return newer mean minus older mean at the first cut where they differ significantly, or None."""
-        buckets = [(1 << power, *bucket) for power in reversed(range(len(self._levels)))
-                   for bucket in self._levels[power]]  # fmt: skip
+        buckets = self._buckets()
         width, total, squares = _joined(buckets)
         if width < 2 * self.min_values:
             return None

@@ -130,7 +130,7 @@ def _argsort(scores: np.ndarray) -> np.ndarray:
     """
     if scores.dtype != np.float32:
         return np.argsort(scores)
-    bits = (scores + np.float32(0.0)).view(np.uint32)  # adding 0.0 turns -0.0 into 0.0
+    bits = scores.view(np.uint32)
     keys = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     return order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]

@@ -43,9 +43,11 @@ def test_a_swap_of_labels_is_found_and_nothing_before_it(losses, make):
 
 def test_adwin_follows_the_mean_and_forgets_the_old_one():
     generator, detector = np.random.default_rng(0), Adwin()
-    fired = [detector.update(value) for value in generator.normal(0.3, 0.1, 3000)]
-    assert not any(fired)
+    values = generator.normal(0.3, 0.1, 3000)
+    assert not any([detector.update(value) for value in values])  # noqa: C419 every value must be taken
     assert detector.width == 3000
+    assert detector.mean == pytest.approx(values.mean(), rel=1e-12)
+    assert detector.variance == pytest.approx(values.var(), rel=1e-9)
     assert sum(map(len, detector._levels)) < 60
     fired = [detector.update(value) for value in generator.normal(0.5, 0.1, 1000)]
     assert 0 < fired.index(True) < 60
@@ -77,6 +79,8 @@ def test_page_hinkley_ignores_a_falling_loss_and_what_is_not_finite():
     assert not detector.update(math.nan)
     assert not detector.update(math.inf)
     assert detector.state_dict() == before
+    fired = [detector.update(0.4) for _ in range(5)]
+    assert sum(fired) == 1  # a long fall does not delay it, and it starts anew after firing
 
 
 @given(st.lists(st.floats(0, 3), min_size=2, max_size=200), st.data())

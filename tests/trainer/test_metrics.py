@@ -98,6 +98,25 @@ def test_auto_link_does_not_depend_on_the_order_of_batches():
     assert backwards.eval() == pytest.approx(forwards.eval(), rel=1e-12)
 
 
+def test_two_columns_of_logits_stay_logits_when_their_difference_looks_like_a_probability():
+    logits, labels = np.array([[2.0, 2.3], [1.0, 1.9], [-1.0, -0.5]], np.float32), np.array([0, 1, 1])
+    metric, difference = LogLoss(), np.array([0.3, 0.9, 0.5])
+    metric.update(logits, labels)
+    assert metric.eval() == pytest.approx(log_loss(labels, sigmoid(difference)), rel=1e-6)
+
+
+def test_auc_over_more_rows_than_are_sorted_at_once():
+    generator = np.random.default_rng(1)
+    labels = generator.random(200_000) < 0.3
+    scores = (generator.normal(size=len(labels)) + labels).astype(np.float32)
+    metric, start = Auc(), 0
+    for rows in (1, 1000, 70_000, 29_000, 99_999):
+        metric.update(scores[start : start + rows], labels[start : start + rows])
+        start += rows
+    assert start == len(labels)
+    assert metric.eval() == pytest.approx(roc_auc_score(labels, scores), abs=1e-4)
+
+
 def test_tensors_of_float16_and_metrics_inside_model(cancer):
     logits, labels = cancer
 
