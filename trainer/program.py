@@ -120,6 +120,8 @@ class TrainStep(nn.Cell):
         self.clip_value = options.clip_value
         self.transform = options.transform
         self.reduce = options.reduce
+        # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
+        self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, list(parameters), has_aux=True)
         self.skipped = _scalar(0, mstype.int32, "skipped")
         self.consecutive = _scalar(0, mstype.int32, "consecutive")
@@ -189,7 +191,7 @@ class TrainStep(nn.Cell):
         if self.transform is not None:
             gradients = self.transform(gradients)
         if not self.guard:
-            self.optimizer(self._clip(gradients))
+            self.optimizer(self._ready(gradients))
             return
         finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
         if self.statistics:
@@ -201,17 +203,22 @@ class TrainStep(nn.Cell):
         if self.halt:
             apply = ops.logical_and(finite, self.skipped == 0)
         if apply:
-            self.optimizer(self._clip(gradients))
+            self.optimizer(self._ready(gradients))
         else:
             for index, buffer in enumerate(self.buffers):
                 ops.assign(buffer, self.saved[index])
         self._count(finite)
 
-    def _clip(self, gradients):
+    def _ready(self, gradients):
         if self.clip_value is not None:
             gradients = ops.clip_by_value(gradients, -self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
+        if self.optimizer_scale != 1.0:
+            scaled = ()
+            for gradient in gradients:
+                scaled += (gradient * self.optimizer_scale,)
+            gradients = scaled
         return gradients
 
     def _save_buffers(self):
