@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from trainer import seed
-from trainer.errors import CheckpointMismatchError, did_you_mean
+from trainer.export import compare
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -77,15 +77,12 @@ def restore_tensors(
     expected = named_parameters(trainer)
     if weights_only:
         expected = {MODEL: expected[MODEL]}
-        groups = {MODEL: groups.get(MODEL, {})}
-    problems = mismatch(expected, groups)
+    groups = {group: groups.get(group, {}) for group in expected}
+    problems = compare(_flat(expected), _flat(groups))
     if problems and strict:
-        raise CheckpointMismatchError(
-            "the snapshot does not fit this network and optimizer:\n" + "\n".join(problems) + "\npass strict=False to "
-            "load what fits"
-        )
-    for line in problems:
-        logger.warning("not loaded: %s", line.strip())
+        raise problems.error("the snapshot", "this network and optimizer")
+    if problems:
+        logger.warning("%s", problems.message("the snapshot", "this network and optimizer"))
     for group, parameters in expected.items():
         for name, parameter in parameters.items():
             value = groups.get(group, {}).get(name)
@@ -103,21 +100,10 @@ def restore_parts(trainer: Trainer, states: Mapping[str, Any], groups: Mapping[s
             logger.warning("the snapshot holds no state of %s; it starts anew", name)
 
 
-def mismatch(
-    expected: Mapping[str, Mapping[str, Parameter]], found: Mapping[str, Mapping[str, np.ndarray]]
-) -> list[str]:
-    """Return one line per parameter that is missing, unexpected or of another shape."""
-    lines = []
-    for group in expected:
-        have, want = found.get(group, {}), expected[group]
-        for name in want:
-            if name not in have:
-                unexpected = [other for other in have if other not in want]
-                lines.append(f"  missing {group}: {name} {list(want[name].shape)}{did_you_mean(name, unexpected)}")
-            elif tuple(have[name].shape) != tuple(want[name].shape):
-                lines.append(
-                    f"  shape of {group}: {name} is {list(have[name].shape)} in the snapshot, "
-                    f"{list(want[name].shape)} in the network"
-                )
-        lines.extend(f"  unexpected {group}: {name} {list(have[name].shape)}" for name in have if name not in want)
-    return lines
+def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Network parameters keep their names; the others get their group's, since names may repeat between groups."""
+    return {
+        name if group == MODEL else f"{group}: {name}": value
+        for group, values in groups.items()
+        for name, value in values.items()
+    }

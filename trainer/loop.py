@@ -183,6 +183,7 @@ class TrainLoop:
     def _after_step(self, chunk: Chunk) -> None:
         trainer, state = self.trainer, self.trainer.state
         call = trainer.callbacks.call
+        trainer.saver.check()
         if self.online is not None:
             self.online.after_step(chunk)
         call("on_train_step_end", trainer)
