@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trainer.streams.dead_letter import DeadLetter
     from trainer.streams.files import FileStream
     from trainer.streams.iterable import IterableStream
+    from trainer.streams.kafka import KafkaStream
+    from trainer.streams.redis import RedisStream
     from trainer.streams.replay import ReplayStream
     from trainer.streams.retry import Retry
     from trainer.streams.schema import Column, Schema
@@ -28,6 +30,8 @@ _HOMES = {
     "DeadLetter": "dead_letter",
     "FileStream": "files",
     "IterableStream": "iterable",
+    "KafkaStream": "kafka",
+    "RedisStream": "redis",
     "ReplayStream": "replay",
     "Retry": "retry",
     "Column": "schema",
@@ -40,7 +44,9 @@ __all__ = [
     "DeadLetter",
     "FileStream",
     "IterableStream",
+    "KafkaStream",
     "Position",
+    "RedisStream",
     "ReplayStream",
     "Retry",
     "Schema",

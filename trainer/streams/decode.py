@@ -12,7 +12,7 @@ import numpy as np
 from trainer.errors import ConfigurationError, did_you_mean
 from trainer.streams.base import Batch, Offset, Span
 from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.schema import Converted, Schema
+from trainer.streams.schema import MISSING, Converted, Schema
 
 FORMATS = ("auto", "json", "arrow")
 # First bytes of Arrow's stream and file formats.
@@ -130,6 +130,30 @@ class Decoder:
                 self._json(pieces, index, payload)
         return pieces.finish()
 
+    def decode_fields(self, messages: Sequence[Mapping[bytes, bytes]], list_delimiter: str) -> Decoded:
+        """Convert messages that are one row each, given as fields of text."""
+        pieces = _Pieces(self.schema, messages)
+        names = {name: name.encode() for name in self.schema.fields}
+        rows: list[Mapping[bytes, bytes]] = []
+        numbers: list[int] = []
+        for index, message in enumerate(messages):
+            try:
+                for value in message.values():
+                    value.decode("utf-8")
+            except UnicodeDecodeError as error:
+                pieces.unreadable(index, f"not UTF-8 text: {error}")
+                continue
+            rows.append(message)
+            numbers.append(index)
+        values: dict[str, Any] = {}
+        for name, column in self.schema.fields.items():
+            cells = [row[names[name]].decode("utf-8") if names[name] in row else MISSING for row in rows]
+            if column.shape:
+                cells = [cell if cell is MISSING else cell.split(list_delimiter) for cell in cells]
+            values[name] = cells
+        pieces.texts(self.schema.convert(values, len(rows), text=True), numbers)
+        return pieces.finish()
+
     def _json(self, pieces: _Pieces, index: int, payload: bytes) -> None:
         try:
             value = self._loads(payload)
@@ -215,7 +239,7 @@ def _spans(decoded: Decoded, places: Sequence[tuple[str, Offset, Offset | None]]
 class _Pieces:
     """Collects rows of a run of messages; single rows are converted together, for speed."""
 
-    def __init__(self, schema: Schema, payloads: Sequence[bytes]) -> None:
+    def __init__(self, schema: Schema, payloads: Sequence[Any]) -> None:
         self.schema = schema
         self.payloads = payloads
         self.probe, self._depth = schema.probe
@@ -239,7 +263,8 @@ class _Pieces:
 
     def unreadable(self, message: int, reason: str) -> None:
         """Set a whole message aside; it counts as one row."""
-        self._bad.append(Bad(message, 0, reason, self.payloads[message]))
+        raw = self.payloads[message]
+        self._bad.append(Bad(message, 0, reason, raw if isinstance(raw, bytes) else _readable(raw)))
 
     def row(self, message: int, number: int, row: Any) -> None:
         """Add one row given as a mapping."""
@@ -271,6 +296,13 @@ class _Pieces:
         self._bad.extend(Bad(message, row, reason, raw(row)) for row, reason in result.reasons.items())
         self._done.append((result, np.full(len(result.good), message, dtype=np.int64), result.good))
 
+    def texts(self, result: Converted, messages: list[int]) -> None:
+        """Add messages of one row each that have been converted together."""
+        for place, reason in result.reasons.items():
+            self._bad.append(Bad(messages[place], 0, reason, _readable(self.payloads[messages[place]])))
+        numbers = np.asarray(messages, dtype=np.int64)[result.good]
+        self._done.append((result, numbers, np.zeros(len(numbers), dtype=np.int64)))
+
     def _flush(self) -> None:
         if not self._rows:
             return
@@ -293,6 +325,10 @@ class _Pieces:
         message, row = _join([m for _, m, _ in self._done]), _join([r for _, _, r in self._done])
         self._bad.sort(key=lambda bad: (bad.message, bad.row))
         return Decoded(columns, times, message, row, self.counts, self._bad)
+
+
+def _readable(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
 
 
 def _join(arrays: list[Any]) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Tables with recognisable rows, and the check that every source resumes exactly."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,8 +60,9 @@ def check_resumes_everywhere(open_stream, expected, max_rows=7, every=1):
     for count, at in list(enumerate(stored, start=1))[::every]:
         resumed = open_stream()
         resumed.seek(at)
-        rest = read_all(resumed, max_rows=5, timeout=0.5) if count < len(expected) else resumed.poll(5, 0.0)
+        rest = read_all(resumed, max_rows=5, timeout=20.0, rows=len(expected) - count)
         assert users(rest) == expected[count:], f"resumed after row {count} at {at}"
+        assert resumed.poll(5, 0.0) is None
         resumed.close()
 
 
@@ -95,3 +98,42 @@ def same():
         np.testing.assert_array_equal(batch.event_time, [row["ts"] for row in rows])
 
     return check
+
+
+def _brokers():
+    spec = importlib.util.spec_from_file_location("stream_test_brokers", Path(__file__).parent / "brokers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def brokers():
+    """The module with the servers."""
+    return _brokers()
+
+
+@pytest.fixture
+def redis_server(brokers, tmp_path):
+    pytest.importorskip("redis")
+    if brokers.RedisServer.program() is None:
+        pytest.skip("no Redis server is installed")
+    server = brokers.RedisServer(tmp_path).start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def make_kafka(brokers):
+    """A function that starts a cluster with a topic."""
+    if brokers.MockKafka.library() is None:
+        pytest.skip("confluent-kafka with its own librdkafka is not installed")
+    clusters = []
+
+    def make(topic, partitions=1):
+        clusters.append(brokers.MockKafka(topic, partitions))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()

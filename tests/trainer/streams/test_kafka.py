@@ -1,0 +1,197 @@
+import json
+import threading
+import time
+
+import pytest
+
+from trainer.errors import ConfigurationError, StreamError
+from trainer.streams import KafkaStream, advance
+from trainer.streams.turns import Turns
+
+# Seconds; long enough for a busy machine, never waited for when things go well.
+LONG = 20.0
+
+
+class Message:
+    def __init__(self, at):
+        self.at = at
+
+    def offset(self):
+        return self.at
+
+
+def in_turns(logs, starts, bases, quota):
+    turns = Turns(starts, bases, quota, timeout=0.0)
+    for partition, offsets in logs.items():
+        for at in offsets:
+            if at >= starts[partition]:
+                turns.add(partition, Message(at))
+    order = []
+    for _ in range(200):
+        before = dict(turns.next)
+        taken = [message.offset() for message in turns.take()]
+        moved = [number for number in turns.next if turns.next[number] != before[number]]
+        order += [(moved[0], at) for at in taken]
+    return order
+
+
+def test_turns_go_on_in_the_same_order_from_every_point():
+    logs = {0: range(5, 40), 1: [at for at in range(17, 45) if at % 7], 2: range(100, 108)}
+    bases = {0: 5, 1: 17, 2: 100}
+    order = in_turns(logs, bases, bases, quota=4)
+    assert sorted(order) == sorted((number, at) for number, log in logs.items() for at in log)
+    assert order[:9] == [(0, 5), (0, 6), (0, 7), (1, 17), (1, 18), (1, 19), (2, 100), (2, 101), (2, 102)]
+    starts = dict(bases)
+    for count, (partition, at) in enumerate(order, start=1):
+        starts[partition] = at + 1
+        assert in_turns(logs, starts, bases, quota=4) == order[count:]
+
+
+def test_a_partition_without_messages_holds_its_turn_until_the_timeout():
+    starts = {0: 0, 1: 0}
+    for timeout, expected in ((None, []), (0.0, [2, 3])):
+        turns = Turns(starts, starts, 2, timeout)
+        for at in range(4):
+            turns.add(0, Message(at))
+        assert [message.at for message in turns.take()] == [0, 1]
+        turns.take()
+        assert [message.at for message in turns.take()] == expected
+        turns.add(1, Message(0))
+        assert [message.at for message in turns.take()] == [0]
+
+
+@pytest.fixture
+def stream(schema):
+    opened = []
+
+    def make(cluster, **options):
+        options = {"turn_timeout": None, "max_bad_share": 1.0, **options}
+        # A short poll of the broker: calls that follow a seek wait for its end.
+        options["config"] = {"fetch.wait.max.ms": 20, **options.get("config", {})}
+        opened.append(KafkaStream(cluster.topic, schema, servers=cluster.servers, **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def fill(cluster, rows, partitions):
+    """Three messages for each partition in turn: a row, a bad one, three rows."""
+    users = iter(range(1000))
+    for _ in range(4):
+        for partition in range(partitions):
+            some = [rows(user, user + 1)[0] for user in (next(users), next(users), next(users), next(users))]
+            cluster.produce([json.dumps(some[0]), "broken", json.dumps(some[1:])], partition)
+
+
+def test_resumes_behind_every_row_of_every_partition(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks", 2)
+    fill(cluster, rows, 2)
+    first = stream(cluster, quota=3)
+    position, seen = first.position(), []
+    while len(seen) < 32:
+        batch = first.poll(5, LONG)
+        for at in range(batch.rows):
+            row = batch.split(at)[1].split(1)[0]
+            position = advance(position, row)
+            seen.append((row.columns["user"].tolist()[0], json.dumps(position)))
+    # Turns of three offsets, which each hold four good rows.
+    assert [user for user, _ in seen] == list(range(32))
+    assert first.position() == position
+    resumed = stream(cluster, quota=100)
+    for count, (_, at) in list(enumerate(seen, start=1))[:-1:3]:
+        resumed.seek(json.loads(at))
+        rest = read(resumed, max_rows=7, timeout=LONG, rows=32 - count)
+        assert rest.columns["user"].tolist() == list(range(count, 32)), f"resumed after {at}"
+        assert resumed.position() == position
+
+
+def test_arrow_arrival_order_lag_and_commit(make_kafka, stream, rows, read, same):
+    pa = pytest.importorskip("pyarrow")
+    cluster = make_kafka("clicks")
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(rows(0, 50))
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    cluster.produce([sink.getvalue().to_pybytes(), json.dumps(rows(50, 51)[0])])
+    one = stream(cluster, order="arrival", group="g")
+    assert one.lag() is None
+    batch = read(one, timeout=LONG, rows=50)
+    same(batch, rows(0, 50))
+    position = advance(one.position(), batch)
+    assert position["clicks:0"] == [1, 0]
+    one.commit(position)
+    one.poll(1, LONG)
+    assert one.lag() == 0
+    deadline = time.monotonic() + LONG
+    while True:
+        committed = stream(cluster, start="committed", group="g")
+        if committed.position()["clicks:0"] == [1, 0] or time.monotonic() > deadline:
+            break
+        one.poll(1, 0.1)
+    assert committed.poll(5, LONG).columns["user"].tolist() == [50]
+    assert stream(cluster, start="latest").position()["clicks:0"] == [2, 0]
+
+
+def test_brokers_that_go_down_and_fetches_that_fail_lose_nothing(make_kafka, stream, rows, read, caplog, monkeypatch):
+    cluster = make_kafka("clicks")
+    fast = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 100}
+    cluster.produce([json.dumps(row) for row in rows(0, 5)])
+    one = stream(cluster, config=fast)
+    assert read(one, timeout=LONG, rows=5).columns["user"].tolist() == [0, 1, 2, 3, 4]
+    cluster.down()
+    deadline = time.monotonic() + LONG
+    while not caplog.records and time.monotonic() < deadline:
+        assert one.poll(5, 0.1) is None
+    assert "growing waits" in caplog.records[0].message
+    cluster.up()
+    cluster.fail_fetches(6, 7, 3)  # not the leader, timed out, unknown partition
+    cluster.produce([json.dumps(row) for row in rows(5, 9)])
+    assert read(one, timeout=LONG, rows=4).columns["user"].tolist() == [5, 6, 7, 8]
+    assert "is back" in caplog.records[-1].message
+
+    cluster.down()
+    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.3)
+    with pytest.raises(StreamError, match="give_up_after"):
+        stream(cluster, config=fast, give_up_after=0.3).poll(5, LONG)
+
+
+def test_messages_deleted_unread_are_an_error_that_names_the_first_one_left(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 10)])
+    one = stream(cluster)
+    position = advance(one.position(), read(one, timeout=LONG, rows=3))
+    cluster.delete_before(7)
+    resumed = stream(cluster)
+    resumed.seek(position)
+    with pytest.raises(StreamError, match=r"from offset 3 on were deleted .* the first one is 7"):
+        resumed.poll(5, LONG)
+    skipping = stream(cluster, on_missing="skip")
+    skipping.seek(position)
+    assert read(skipping, timeout=LONG, rows=3).columns["user"].tolist() == [7, 8, 9]
+    resumed.seek({"clicks:0": [99, 0]})
+    with pytest.raises(StreamError, match="behind its end, 10"):
+        resumed.poll(5, LONG)
+
+
+def test_a_close_ends_a_wait(make_kafka, stream):
+    one = stream(make_kafka("clicks"))
+    started = time.monotonic()
+    threading.Timer(0.3, one.close).start()
+    assert one.poll(5, 60.0) is None
+    assert time.monotonic() - started < 30
+
+
+def test_wrong_arguments_are_refused(make_kafka, stream, schema):
+    cluster = make_kafka("clicks")
+    with pytest.raises(ConfigurationError, match="did you mean 'arrival'"):
+        stream(cluster, order="arival")
+    with pytest.raises(ConfigurationError, match="refuses its settings"):
+        stream(cluster, config={"no.such.setting": 1})
+    with pytest.raises(StreamError, match="did you mean 'clicks'"):
+        KafkaStream("clickz", schema, servers=cluster.servers).poll(1, LONG)
+    with pytest.raises(StreamError, match=r"partitions \[0\]; asked for \[3\]"):
+        stream(cluster, partitions=[0, 3]).poll(1, LONG)
+    with pytest.raises(StreamError, match="position of KafkaStream"):
+        stream(cluster).seek({"other:0": [0, 0]})

@@ -1,0 +1,397 @@
+"""Kafka topics as a stream. Needs confluent-kafka, the extra ``kafka``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from trainer.errors import ConfigurationError, StreamError, did_you_mean
+from trainer.streams.base import BufferedStream, Position
+from trainer.streams.dead_letter import DeadLetter
+from trainer.streams.decode import Decoder
+from trainer.streams.retry import Retry
+from trainer.streams.schema import Schema
+from trainer.streams.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+_START = "@start"
+_STARTS = ("earliest", "latest", "committed")
+_ORDERS = ("round_robin", "arrival")
+# How long a call blocks at most, so that `close` is noticed.
+_BLOCK_SECONDS = 0.2
+_ASK_SECONDS = 3.0
+
+
+class KafkaStream(BufferedStream):
+    """Messages of a topic's partitions, JSON or Arrow IPC.
+
+    Partitions are assigned, not subscribed to, and offsets sought: a position is ``{"topic:0": [offset, row], ...}``,
+    and what the broker's group holds is written by `commit` as a hint. One process reads all partitions it is given.
+
+    Order: with "round_robin", the default, partitions take turns of `quota` offsets each. Turns are counted from the
+    offsets alone (the position keeps where they began under ``"@start"``), so the same logs give the same row order
+    whenever and from wherever they are read, as long as every partition has something to read. A partition that has
+    nothing is waited for `turn_timeout` seconds, then passed over until it has caught up; None waits for ever, and
+    makes the order depend on the logs alone. With "arrival" rows come as the client delivers them, fastest and in
+    no fixed order.
+
+    Args:
+        topic: the topic.
+        schema: what the columns are to be.
+        servers: the ``bootstrap.servers``.
+        partitions: their numbers; None: all there are at the start.
+        format: "json", "arrow" or "auto".
+        start: where to begin without a position: "earliest", "latest", or "committed" (what the group holds, else the
+            earliest).
+        group: name under which positions are committed.
+        order: "round_robin" or "arrival".
+        quota: offsets in a turn; a resumed run keeps that of its position.
+        turn_timeout: seconds to wait for a partition whose turn it is, or None.
+        config: further client settings, such as those for TLS; they come after the stream's own.
+        on_missing: when unread messages are gone: "error", or "skip" to warn and go on with the first there is.
+        dead_letter: file for records that do not fit, or a `DeadLetter`.
+        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+
+    Raises:
+        ConfigurationError: confluent-kafka is missing, or an option is not one of those accepted.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        schema: Schema,
+        *,
+        servers: str = "localhost:9092",
+        partitions: Sequence[int] | None = None,
+        format: str = "auto",
+        start: str = "earliest",
+        group: str = "mindspore-trainer",
+        order: str = "round_robin",
+        quota: int = 256,
+        turn_timeout: float | None = 1.0,
+        config: Mapping[str, Any] | None = None,
+        on_missing: str = "error",
+        dead_letter: DeadLetter | str | Path | None = None,
+        max_bad_share: float | None = None,
+        give_up_after: float | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, accepted in (
+            ("start", start, _STARTS),
+            ("order", order, _ORDERS),
+            ("on_missing", on_missing, ("error", "skip")),
+        ):
+            if value not in accepted:
+                raise ConfigurationError(
+                    f"{name} is one of {list(accepted)}; received {value!r}{did_you_mean(str(value), accepted)}"
+                )
+        if quota < 1:
+            raise ConfigurationError(f"quota takes a whole number >= 1; received {quota!r}")
+        self.topic, self.start, self.order, self.quota = topic, start, order, quota
+        self.turn_timeout, self.on_missing = turn_timeout, on_missing
+        self._partitions = None if partitions is None else sorted(partitions)
+        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
+        self._decoder = Decoder(schema, self.dead_letter, f"kafka {topic}", format)
+        self._retry = Retry(f"Kafka at {servers}", cap=10.0, give_up_after=give_up_after)
+        self._lock = Lock()
+        self._trouble: Any = None
+        self._kafka = _library()
+        settings = {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+            # The stream buffers decoded rows; the client's default of 64 MB a partition is not needed as well.
+            "queued.max.messages.kbytes": 16_384,
+            "error_cb": self._on_error,
+            "on_commit": self._on_commit,
+            "log_level": 2,
+            **(config or {}),
+        }
+        try:
+            self._consumer = self._kafka.Consumer(settings)
+        except (self._kafka.KafkaException, ValueError, TypeError) as error:
+            raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
+        self._target: Position = {}
+        self._assigned = False
+        self._turns = Turns({}, {}, quota, turn_timeout)
+        self._skip: dict[int, tuple[int, int]] = {}
+        self._paused: set[int] = set()
+
+    def _on_error(self, error: Any) -> None:
+        self._trouble = error
+
+    def _on_commit(self, error: Any, partitions: Any) -> None:
+        if error is not None:
+            logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+
+    def _name(self, partition: int) -> str:
+        return f"{self.topic}:{partition}"
+
+    def position(self) -> Position:
+        """Return the position after the rows returned so far.
+
+        The first call asks the brokers where the partitions begin, and waits for them up to 30 seconds.
+
+        Raises:
+            StreamError: they did not answer, or there is no such topic.
+        """
+        deadline = monotonic() + 30.0
+        while not self._assigned:
+            left = max(0.0, deadline - monotonic())
+            if not self._attempt(self._assign, left) and left == 0:
+                raise StreamError(
+                    f"{self._retry.what} did not answer for 30 s; where {self.topic!r} begins cannot be told"
+                )
+        return dict(self._position)
+
+    def seek(self, position: Position) -> None:
+        """Go on reading at `position`; partitions it lacks begin at `start`. Done with the next `poll` or `position`.
+
+        Raises:
+            StreamError: it is not one of this stream's.
+        """
+        for name, value in position.items():
+            known = name == _START or name.rpartition(":")[0] == self.topic
+            if not known or (name != _START and (len(value) != 2 or not all(isinstance(n, int) for n in value))):
+                raise StreamError(
+                    f"a position of KafkaStream is {{'{self.topic}:<partition>': [offset, row]}}; received {position!r}"
+                )
+        self._target = dict(position)
+        self._assigned = False
+
+    def _attempt(self, action: Any, timeout: float) -> bool:
+        """Do something with the brokers once the back-off allows; return whether it was done.
+
+        Raises:
+            StreamError: an error that will not pass, or one that has lasted too long.
+        """
+        if not self._retry.wait(timeout):
+            return False
+        try:
+            action()
+        except self._kafka.KafkaException as error:
+            self._failed(error.args[0])
+            return False
+        return True
+
+    def _failed(self, error: Any) -> None:
+        code, codes = error.code(), self._kafka.KafkaError
+        lasting = (codes.TOPIC_AUTHORIZATION_FAILED, codes.GROUP_AUTHORIZATION_FAILED, codes._AUTHENTICATION)
+        if error.fatal() or code in lasting:
+            raise StreamError(f"{self._retry.what} refuses: {error.str()}")
+        self._retry.failed(error.str())
+
+    def _assign(self) -> None:
+        """Find the partitions and where each begins, and assign them."""
+        topics = [self._kafka.TopicPartition(self.topic, number) for number in self._find_partitions()]
+        position: Position = {}
+        starts: dict[int, int] = {}
+        skip: dict[int, tuple[int, int]] = {}
+        for tp in topics:
+            name = self._name(tp.partition)
+            low, high = self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
+            offset, row = self._target.get(name) or (self._first(tp, low, high), 0)
+            if not low <= offset <= high:
+                offset, row = self._missing(name, offset, low, high), 0
+            position[name] = [offset, row]
+            starts[tp.partition] = tp.offset = offset
+            if row:
+                skip[tp.partition] = (offset, row)
+        begun = self._target.get(_START) or {"quota": self.quota, "offsets": {}}
+        bases = {number: begun["offsets"].get(self._name(number), offset) for number, offset in starts.items()}
+        offsets = {self._name(number): base for number, base in bases.items()}
+        position[_START] = {"quota": begun["quota"], "offsets": offsets}
+        with self._lock:
+            if not self._closed:
+                self._consumer.assign(topics)
+        self._clear()
+        self._turns = Turns(starts, bases, begun["quota"], self.turn_timeout, self.order == "round_robin")
+        self._skip, self._paused = skip, set()
+        self._position = position
+        self._assigned = True
+        self._retry.succeeded()
+
+    def _first(self, tp: Any, low: int, high: int) -> int:
+        """Return the offset at which a partition without a position begins."""
+        if self.start == "committed":
+            (held,) = self._consumer.committed([tp], timeout=_ASK_SECONDS)
+            return low if held.offset < 0 else max(low, held.offset)
+        return high if self.start == "latest" else low
+
+    def _find_partitions(self) -> list[int]:
+        metadata = self._consumer.list_topics(timeout=_ASK_SECONDS)
+        topic = metadata.topics.get(self.topic)
+        if topic is None:
+            names = sorted(name for name in metadata.topics if not name.startswith("__"))
+            raise StreamError(
+                f"there is no topic {self.topic!r}{did_you_mean(self.topic, names)}; there are {names[:20]}"
+            )
+        if topic.error is not None:
+            raise self._kafka.KafkaException(topic.error)
+        if self._partitions is None:
+            return sorted(topic.partitions)
+        absent = [number for number in self._partitions if number not in topic.partitions]
+        if absent:
+            raise StreamError(f"topic {self.topic!r} has partitions {sorted(topic.partitions)}; asked for {absent}")
+        return self._partitions
+
+    def _missing(self, name: str, offset: int, low: int, high: int) -> int:
+        """Say that `offset` is not there; return the offset to go on with.
+
+        Raises:
+            StreamError: `on_missing` is "error", or the offset lies behind the end.
+        """
+        if offset > high:
+            raise StreamError(
+                f"offset {offset} of {name} lies behind its end, {high}: is this the topic the run has read?"
+            )
+        message = (
+            f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
+        )
+        if self.on_missing == "error":
+            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to go on without them")
+        logger.warning("%s; going on there", message)
+        return low
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        while not self._ready and not self._closed:
+            left = max(0.0, deadline - monotonic())
+            if self._assigned or self._attempt(self._assign, left):
+                self._consume(min(left, _BLOCK_SECONDS))
+                self._deliver(max_rows)
+            if monotonic() >= deadline:
+                return
+
+    def _consume(self, timeout: float) -> None:
+        """Move what the client has into the partitions' buffers."""
+        if self._turns.ready:
+            timeout = 0.0
+        with self._lock:
+            if self._closed:
+                return
+            # A call waits until it has all that it was asked for, so the wait is for one message.
+            messages = self._consumer.consume(2000, 0)
+            if not messages and timeout:
+                messages = self._consumer.consume(1, timeout)
+        for message in messages:
+            error = message.error()
+            if error is None:
+                self._turns.add(message.partition(), message)
+                self._trouble = None
+            else:
+                self._on_message_error(message, error)
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            self._failed(trouble)
+        elif messages and not messages[-1].error():
+            self._retry.succeeded()
+        elif self._retry.failures:
+            # The client says that brokers are gone, but on a quiet topic not that they are back: ask.
+            self._attempt(self._probe, 0.0)
+        self._balance()
+
+    def _probe(self) -> None:
+        self._consumer.list_topics(self.topic, timeout=1.0)
+        self._retry.succeeded()
+
+    def _on_message_error(self, message: Any, error: Any) -> None:
+        codes = self._kafka.KafkaError
+        if error.code() == codes._PARTITION_EOF:
+            return
+        if error.code() not in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
+            self._failed(error)
+            return
+        partition = message.partition()
+        tp = self._kafka.TopicPartition(self.topic, partition)
+        low, high = self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
+        tp.offset = self._missing(self._name(partition), self._turns.fetched(partition), low, high)
+        self._consumer.seek(tp)
+
+    def _balance(self) -> None:
+        """Stop fetching partitions that are far ahead of their turn; go on with those that have been used up."""
+        limit = 8 * max(self.quota, 1000)
+        held = {number: self._turns.held(number) for number in self._turns.next}
+        for action, chosen in (
+            (self._consumer.pause, {n for n, count in held.items() if count > limit} - self._paused),
+            (self._consumer.resume, {n for n in self._paused if held[n] < limit // 2}),
+        ):
+            if chosen:
+                action([self._kafka.TopicPartition(self.topic, number) for number in chosen])
+                self._paused ^= chosen
+
+    def _deliver(self, max_rows: int) -> None:
+        taken: list[Any] = []
+        while len(taken) < max(max_rows, 1000):
+            turn = self._turns.take()
+            if not turn:
+                break
+            taken += turn
+        if not taken:
+            return
+        skip = {}
+        for number, message in enumerate(taken if self._skip else ()):
+            begun = self._skip.get(message.partition())
+            if begun is not None:
+                del self._skip[message.partition()]
+                if begun[0] == message.offset():
+                    skip[number] = begun[1]
+        names = {number: self._name(number) for number in self._turns.next}
+        places = [(names[m.partition()], m.offset(), m.offset() + 1) for m in taken]
+        decoded = self._decoder.decode([m.value() or b"" for m in taken])
+        self._push(self._decoder.batch(decoded, places, skip))
+
+    def commit(self, position: Position) -> None:
+        """Write `position` to the group, in the background; a failure is only logged."""
+        offsets = [
+            self._kafka.TopicPartition(self.topic, int(name.rpartition(":")[2]), value[0], metadata=f"row {value[1]}")
+            for name, value in position.items()
+            if name != _START
+        ]
+        with self._lock:
+            if offsets and not self._closed:
+                try:
+                    self._consumer.commit(offsets=offsets, asynchronous=True)
+                except self._kafka.KafkaException as error:
+                    logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+
+    def lag(self) -> int | None:
+        """Return the messages waiting, by the ends of the partitions as last seen; None before anything was fetched."""
+        if not self._assigned:
+            return None
+        waiting = self._ready_rows
+        for partition, offset in list(self._turns.next.items()):
+            tp = self._kafka.TopicPartition(self.topic, partition)
+            with self._lock:
+                if self._closed:
+                    return None
+                _, high = self._consumer.get_watermark_offsets(tp, cached=True)
+            waiting += max(0, high - offset)
+        return waiting
+
+    def close(self) -> None:
+        """Close the client and the dead-letter file."""
+        already = self._closed
+        super().close()
+        self._retry.stop()
+        with self._lock:
+            if not already:
+                self._consumer.close()
+        self.dead_letter.close()
+
+
+def _library() -> Any:
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise ConfigurationError("KafkaStream needs confluent-kafka: pip install 'mindspore-trainer[kafka]'") from error
+    return confluent_kafka
