@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECORDS = 100
-_CHUNKS = 1024
+_CALLS = 1024
+# A dynamic loss scale of 2**24 is 1 after 24 halvings; what overflows after that is no matter of scaling.
+_SCALING = 32
 
 
 class _NonFinite(Callback):
@@ -55,7 +57,6 @@ class _NonFinite(Callback):
 
     def _look(self, trainer: Trainer) -> None:
         counters = trainer.read_counters()
-        trainer.state.skipped_steps = counters["skipped"]
         new, self._skipped = counters["skipped"] - self._skipped, counters["skipped"]
         if new > 0:
             self._answer(trainer, new, counters)
@@ -66,6 +67,9 @@ class _NonFinite(Callback):
 
 class TerminateOnNaN(_NonFinite):
     """Ends the run at the first loss or gradient that is NaN or infinite; that update is never applied.
+
+    With a loss scale, gradients that overflow while the loss is finite are the scaler's business, unless 32 steps in a
+    row do.
 
     Args:
         every: cadence, or number of optimizer steps, at which the device's counters are read. From the bad step
@@ -81,6 +85,8 @@ class TerminateOnNaN(_NonFinite):
         super().__init__(every)
 
     def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+        if not counters["fatal"] and counters["consecutive"] < _SCALING:
+            return
         step = trainer.state.progress.global_step
         reason = f"loss or gradient became NaN or infinite at or before step {step}; the update was not applied"
         logger.error("TerminateOnNaN: %s", reason)
@@ -90,6 +96,8 @@ class TerminateOnNaN(_NonFinite):
 class SkipNonFinite(_NonFinite):
     """Skips updates whose loss or gradient is NaN or infinite; after too many in a row rolls back to a snapshot.
 
+    A rollback puts back weights, optimizer and step state; the data goes on where it is.
+
     Args:
         max_consecutive: skipped steps in a row that are put up with.
         rollback: after that many go back to the newest snapshot, else end the run.
@@ -97,8 +105,8 @@ class SkipNonFinite(_NonFinite):
         every: cadence, or number of optimizer steps, at which the device's counters are read.
 
     Attributes:
-        skipped: the last 100 readings with skipped steps: dicts of "count", "first_step", "last_step" (the steps
-            among which they are) and "positions" (where their batches came from: first and last).
+        skipped: the newest 100 skipped steps: dicts of "step" (counted from 1) and "between", the data positions
+            before and after the call that trained it (one batch, or the batches of a sunk call).
 
     Raises:
         TypeError, ValueError: an argument is not of the kind named.
@@ -118,40 +126,43 @@ class SkipNonFinite(_NonFinite):
         self.rollback = bool(rollback)
         self.max_rollbacks = whole("SkipNonFinite", "max_rollbacks", max_rollbacks, 0)
         self.skipped: list[dict[str, Any]] = []
-        self._chunks: deque[tuple[int, Any]] = deque(maxlen=_CHUNKS)
+        # (first step, last step, position before, position after) of the calls since the last reading
+        self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_CALLS)
         self._rollbacks = 0
         self._longest_run = 0
 
     def setup(self, trainer: Trainer) -> None:
         """Begin a new record."""
         self.skipped, self._rollbacks, self._longest_run = [], 0, 0
+        self._calls.clear()
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Count from here."""
+        super().on_train_begin(trainer)
+        self._position = trainer.position
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Note the batch's position, look when due."""
-        self._chunks.append((trainer.state.progress.global_step, trainer.state.outputs.chunk))
+        """Note where the data of this call lies; look when due."""
+        step, outputs = trainer.state.progress.global_step, trainer.state.outputs
+        before, self._position = self._position, outputs.chunk.position
+        self._calls.append((step - outputs.chunk.num_steps + 1, step, before, self._position))
         super().on_train_step_end(trainer)
 
     def _look(self, trainer: Trainer) -> None:
         super()._look(trainer)
-        self._chunks.clear()
+        self._calls.clear()
 
     def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
-        first, last = self._chunks[0], self._chunks[-1]
-        record = {
-            "count": new,
-            "first_step": first[0] - first[1].num_steps + 1,
-            "last_step": last[0],
-            "positions": [first[1].position, last[1].position],
-        }
-        self.skipped = [*self.skipped[1 - _RECORDS :], record]
-        logger.warning(
-            "SkipNonFinite: %d update(s) skipped between steps %d and %d, rows between %s and %s",
-            *(new, record["first_step"], record["last_step"], first[1].position, last[1].position),
-        )
+        for step in trainer.read_bad_steps():
+            call = next((call for call in self._calls if call[0] <= step <= call[1]), None)
+            if call is not None:
+                self.skipped = [*self.skipped[1 - _RECORDS :], {"step": step, "between": [call[2], call[3]]}]
+                logger.warning("SkipNonFinite: skipped step %d, its data lies between %s and %s", step, *call[2:])
+        logger.warning("SkipNonFinite: %d skipped since the last look, %d in all", new, counters["skipped"])
         run = counters["consecutive"]
-        longest = counters.get("longest_run", 0)
-        if longest > self._longest_run:
-            run, self._longest_run = max(run, longest), longest
+        if counters["longest_run"] > self._longest_run:
+            self._longest_run = counters["longest_run"]
+            run = max(run, self._longest_run)
         if run >= self.max_consecutive:
             self._give_up(trainer, run)
 
@@ -169,13 +180,14 @@ class SkipNonFinite(_NonFinite):
             self._rollbacks += 1
             logger.warning("SkipNonFinite: %s; rolling back to %s", reason, trainer.state.snapshot)
             trainer.rollback()
-            self._skipped = trainer.read_counters()["skipped"]
+            # The counters are part of what was rolled back.
+            counters = trainer.read_counters()
+            self._skipped, self._longest_run = counters["skipped"], counters["longest_run"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record of skipped steps; the count of rollbacks must outlive a rollback and is left out."""
+        """Return the record of skipped steps."""
         return {"skipped": self.skipped} if self.skipped else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the record that knows more: a rollback restores a state older than what is known now."""
-        if len(state["skipped"]) > len(self.skipped):
-            self.skipped = list(state["skipped"])
+        """Restore what `state_dict` returned."""
+        self.skipped = list(state["skipped"])

@@ -25,7 +25,8 @@ class StepOptions:
     Attributes:
         scaler: loss scaler, or None.
         guard: leave everything as it was when loss or gradients are not finite.
-        halt: after the first non-finite step apply no update any more (`TerminateOnNaN`).
+        halt: after the first non-finite step, other than an overflow of scaled gradients, apply no update any more
+            (`TerminateOnNaN`).
         accumulate: micro-batches per optimizer update.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
         clip_value: bound of each gradient entry, or None.
@@ -125,6 +126,7 @@ class TrainStep(nn.Cell):
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, list(parameters), has_aux=True)
         self.skipped = _scalar(0, mstype.int32, "skipped")
         self.consecutive = _scalar(0, mstype.int32, "consecutive")
+        self.fatal = _scalar(0, mstype.int32, "fatal")
         self.longest_run = _scalar(0, mstype.int32, "longest_run")
         self.steps_done = _scalar(0, mstype.int32, "steps_done")
         self.bad_steps = Parameter(
@@ -201,13 +203,14 @@ class TrainStep(nn.Cell):
             self.scaler.adjust(finite)
         apply = finite
         if self.halt:
-            apply = ops.logical_and(finite, self.skipped == 0)
+            apply = ops.logical_and(finite, self.fatal == 0)
         if apply:
             self.optimizer(self._ready(gradients))
         else:
             for index, buffer in enumerate(self.buffers):
                 ops.assign(buffer, self.saved[index])
-        self._count(finite)
+        # With a scaler, gradients that overflow while the loss is finite are its business.
+        self._count(finite, finite if self.scaler is None else loss_is_finite)
 
     def _ready(self, gradients):
         if self.clip_value is not None:
@@ -225,7 +228,7 @@ class TrainStep(nn.Cell):
         for index, buffer in enumerate(self.buffers):
             ops.assign(self.saved[index], buffer)
 
-    def _count(self, finite):
+    def _count(self, finite, sound):
         bad = ops.cast(ops.logical_not(finite), mstype.int32)
         run = (self.consecutive + 1) * bad
         place = self.skipped % RECORDED_BAD_STEPS
@@ -233,6 +236,7 @@ class TrainStep(nn.Cell):
         self.bad_steps[place] = marked
         ops.assign(self.skipped, self.skipped + bad)
         ops.assign(self.consecutive, run)
+        ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(sound), mstype.int32))
         ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
         ops.assign(self.steps_done, self.steps_done + 1)
 

@@ -2,82 +2,118 @@ import logging
 
 import numpy as np
 import pytest
+from mindspore import amp, nn
 
 from callbacks import ModelCheckpoint, SkipNonFinite, TerminateOnNaN
+from trainer.checkpoint import read
+from trainer.trainer import Trainer
 
 
 @pytest.fixture
-def poisoned(digits):
-    """Return a function: batch numbers -> the digits with NaN in one pixel of each of these batches."""
+def poisoned(cancer):
+    """Return a function: batch numbers -> the data with an infinite value in each of these batches."""
 
     def poison(*batches):
-        x, y = digits["train"]
-        x = x.copy()
+        x = cancer["train"]["x"].copy()
         for batch in batches:
-            x[batch * 64 + 5, 3] = np.nan
-        return {**digits, "train": (x, y)}
+            x[batch * 64 + 5, 3] = np.inf
+        return {**cancer["train"], "x": x}
 
     return poison
 
 
-def test_a_bad_step_ends_the_run_with_sound_weights(driver, poisoned):
-    trainer = driver(TerminateOnNaN(every=1), data=poisoned(3))
-    trainer.fit(epochs=2, valid=False)
+@pytest.fixture
+def copies(monkeypatch):
+    """Count the readings of the device's counters."""
+    made, read = [], Trainer.read_counters
+    monkeypatch.setattr(Trainer, "read_counters", lambda self: made.append(self) or read(self))
+    return made
+
+
+def test_a_bad_step_ends_the_run_with_sound_weights(fit, poisoned):
+    trainer = fit(TerminateOnNaN(every=1), data=poisoned(3), epochs=2, valid=False)
     assert trainer.state.progress.global_step == 4
     assert trainer.state.stop_reason.kind == "non_finite"
     assert trainer.state.skipped_steps == 1
     assert all(np.isfinite(p.asnumpy()).all() for p in trainer.network.get_parameters())
 
 
-def test_a_bad_step_between_two_readings_is_found_at_the_epoch_end(driver, poisoned):
-    trainer = driver(TerminateOnNaN(every=1000), data=poisoned(3))
-    trainer.fit(epochs=3, valid=False)
+def test_a_bad_step_between_two_readings_is_found_at_the_epoch_end(fit, poisoned):
+    trainer = fit(TerminateOnNaN(every=1000), data=poisoned(3), epochs=3, valid=False)
     assert trainer.state.progress.epoch == 1
     assert trainer.state.stop_reason.kind == "non_finite"
 
 
-def test_a_healthy_run_reads_the_counters_only_when_due(driver):
-    trainer = driver(TerminateOnNaN(every=4))
-    trainer.fit(epochs=1, valid=False)
+def test_a_healthy_run_reads_the_counters_only_when_due(fit, copies):
+    trainer = fit(TerminateOnNaN(every=4), epochs=1, valid=False)
     # Begin, steps 4 and 8, epoch end, end.
-    assert trainer.copies == 5
+    assert len(copies) == 5
     assert trainer.state.stop_reason.kind == "limit"
 
 
-def test_a_bad_step_is_skipped_counted_and_placed(driver, poisoned, caplog):
+def test_a_bad_step_is_skipped_counted_and_placed(fit, poisoned, caplog):
     skip = SkipNonFinite(max_consecutive=3, every=4)
     with caplog.at_level(logging.WARNING):
-        trainer = driver(skip, data=poisoned(5))
-        trainer.fit(epochs=1, valid=False)
+        trainer = fit(skip, data=poisoned(5), epochs=1, valid=False)
     assert trainer.state.stop_reason.kind == "limit"
     assert trainer.state.skipped_steps == 1
-    assert skip.skipped == [{"count": 1, "first_step": 5, "last_step": 8, "positions": [{"row": 256}, {"row": 448}]}]
-    assert "1 update(s) skipped between steps 5 and 8" in caplog.text
+    (record,) = skip.skipped
+    assert record["step"] == 6
+    assert [place["batch"] for place in record["between"]] == [5, 6]
+    assert "skipped step 6" in caplog.text
 
 
-def test_too_many_in_a_row_roll_back_to_the_last_snapshot_and_end_the_run_when_that_does_not_help(driver, poisoned):
-    skip = SkipNonFinite(max_consecutive=2, max_rollbacks=2, every=1)
-    trainer = driver(ModelCheckpoint(every=3, keep_last=None), skip, data=poisoned(4, 5))
-    trainer.fit(epochs=1, valid=False)
-    assert trainer.rollbacks >= 1
-    assert trainer.state.snapshot.name >= "step_00000003"
+def test_too_many_in_a_row_roll_back_to_the_last_snapshot(fit, poisoned, monkeypatch):
+    rolled, rollback = [], Trainer.rollback
+
+    def watched(trainer):
+        rollback(trainer)
+        weights = {p.name: p.asnumpy().copy() for p in trainer.network.get_parameters()}
+        rolled.append((trainer.state.progress.global_step, trainer.state.snapshot, weights))
+
+    monkeypatch.setattr(Trainer, "rollback", watched)
+    skip = SkipNonFinite(max_consecutive=2, every=1)
+    trainer = fit(ModelCheckpoint(every=3, keep_last=None), skip, data=poisoned(4, 5), epochs=1, valid=False)
+    ((step, snapshot, weights),) = rolled
+    assert (step, snapshot.name) == (6, "step_00000003")
+    for name, value in read(snapshot).tensors("model").items():
+        np.testing.assert_array_equal(weights[name], value)
+    assert trainer.state.progress.global_step == 8
+    assert trainer.state.stop_reason.kind == "limit"
 
 
-def test_without_a_snapshot_or_with_rollback_off_the_run_ends(driver, poisoned):
-    trainer = driver(SkipNonFinite(max_consecutive=2, every=1), data=poisoned(1, 2, 3))
-    trainer.fit(epochs=1, valid=False)
+def test_rollbacks_that_do_not_help_end_the_run(fit, poisoned):
+    skip = SkipNonFinite(max_consecutive=2, max_rollbacks=1, every=1)
+    trainer = fit(ModelCheckpoint(every=2), skip, data=poisoned(2, 3, 4, 5, 6, 7), epochs=1, valid=False)
+    assert trainer.state.progress.global_step == 6
+    assert trainer.state.stop_reason.detail == "2 non-finite steps in a row (max_consecutive=2) again after 1 rollbacks"
+
+
+def test_without_a_snapshot_or_with_rollback_off_the_run_ends(fit, poisoned):
+    trainer = fit(SkipNonFinite(max_consecutive=2, every=1), data=poisoned(1, 2, 3), epochs=1, valid=False)
     assert trainer.state.progress.global_step == 3
     assert (
         "2 non-finite steps in a row (max_consecutive=2), and there is no snapshot" in trainer.state.stop_reason.detail
     )
-    trainer = driver(SkipNonFinite(max_consecutive=1, rollback=False, every=1), data=poisoned(0))
-    trainer.fit(epochs=1, valid=False)
+    trainer = fit(SkipNonFinite(max_consecutive=1, rollback=False, every=1), data=poisoned(0), epochs=1, valid=False)
     assert trainer.state.stop_reason.kind == "non_finite"
     assert trainer.state.progress.global_step == 1
 
 
-def test_a_whole_chunk_of_steps_is_looked_at(driver, poisoned):
-    trainer = driver(TerminateOnNaN(every=1), data=poisoned(1), sink_size=4)
-    trainer.fit(epochs=1, valid=False)
+def test_a_whole_chunk_of_steps_is_looked_at(fit, poisoned):
+    trainer = fit(TerminateOnNaN(every=1), data=poisoned(1), sink_size=4, epochs=1, valid=False)
     assert trainer.state.progress.global_step == 4
     assert trainer.state.stop_reason.kind == "non_finite"
+
+
+def test_an_overflow_that_the_loss_scale_answers_is_no_reason_to_end(cancer):
+    network = nn.SequentialCell(nn.Dense(30, 8), nn.ReLU(), nn.Dense(8, 1))
+    optimizer = nn.Adam(network.trainable_params(), learning_rate=0.01)
+    scaler = amp.DynamicLossScaler(2.0**40, 2, 1000)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, amp_level="O2", loss_scale=scaler)
+    data, options = cancer["train"], {"batch_size": 64, "shuffle": False, "sink_size": 1}
+    before = network[0].weight.asnumpy().copy()
+    trainer.fit(data, epochs=3, callbacks=TerminateOnNaN(every=1), **options)
+    assert trainer.state.stop_reason.kind == "limit"
+    assert 3 < trainer.state.skipped_steps < 24
+    assert np.abs(network[0].weight.asnumpy() - before).max() > 0
