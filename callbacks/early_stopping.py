@@ -88,7 +88,8 @@ class EarlyStopping(Callback):
         if self.wait >= self.patience:
             self._fired = True
             best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
-            trainer.stop(f"{self.monitor} has not improved in {self.wait} measurements ({best}, now {value:.6g})")
+            reason = f"{self.monitor} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
+            trainer.stop(reason, kind="callback")
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """Measure a validation metric."""

@@ -43,7 +43,7 @@ class History(Callback):
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """Values by name: "loss" per epoch, "val_*" per validation, "window_*" per closed window."""
+        """Values by name: "loss" per epoch, "val_*" per validation, all others per closed window."""
         return {name: series.values for name, series in self._series.items()}
 
     @property
@@ -61,8 +61,8 @@ class History(Callback):
             "stop_reason": self.stop_reason,
         }
 
-    def _record(self, name: str, step: int, value: float, max_points: int | None = None) -> None:
-        self._series.setdefault(name, Curve(max_points)).add(step, value)
+    def _record(self, name: str, step: int, value: float, *, bounded: bool = False) -> None:
+        self._series.setdefault(name, Curve(self.max_points if bounded else None)).add(step, value)
 
     def setup(self, trainer: Trainer) -> None:
         """Begin a new record; a restored snapshot then puts back its own."""
@@ -87,12 +87,11 @@ class History(Callback):
         """Record the metrics of the window that closed."""
         for name, value in (trainer.state.window or {}).items():
             if isinstance(value, int | float):
-                key = name if name.startswith("window_") else f"window_{name}"
-                self._record(key, trainer.state.progress.global_step, value, self.max_points)
+                self._record(name, trainer.state.progress.global_step, value, bounded=True)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """Record the epoch's mean loss."""
-        self.epoch.append(self.epoch[-1] + 1 if self.epoch else max(1, trainer.state.progress.epoch))
+        self.epoch.append(trainer.state.progress.epoch)
         if trainer.state.train_loss is not None:
             self._record("loss", trainer.state.progress.global_step, trainer.state.train_loss)
 
@@ -118,6 +117,6 @@ class History(Callback):
         self.epoch = list(state["epoch"])
         self.curve.load_state_dict(state["curve"])
         for name, series in state["series"].items():
-            bound = self.max_points if name.startswith("window_") else None
-            self._series[name] = Curve(bound)
+            bounded = name != "loss" and not name.startswith("val_")
+            self._series[name] = Curve(self.max_points if bounded else None)
             self._series[name].load_state_dict(series)

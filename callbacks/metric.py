@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from callbacks.arguments import choice, number
 
@@ -37,13 +38,10 @@ def direction(owner: str, monitor: str, mode: str) -> str:
     )
 
 
-def window_value(window: Any, name: str) -> float | None:
-    """Return the metric `name` ("auc" or "window_auc") of a closed window, or None."""
-    if not window:
-        return None
-    short = name.removeprefix("window_")
-    for key in (name, short, f"window_{short}"):
-        if key in window:
+def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
+    """Return the metric `name` of a closed window, or None; "auc" also finds "window_auc"."""
+    for key in (name, f"window_{name}"):
+        if window and key in window:
             return float(window[key])
     return None
 
@@ -51,7 +49,8 @@ def window_value(window: Any, name: str) -> float | None:
 class Watched:
     """A metric by name, with its direction and the least change that counts.
 
-    Names are those of `trainer.metric_names`: "loss" (training), "val_*" (validation), "window_*" (online windows).
+    Names are those of `trainer.metric_names`: "loss" (training), "val_*" (validation), all others online windows
+    ("window_auc", "lifetime_auc", "lag").
 
     Args:
         owner: class name of the callback, for messages.
@@ -70,14 +69,14 @@ class Watched:
     @property
     def hook(self) -> str:
         """The hook in which a new value of this metric can be read."""
-        if self.name.startswith("val_"):
-            return "on_eval_end"
-        return "on_window_end" if self.name.startswith("window_") else "on_train_epoch_end"
+        if self.name == "loss":
+            return "on_train_epoch_end"
+        return "on_eval_end" if self.name.startswith("val_") else "on_window_end"
 
     def read(self, trainer: Trainer) -> float | None:
         """Return the newest value, or None when there is none; call it in `hook` for a fresh one."""
         state = trainer.state
-        if self.name.startswith("window_"):
+        if self.hook == "on_window_end":
             return window_value(state.window, self.name)
         value = state.train_loss if self.name == "loss" else state.metrics.get(self.name)
         return None if value is None else float(value)

@@ -151,7 +151,7 @@ class AdaptedCallback(Callback):
     def _call(self, hook: str, trainer: Trainer) -> None:
         getattr(self._target, hook)(self.run_context)
         if self.run_context.get_stop_requested() and trainer.state.stop_reason is None:
-            trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}")
+            trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}", kind="callback")
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
@@ -195,8 +195,7 @@ class AdaptedCallback(Callback):
         outputs = trainer.state.outputs
         self._params["cur_step_num"] = trainer.state.progress.global_step
         self._params.on_demand("net_outputs", lambda: _net_outputs(trainer, outputs))
-        if hasattr(outputs.chunk, "arrays"):
-            self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
+        self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -308,7 +307,7 @@ def _net_outputs(trainer: Trainer, outputs: Any) -> Any:
 
 
 def _last_batch(chunk: Any) -> tuple[Tensor, ...]:
-    return tuple(Tensor(array[-1] if chunk.num_steps > 1 else array) for array in chunk.arrays)
+    return tuple(Tensor(array[chunk.num_batches - 1] if chunk.stacked else array) for array in chunk.arrays)
 
 
 def adapt(callback: Any) -> Callback:

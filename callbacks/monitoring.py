@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from callbacks.metric import window_value
-
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
@@ -42,8 +40,5 @@ def gauges(trainer: Trainer) -> dict[str, float]:
     if state.outputs is not None:
         values["loss"] = state.outputs.loss
     values |= {name: value for name, value in state.metrics.items() if name.startswith("val_")}
-    for name in state.window or {}:
-        value = (state.window or {})[name]
-        if isinstance(value, int | float):
-            values[f"window_{name.removeprefix('window_')}"] = window_value(state.window, name)
+    values |= {name: value for name, value in (state.window or {}).items() if isinstance(value, int | float)}
     return values

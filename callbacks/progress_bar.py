@@ -13,6 +13,9 @@ from callbacks.console import format_metrics, say
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
+# Of a window's metrics, those that say most in one line.
+_SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
+
 
 class ProgressBar(Callback):
     """Shows epoch, steps, loss and samples per second; online the window's metrics (AUC, lag) instead of epochs.
@@ -121,8 +124,10 @@ class ProgressBar(Callback):
 
     def _numbers(self, trainer: Trainer, loss: dict[str, float]) -> str:
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._began, 1e-9)
-        shown = trainer.state.window if self._online else trainer.state.metrics
-        values = {name: v for name, v in (shown or {}).items() if isinstance(v, int | float) and name not in loss}
+        values = trainer.state.metrics
+        if self._online:
+            window = trainer.state.window or {}
+            values = {name: window[name] for name in _SHOWN if name in window and window[name] == window[name]}
         return ", ".join(filter(None, [format_metrics(loss), f"{rate:,.0f} samples/s", format_metrics(values)]))
 
     def _title(self, trainer: Trainer) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Callback):
-    """Writes train/loss, train/learning_rate, train/loss_scale, train/samples_per_second, val/*, window/*, and a text.
+    """Writes train/loss, train/learning_rate, train/loss_scale, train/samples_per_second, val/*, window/* and hparams.
 
     The x-axis is the optimizer step. A resumed run goes on in the same folder and discards what was written after
     the step it resumes from.

@@ -8,32 +8,29 @@ from callbacks.metric import Watched
 def feed(values):
     """Return a callback that replaces the validation accuracy by `values`, in turn."""
     iterator = iter(values)
-    return LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_accuracy=next(iterator)))
+    return LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_auc=next(iterator)))
 
 
-def test_stops_after_patience_measurements_without_improvement(driver):
-    stopping = EarlyStopping("val_accuracy", patience=2, min_delta=0.05)
-    trainer = driver(feed([0.5, 0.6, 0.62, 0.64, 0.9]), stopping)
-    trainer.fit(epochs=5)
+def test_stops_after_patience_measurements_without_improvement(fit):
+    stopping = EarlyStopping("val_auc", patience=2, min_delta=0.05)
+    trainer = fit(feed([0.5, 0.6, 0.62, 0.64, 0.9]), stopping, epochs=5)
     assert trainer.state.progress.epoch == 4
     assert (stopping.best, stopping.best_step) == (0.6, 16)
     assert trainer.state.stop_reason.kind == "callback"
-    assert "val_accuracy has not improved in 2 measurements (best 0.6 at step 16" in trainer.state.stop_reason.detail
+    assert "val_auc has not improved in 2 measurements (best 0.6 at step 16" in trainer.state.stop_reason.detail
 
 
-def test_nan_is_no_improvement(driver):
-    trainer = driver(feed([float("nan")] * 5), EarlyStopping("val_accuracy", patience=2))
-    trainer.fit(epochs=5)
+def test_nan_is_no_improvement(fit):
+    trainer = fit(feed([float("nan")] * 5), EarlyStopping("val_auc", patience=2), epochs=5)
     assert trainer.state.progress.epoch == 2
 
 
-def test_a_baseline_not_beaten_uses_up_patience_although_values_improve(driver):
-    trainer = driver(feed([0.1, 0.2, 0.3, 0.4]), EarlyStopping("val_accuracy", patience=3, baseline=0.9))
-    trainer.fit(epochs=4)
+def test_a_baseline_not_beaten_uses_up_patience_although_values_improve(fit):
+    trainer = fit(feed([0.1, 0.2, 0.3, 0.4]), EarlyStopping("val_auc", patience=3, baseline=0.9), epochs=4)
     assert trainer.state.progress.epoch == 3
 
 
-def test_the_best_weights_come_back_after_the_run(driver):
+def test_the_best_weights_come_back_after_the_run(fit):
     seen = {}
 
     def remember(trainer):
@@ -41,30 +38,28 @@ def test_the_best_weights_come_back_after_the_run(driver):
             p.name: p.asnumpy().copy() for p in trainer.network.get_parameters()
         }
 
-    trainer = driver(
-        LambdaCallback(on_eval_end=remember), feed([0.9, 0.1, 0.1]), EarlyStopping("val_accuracy", 2, restore_best=True)
-    )
-    trainer.fit(epochs=3)
+    stopping = EarlyStopping("val_auc", 2, restore_best=True)
+    trainer = fit(LambdaCallback(on_eval_end=remember), feed([0.9, 0.1, 0.1]), stopping, epochs=3)
     for parameter in trainer.network.get_parameters():
         np.testing.assert_array_equal(parameter.asnumpy(), seen[8][parameter.name])
         assert np.abs(parameter.asnumpy() - seen[24][parameter.name]).max() > 0
 
 
-def test_the_patience_used_up_survives_a_resume(driver):
-    first = EarlyStopping("val_accuracy", patience=3)
-    driver(feed([0.9, 0.1, 0.1]), first).fit(epochs=3)
-    second = EarlyStopping("val_accuracy", patience=3)
+def test_the_patience_used_up_survives_a_resume(fit):
+    first = EarlyStopping("val_auc", patience=3)
+    fit(feed([0.9, 0.1, 0.1]), first, epochs=3)
+    second = EarlyStopping("val_auc", patience=3)
     second.load_state_dict(first.state_dict())
     assert (second.best, second.best_step, second.wait) == (0.9, 8, 2)
 
 
-def test_the_training_loss_and_a_window_metric_can_be_watched(driver):
-    trainer = driver(EarlyStopping("loss", patience=1, min_delta=100.0))
-    trainer.fit(epochs=5, valid=False)
+def test_the_training_loss_and_a_window_metric_can_be_watched(fit, online):
+    trainer = fit(EarlyStopping("loss", patience=1, min_delta=100.0), epochs=5, valid=False)
     assert trainer.state.progress.epoch == 2
-    online = driver(EarlyStopping("window_auc", patience=2))
-    online.online([{"auc": value} for value in (0.6, 0.7, 0.6, 0.5, 0.9)])
-    assert online.state.progress.global_step == 4
+    trainer = online(
+        [{"window_auc": value} for value in (0.6, 0.7, 0.6, 0.5, 0.9)], EarlyStopping("window_auc", patience=2)
+    )
+    assert trainer.state.progress.global_step == 4
 
 
 @pytest.mark.parametrize(

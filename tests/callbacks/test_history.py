@@ -4,64 +4,61 @@ import pytest
 
 from callbacks import Every, History
 from callbacks.curve import Curve
+from trainer.loop import LossMeter
+from trainer.state import StepOutputs
 
 
-def test_keeps_one_loss_an_epoch_one_value_a_validation_and_a_curve_between(driver):
+def test_keeps_one_loss_an_epoch_one_value_a_validation_and_a_curve_between(fit):
     history = History(every=2)
-    trainer = driver(history)
-    trainer.fit(epochs=2)
+    trainer = fit(history, epochs=2)
     assert history.epoch == [1, 2]
-    assert history.steps == {"loss": [8, 16], "val_loss": [8, 16], "val_accuracy": [8, 16]}
+    assert history.steps == {"loss": [8, 16], "val_loss": [8, 16], "val_auc": [8, 16]}
     assert history.history["loss"][1] < history.history["loss"][0]
-    assert history.history["val_accuracy"][-1] == trainer.state.metrics["val_accuracy"]
+    assert history.history["val_auc"][-1] == trainer.state.metrics["val_auc"]
     assert history.curve.steps == [2, 4, 6, 8, 10, 12, 14, 16]
     assert history.stop_reason == "limit: epochs=2"
     assert json.loads(json.dumps(history.as_dict())) == history.as_dict()
 
 
-def test_a_step_without_a_due_point_copies_nothing(driver, monkeypatch):
-    from trainer.state import StepOutputs
-
+def test_a_step_without_a_due_point_copies_nothing(fit, monkeypatch):
     read = []
     losses = StepOutputs.losses.fget
-    trainer = driver(History(every=4))
-    monkeypatch.setattr(trainer, "_epoch", _one_epoch_without_mean(trainer))
-    monkeypatch.setattr(StepOutputs, "losses", property(lambda self: read.append(self) or losses(self)))
-    trainer.fit(epochs=1)
+
+    def counted(outputs):
+        read.append(outputs)
+        return losses(outputs)
+
+    monkeypatch.setattr(StepOutputs, "losses", property(counted))
+    monkeypatch.setattr(LossMeter, "value", lambda self: None)
+    fit(History(every=4), epochs=1, valid=False)
     assert len(read) == 2
 
 
-def _one_epoch_without_mean(trainer):
-    from trainer.state import StepOutputs
-
-    def epoch(*_):
-        for chunk in trainer.chunks(0):
-            trainer.state.outputs = StepOutputs(trainer.call_program(chunk), None, chunk, 1, chunk.num_samples)
-            trainer.state.progress.global_step += 1
-            trainer.callbacks.call("on_train_step_end", trainer)
-        trainer.state.progress.epoch += 1
-
-    return epoch
-
-
-def test_an_exception_is_the_reason_of_the_end(driver):
+def test_an_exception_is_the_reason_of_the_end(fit):
     history = History()
     with pytest.raises(OSError, match="disk"):
-        driver(history).fit(fail_at=3)
+        fit(history, fail_at=3)
     assert history.stop_reason == "exception: OSError: the disk is gone"
 
 
-def test_window_metrics_are_kept_under_their_names(driver):
+def test_window_metrics_are_kept_under_their_names(online):
     history = History()
-    driver(history).online([{"auc": 0.5 + i / 100, "window_lag": i} for i in range(8)])
+    online([{"window_auc": 0.5 + i / 100, "lag": i} for i in range(8)], history)
     assert history.history["window_auc"][:2] == [0.5, 0.51]
-    assert history.steps["window_lag"] == list(range(1, 9))
-    assert history.stop_reason == "stream_end"
+    assert history.steps["lag"] == list(range(1, 9))
+    assert history.stop_reason.startswith("stream_end")
 
 
-def test_a_resumed_run_goes_on_with_the_record(driver):
+def test_a_stream_records_what_its_windows_really_measured(online):
+    history = History()
+    online([None] * 8, history)
+    assert history.history["lifetime_auc"][-1] > history.history["lifetime_auc"][0]
+    assert len(history.history["window_loss"]) == 8
+
+
+def test_a_resumed_run_goes_on_with_the_record(fit):
     first = History(every=Every(steps=3))
-    driver(first).fit(epochs=1)
+    fit(first, epochs=1)
     second = History(every=Every(steps=3))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.as_dict() == {**first.as_dict(), "stop_reason": None}

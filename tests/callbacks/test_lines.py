@@ -11,18 +11,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_loss_is_printed_at_its_cadence_and_validation_when_it_happens(driver, capsys):
-    trainer = driver(LossMonitor(every=4))
-    trainer.fit(epochs=1)
+def test_the_loss_is_printed_at_its_cadence_and_validation_when_it_happens(fit, capsys):
+    trainer = fit(LossMonitor(every=4), epochs=1)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["epoch 1 step 4", "epoch 1 step 8", "step 8"]
     assert lines[1] == f"epoch 1 step 8: loss {trainer.state.outputs.loss:.6g}"
     assert lines[2].startswith("step 8: val_loss ")
 
 
-def test_an_epoch_is_timed_without_its_validation(driver, capsys):
+def test_an_epoch_is_timed_without_its_validation(fit, capsys):
     monitor = TimeMonitor()
-    driver(monitor).fit(epochs=2)
+    fit(monitor, epochs=2)
     assert [(record["epoch"], record["steps"]) for record in monitor.records] == [(1, 8), (2, 8)]
     record = monitor.records[1]
     assert record["eval_seconds"] > 0
@@ -31,44 +30,44 @@ def test_an_epoch_is_timed_without_its_validation(driver, capsys):
     assert re.match(r"epoch 1: [\d.]+ s, [\d.]+ ms/step, [\d,]+ samples/s", capsys.readouterr().out)
 
 
-def test_without_a_terminal_there_is_one_line_per_epoch(driver, capsys):
-    driver(ProgressBar(refresh_seconds=0)).fit(epochs=2)
+def test_without_a_terminal_there_is_one_line_per_epoch(fit, capsys):
+    fit(ProgressBar(refresh_seconds=0), epochs=2)
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert captured.out == ""
     assert len(lines) == 2
-    assert re.match(r"epoch 2/2: 8 steps, loss [\d.]+, [\d,]+ samples/s, val_loss [\d.]+, val_accuracy", lines[1])
+    assert re.match(r"epoch 2/2: 8 steps, loss [\d.]+, [\d,]+ samples/s, val_loss [\d.]+, val_auc", lines[1])
 
 
-def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(driver):
+def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(fit):
     terminal = Terminal()
-    driver(ProgressBar(refresh_seconds=0, file=terminal)).fit(epochs=2)
+    fit(ProgressBar(refresh_seconds=0, file=terminal), epochs=2)
     text = terminal.getvalue()
     assert re.search(r"epoch 1/2: .*8/8 .*loss [\d.]+, [\d,]+ samples/s", text)
     assert "epoch 2/2: " in text
 
 
-def test_between_refreshes_the_bar_reads_no_loss(driver, monkeypatch):
+def test_between_refreshes_the_bar_reads_no_loss(fit, monkeypatch):
     from trainer.state import StepOutputs
 
     terminal, read = Terminal(), []
     monkeypatch.setattr(StepOutputs, "loss", property(lambda self: read.append(self) or 1.0))
-    driver(ProgressBar(refresh_seconds=3600, file=terminal)).fit(epochs=1, valid=False)
+    fit(ProgressBar(refresh_seconds=3600, file=terminal), epochs=1, valid=False)
     assert len(read) == 1
 
 
-def test_a_stream_shows_its_window_in_few_lines(driver, capsys):
-    driver(ProgressBar(line_seconds=3600)).online([{"auc": 0.75, "lag": 12} for _ in range(8)])
+def test_a_stream_shows_its_window_in_few_lines(online, capsys):
+    online([{"window_auc": 0.75, "lag": 12} for _ in range(8)], ProgressBar(line_seconds=3600))
     lines = capsys.readouterr().err.splitlines()
-    assert re.match(r"online: 1 steps, [\d,]+ samples/s, auc 0.75, lag 12", lines[0])
+    assert re.match(r"online: 1 steps, [\d,]+ samples/s, window_auc 0.75, lag 12", lines[0])
     assert re.match(r"online: 8 steps, ", lines[1])
-    assert lines[2:] == ["stopped: stream_end"]
+    assert [line.split(": ")[:2] for line in lines[2:]] == [["stopped", "stream_end"]]
 
 
-def test_a_failing_run_leaves_the_terminal_in_order(driver):
+def test_a_failing_run_leaves_the_terminal_in_order(fit):
     terminal = Terminal()
     bar = ProgressBar(refresh_seconds=0, file=terminal)
     with pytest.raises(OSError, match="disk"):
-        driver(bar).fit(fail_at=3)
+        fit(bar, fail_at=3)
     assert terminal.getvalue().endswith("\n")
     assert bar._bar is None

@@ -1,0 +1,204 @@
+"""MindSpore's own callbacks, as installed, in this trainer's runs."""
+
+import re
+
+import numpy as np
+import pytest
+from mindspore import Tensor, load_checkpoint
+from mindspore import train as ms
+
+from callbacks import LambdaCallback, adapt
+
+
+class Recorder(ms.Callback):
+    """Notes every hook, by its newer name, with the numbers MindSpore documents."""
+
+    def __init__(self):
+        self.seen = []
+        self.entered = []
+
+    def __enter__(self):
+        self.entered.append("enter")
+        return self
+
+    def __exit__(self, *error):
+        self.entered.append(error[0])
+
+    def note(self, name, run_context):
+        params = run_context.original_args()
+        self.seen.append((name, params.mode, params.cur_epoch_num, params.cur_step_num, params.batch_num))
+
+
+for _hook in (
+    *("on_train_begin", "on_train_epoch_begin", "on_train_step_begin", "on_train_step_end", "on_train_epoch_end"),
+    *("on_train_end", "on_eval_begin", "on_eval_epoch_begin", "on_eval_step_begin", "on_eval_step_end"),
+    *("on_eval_epoch_end", "on_eval_end"),
+):
+    setattr(Recorder, _hook, lambda self, run_context, name=_hook: self.note(name, run_context))
+
+
+def test_hooks_come_in_the_order_and_with_the_numbers_of_mindspores_own_loop(fit):
+    recorder = Recorder()
+    fit(recorder, epochs=1, sink_size=4)
+    assert recorder.seen == [
+        ("on_train_begin", "train", 1, 0, 8),
+        ("on_train_epoch_begin", "train", 1, 0, 8),
+        ("on_train_step_begin", "train", 1, 1, 8),
+        ("on_train_step_end", "train", 1, 4, 8),
+        ("on_train_step_begin", "train", 1, 5, 8),
+        ("on_train_step_end", "train", 1, 8, 8),
+        ("on_eval_begin", "eval", 1, 0, 2**31 - 1),
+        ("on_eval_epoch_begin", "eval", 1, 0, 2**31 - 1),
+        ("on_eval_step_begin", "eval", 1, 1, 2**31 - 1),
+        ("on_eval_step_end", "eval", 1, 1, 2**31 - 1),
+        ("on_eval_epoch_end", "eval", 1, 1, 1),
+        ("on_eval_end", "eval", 1, 1, 1),
+        ("on_train_epoch_end", "train", 1, 8, 8),
+        ("on_train_end", "train", 1, 8, 8),
+    ]
+    assert recorder.entered == ["enter", None]
+
+
+def test_a_stream_is_one_epoch_to_them(online):
+    recorder = Recorder()
+    online([None] * 3, recorder)
+    names = [name for name, *_ in recorder.seen if "step" not in name]
+    assert names == ["on_train_begin", "on_train_epoch_begin", "on_train_epoch_end", "on_train_end"]
+    assert recorder.seen[-2][1:] == ("train", 1, 3, 3)
+
+
+def test_a_callback_leaves_its_context_with_the_exception(fit):
+    recorder = Recorder()
+    with pytest.raises(OSError, match="disk"):
+        fit(recorder, fail_at=3)
+    assert recorder.entered == ["enter", OSError]
+
+
+def test_older_names_and_what_the_parameters_hold(fit):
+    seen = {}
+
+    class Old(ms.Callback):
+        def step_end(self, run_context):
+            params = run_context.original_args()
+            seen["outputs"], seen["element"] = params.net_outputs, params.train_dataset_element
+            seen["names"] = {p.name for p in params["train_network"].get_parameters()}
+            seen["has"] = (hasattr(params, "batch_num"), hasattr(params, "missing"), "net_outputs" in params)
+            seen["types"] = (type(params.optimizer).__name__, type(params.loss_fn).__name__)
+
+        def epoch_end(self, run_context):
+            seen["eval_results"] = dict(run_context.original_args().eval_results)
+
+        def end(self, run_context):
+            seen["left"] = run_context.original_args().get("eval_results")
+
+    trainer = fit(Old(), epochs=1, sink_size=4)
+    assert isinstance(seen["outputs"], Tensor)
+    assert float(seen["outputs"].asnumpy()) == trainer.state.outputs.loss
+    assert [tensor.shape for tensor in seen["element"]] == [(64, 30), (64, 1)]
+    assert {"0.weight", "moment1.0.weight", "global_step"} <= seen["names"]
+    assert seen["has"] == (True, False, True)
+    assert seen["types"] == ("Adam", "BCEWithLogitsLoss")
+    metrics = trainer.state.metrics
+    assert seen["eval_results"] == {
+        "loss": metrics["val_loss"],
+        "auc": metrics["val_auc"],
+        "eval_loss": metrics["val_loss"],
+    }
+    assert seen["left"] is None
+
+
+def test_in_a_validation_the_older_names_are_not_called(fit):
+    ends = []
+
+    class Old(ms.Callback):
+        def end(self, run_context):
+            ends.append(run_context.original_args().mode)
+
+    trainer = fit(Old(), epochs=2)
+    assert ends == ["train"]
+    trainer.evaluate({"x": np.zeros((4, 30), np.float32), "y": np.zeros((4, 1), np.float32)}, Old(), batch_size=4)
+    assert ends == ["train", "eval"]
+
+
+def test_a_requested_stop_ends_the_run(fit):
+    class Stop(ms.Callback):
+        def on_train_step_end(self, run_context):
+            if run_context.original_args().cur_step_num == 3:
+                run_context.request_stop()
+
+    trainer = fit(Stop(), valid=False)
+    assert trainer.state.progress.global_step == 3
+    assert str(trainer.state.stop_reason) == "callback: Stop requested a stop in on_train_step_end"
+    again = fit(adapt(Stop()), valid=False, fresh=False, epochs=1)
+    assert again.state.progress.global_step == 11
+
+
+def test_loss_monitor(fit, capsys):
+    trainer = fit(ms.LossMonitor(4), epochs=1)
+    out = capsys.readouterr().out
+    assert re.search(r"epoch: 1 step: 4, loss is [\d.]+", out)
+    assert f"epoch: 1 step: 8, loss is {trainer.state.outputs.loss}" in out
+    assert "Eval result: epoch 1, metrics: {'loss': " in out
+
+
+def test_time_monitor(fit, capsys):
+    fit(ms.TimeMonitor(data_time=True), epochs=2)
+    out = capsys.readouterr().out
+    assert (
+        len(re.findall(r"Train epoch time: +[\d.]+ ms, per step time: +[\d.]+ ms \(data time: +[\d.]+ ms\)", out)) == 2
+    )
+
+
+def test_history(fit):
+    history = ms.History()
+    trainer = fit(history, epochs=2)
+    assert history.epoch == {"epoch": [1, 2]}
+    assert history.history["auc"][-1] == trainer.state.metrics["val_auc"]
+    assert history.history["net_output"][-1] == pytest.approx(trainer.state.outputs.loss)
+
+
+def test_model_checkpoint(fit, tmp_path):
+    config = ms.CheckpointConfig(save_checkpoint_steps=8, keep_checkpoint_max=2)
+    trainer = fit(ms.ModelCheckpoint("net", str(tmp_path / "ckpt"), config), epochs=3)
+    saved = sorted(path.name for path in (tmp_path / "ckpt").glob("*.ckpt"))
+    assert saved == ["net-2_8.ckpt", "net-3_8.ckpt"]
+    values = load_checkpoint(str(tmp_path / "ckpt" / "net-3_8.ckpt"))
+    for cell in (trainer.network, trainer.optimizer):
+        for parameter in cell.get_parameters():
+            np.testing.assert_array_equal(values[parameter.name].asnumpy(), parameter.asnumpy())
+
+
+def test_early_stopping_and_its_best_weights(fit):
+    values = iter([0.9, 0.5, 0.4])
+    weights = {}
+
+    def replace(trainer):
+        trainer.state.metrics["val_auc"] = next(values)
+        weights.setdefault("best", trainer.network[0].weight.asnumpy().copy())
+
+    stopping = ms.EarlyStopping("auc", patience=2, restore_best_weights=True)
+    trainer = fit(LambdaCallback(on_eval_end=replace), stopping, epochs=3)
+    assert adapt(stopping).monitor == "val_auc"
+    assert stopping.stopped_epoch == 3
+    assert trainer.state.stop_reason.detail == "EarlyStopping requested a stop in on_train_epoch_end"
+    np.testing.assert_array_equal(trainer.network[0].weight.asnumpy(), weights["best"])
+
+
+def test_reduce_lr_on_plateau(fit):
+    plateau = LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_loss=1.0))
+    trainer = fit(plateau, ms.ReduceLROnPlateau("eval_loss", factor=0.5, patience=1), epochs=3)
+    assert trainer.learning_rate == pytest.approx(0.0025)
+
+
+def test_lambda_callback_and_learning_rate_scheduler(fit):
+    losses = []
+    by_step = ms.LearningRateScheduler(lambda rate, step: 0.01 / step)
+    step = ms.LambdaCallback(on_train_step_end=lambda context: losses.append(context.original_args().net_outputs))
+    trainer = fit(step, by_step, epochs=1, valid=False)
+    assert len(losses) == 8
+    assert trainer.learning_rate == pytest.approx(0.01 / 8)
+
+
+def test_a_metric_that_nobody_makes_is_refused_under_the_name_it_has_here(fit):
+    with pytest.raises(ValueError, match=r"EarlyStopping\(monitor='val_acu'\).*did you mean 'val_auc'"):
+        fit(ms.EarlyStopping("acu"))
