@@ -266,7 +266,7 @@ def describe(annotation: Any) -> str:
         of = f" of {_name(arguments[0])}" if kind is type and arguments else ""
         return f"the dotted path of a {'class' if kind is type else 'function'}{of}"
     if kind in _LISTS:
-        items = dict.fromkeys(describe(argument) for argument in arguments if argument is not Ellipsis)
+        items = dict.fromkeys(describe(argument) for argument in arguments if argument not in (Ellipsis, Any))
         return f"a list of ({', '.join(items)})" if items else "a list"
     if kind in _NAMES:
         return _NAMES[kind]

@@ -83,14 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = _parser().parse_args(arguments)
     except SystemExit as leaving:  # --help, --version or a wrong command line; a library call must get a number
         return int(leaving.code or 0)
+    handler = _Console()
     try:
-        with _console():
+        with _logging_to(handler):
             return _HANDLERS[given.command](given)
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the interpreter's own last flush)
+        return 1
     except (TrainerError, OSError) as error:
         if given.traceback:
             raise
         text = str(error) or type(error).__name__
-        print(text if isinstance(error, ConfigurationError) else f"error: {text}", file=sys.stderr)
+        if text not in handler.last_error:
+            print(text if isinstance(error, ConfigurationError) else f"error: {text}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         print("stopped by SIGINT", file=sys.stderr)
@@ -101,11 +106,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else 1
 
 
+class _Console(logging.StreamHandler):
+    """Writes messages as they are, and remembers the last error so that it is not told twice."""
+
+    last_error = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            self.last_error = record.getMessage()
+        super().emit(record)
+
+
 @contextlib.contextmanager
-def _console() -> Iterator[None]:
+def _logging_to(handler: logging.Handler) -> Iterator[None]:
     """Show what the package logs, and only errors of MindSpore, until the command is done."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules

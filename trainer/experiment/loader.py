@@ -304,6 +304,11 @@ def _hint(value: Any, accepts: str) -> str:
     """Return advice for the spellings people expect YAML to take."""
     if isinstance(value, str) and "true or false" in accepts and value.lower() in ("yes", "no", "on", "off"):
         return f"; write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if is_dotted(value) and "dotted path" in accepts:
+        try:
+            resolve(value)
+        except UnresolvedError as error:
+            return f"; {error}"
     if isinstance(value, float) and value.is_integer() and "whole number" in accepts:
         return f"; write {int(value)}"
     return ""

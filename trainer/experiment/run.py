@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays, where it makes no difference to the result
 SPLITS = ("test", "valid", "train")
 
 
@@ -163,8 +164,9 @@ def evaluate_on(experiment: Experiment, split: str) -> dict[str, float]:
 
 
 def _batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
-    # arrays need a batch size; the one of `fit` is the only one a configuration has
-    return config.fit.get("batch_size") if is_arrays(dataset) else None
+    if not is_arrays(dataset):
+        return None
+    return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
 
 
 def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = None) -> tuple[str, dict[str, float]]:
