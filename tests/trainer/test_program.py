@@ -59,7 +59,7 @@ class TestAccumulation:
         left_out, _ = run([batch for index, batch in enumerate(batches(32, 8)) if index not in (4, 5)])
         assert same(skipped, left_out)
         assert trainer.loss_scale == 512
-        assert trainer.read_counters() == {"skipped": 1, "consecutive": 0, "longest_run": 1}
+        assert trainer.read_counters() == {"skipped": 1, "fatal": 0, "consecutive": 0, "longest_run": 1}
 
 
 class TestClipping:
@@ -130,7 +130,7 @@ class TestOverflow:
 
     def test_is_counted(self, run):
         trainer, _ = run
-        assert trainer.read_counters() == {"skipped": 1, "consecutive": 0, "longest_run": 1}
+        assert trainer.read_counters() == {"skipped": 1, "fatal": 0, "consecutive": 0, "longest_run": 1}
         assert trainer.state.skipped_steps == 1
         assert trainer.builder.step.bad_steps.asnumpy()[:2].tolist() == [3, -1]
 
