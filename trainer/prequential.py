@@ -18,9 +18,10 @@ import numpy as np
 
 from trainer.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
 from trainer.errors import ConfigurationError, DataError
-from trainer.histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
+from trainer.histogram import RowBuffer, ScoreHistogram
 
-BUFFER_ROWS = 32_768
+BUFFER_ROWS = 16_384
+BUCKETS = 4_096
 GROUP_BUCKETS = 1_024
 OTHER_GROUPS = "other"
 
@@ -215,7 +216,7 @@ class PrequentialMetrics:
         negative_sampling_rate: float | None = None,
         correct_probability: bool = True,
         max_groups: int = 32,
-        buckets: int = DEFAULT_BUCKETS,
+        buckets: int = BUCKETS,
     ) -> None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay < 1:
             raise ConfigurationError(f"decay takes a number between 0 and 1, both excluded; received {decay!r}")
