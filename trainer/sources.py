@@ -7,6 +7,7 @@ A source yields `Item`s: a tuple of arrays with the rows on axis 0, and what its
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -206,6 +207,7 @@ class PipelineSource(Source):
         if self.size is None and epoch:
             raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
         before = ms_dataset.config.get_seed()
+        generators = random.getstate(), np.random.get_state()  # MindSpore's set_seed seeds these two as well
         ms_dataset.config.set_seed(self.seed)
         try:
             if self.size is not None:
@@ -216,6 +218,8 @@ class PipelineSource(Source):
         finally:
             self.dataset.set_init_step(0)
             ms_dataset.config.set_seed(before)
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
         if self.size is None:
             for _ in range(skipped):  # a pipeline without a size can only be read up to the position
                 next(self._iterator)
