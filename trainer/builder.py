@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, experimental, nn, ops
 from mindspore import dtype as mstype
 
 from trainer.columns import label_columns
@@ -74,6 +74,8 @@ class StepBuilder:
         if self.step is not None and options == self._step_options:
             return self.step
         if self.optimizer is None:
+            if self.loss_fn is not None:
+                raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
             self.step = CustomStep(self.network)
         else:
             self.step = TrainStep(
@@ -119,10 +121,10 @@ class StepBuilder:
         if self._evaluate is None:
             if self.eval_network is not None:
                 self._evaluate = self.eval_network
-            elif self.optimizer is None and not _returns_predictions(self.network):
+            elif is_training_step(self.network):
                 raise ConfigurationError(
-                    "evaluate: the network is a whole training step (no optimizer was given), so evaluating it would "
-                    "train it; pass eval_network="
+                    f"evaluate: {type(self.network).__name__} is a whole training step, so evaluating it would train "
+                    "it; pass eval_network="
                 )
             else:
                 self._evaluate = EvalStep(self.forward)
@@ -131,6 +133,11 @@ class StepBuilder:
     def predict_cell(self) -> nn.Cell:
         """Return the prediction program."""
         if self._predict is None:
+            if is_training_step(self.network):
+                raise ConfigurationError(
+                    f"predict: {type(self.network).__name__} is a whole training step, so applying it would train it; "
+                    "make a Trainer of the inner network"
+                )
             self._predict = PredictStep(self.network, cast=self.cast)
         return self._predict
 
@@ -164,8 +171,12 @@ class StepBuilder:
                     part.set_train(mode)
 
 
-def _returns_predictions(network: nn.Cell) -> bool:
-    return not isinstance(network, nn.TrainOneStepCell)
+def is_training_step(network: nn.Cell) -> bool:
+    """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
+    kinds = (nn.Optimizer, experimental.optim.Optimizer)
+    return isinstance(network, nn.TrainOneStepCell) or any(
+        isinstance(cell, kinds) for _, cell in network.cells_and_names()
+    )
 
 
 def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:

@@ -16,7 +16,7 @@ from trainer.builder import TrainRunner, explained
 from trainer.errors import DataError
 from trainer.feed import Chunk, Feed
 from trainer.limits import Every, Limits
-from trainer.metrics import WeightedMean, update_metrics
+from trainer.metrics import WeightedMean, read_metrics, update_metrics
 from trainer.state import StepOutputs, StopReason
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ HELD_LOSSES = 1024
 
 
 class LossMeter:
-    """Sample-weighted mean loss that leaves losses on the device until somebody reads it."""
+    """Sample-weighted mean loss that leaves losses on the device until somebody reads it; it keeps no batches."""
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
@@ -37,7 +37,7 @@ class LossMeter:
 
     def add(self, outputs: StepOutputs) -> None:
         """Take the losses of one call; folds every `HELD_LOSSES` calls so that memory stays bounded."""
-        self._held.append(outputs)
+        self._held.append(outputs.without_data())
         if len(self._held) >= HELD_LOSSES:
             self._fold()
 
@@ -102,6 +102,8 @@ class TrainLoop:
         self.online = online
         self.meter = LossMeter()
         self.position: dict[str, Any] = {}
+        if valid_every is not None:
+            valid_every.start(trainer.state.progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return position, what a position means, cadence and loss sums."""
@@ -245,7 +247,7 @@ def evaluate(
             loss.update(float(outputs[eval_indexes[0]].asnumpy().mean()), chunk.num_samples)
         update_metrics(metrics, outputs, eval_indexes, chunk.num_samples)
         call("on_eval_step_end", trainer)
-    results = {name: metric.eval() for name, metric in metrics.items()}
+    results = read_metrics(metrics)
     if loss.samples and "loss" not in results:
         results = {"loss": loss.eval(), **results}
     return results

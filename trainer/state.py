@@ -88,6 +88,12 @@ class StepOutputs:
         self.num_steps = num_steps
         self.num_samples = num_samples
 
+    def without_data(self) -> StepOutputs:
+        """Return the same losses without the rows and predictions they belong to."""
+        outputs = StepOutputs(self._losses_device, None, None, self.num_steps, self.num_samples)
+        outputs._losses = self._losses
+        return outputs
+
     @property
     def losses_device(self) -> Any:
         """The losses as the program returned them: a Tensor, shape [K] or []."""

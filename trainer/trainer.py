@@ -175,10 +175,12 @@ class Trainer(Session, ModelVerbs):
         """
         if isinstance(train_dataset, int) and not isinstance(epochs, int):
             train_dataset, epochs = epochs, train_dataset  # the order of mindspore.Model.fit
-        source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
         valid = None
         if valid_dataset is not None:
             valid = self._inference_feed(valid_dataset, batch_size if is_arrays(valid_dataset) else None)
+            if is_arrays(valid_dataset) and not is_arrays(train_dataset):
+                batch_size = None  # it was for the validation arrays
+        source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
         arguments.check_positive("epochs", epochs, whole=True)
         progress = self.state.progress
@@ -194,7 +196,11 @@ class Trainer(Session, ModelVerbs):
                 valid_every=every,
             )
             train.position = {"epoch": progress.epoch, "batch": 0}
-            self._run(train, resume, epochs, max_steps, max_seconds)
+            try:
+                self._run(train, resume, epochs, max_steps, max_seconds)
+            finally:
+                if valid is not None:
+                    valid.close()
         signals.leave()
         return self.history
 
@@ -209,8 +215,7 @@ class Trainer(Session, ModelVerbs):
         self._loop = train
         self.callbacks.call("setup", self)
         self._check_monitors()
-        if self.optimizer is not None:
-            self.builder.train_step(self._run_options())  # the snapshot restores its parameters
+        self.builder.train_step(self._run_options())  # the snapshot restores its parameters
         if resume is not None and self.saver.resume(resume):
             self.callbacks.call("on_load_checkpoint", self)
         base = self._limits_base
