@@ -35,7 +35,12 @@ import numpy as np
 
 from trainer import durable, strictjson, tensorfile
 from trainer.catalog import Entry, available, delete, find, point, pointed, prune, settle
-from trainer.errors import CheckpointError
+from trainer.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+)
 from trainer.snapshot import (
     CONFIG,
     FILE_NAME,
@@ -51,6 +56,10 @@ from trainer.snapshot import (
 )
 
 __all__ = [
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
     "Contents",
     "Entry",
     "Snapshot",
@@ -123,10 +132,10 @@ def prepare(
     documents = {VERSIONS: strictjson.dumps(_versions()).encode()}
     try:
         documents[STATE] = strictjson.dumps(dict(state)).encode()
+        if config is not None:
+            documents[CONFIG] = config.encode()
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of {name} cannot be stored: {error}") from error
-    if config is not None:
-        documents[CONFIG] = config.encode()
+        raise CheckpointError(f"state or config of {name} cannot be stored: {error}") from error
     return Contents(int(step), tensors, documents, files, base)
 
 

@@ -120,6 +120,7 @@ class TestContents:
             ({"tensors": {"../model": {}}}, "'../model' is no plain file name"),
             ({"files": {"state.json": b""}}, "'state.json' is not accepted"),
             ({"files": {"x": Path("/nowhere/at/all")}}, "cannot read /nowhere/at/all"),
+            ({"config": "name: \ud800"}, "config of step_00000004 cannot be stored"),
             ({"step": -1}, "step takes a whole number >= 0; received -1"),
             ({"base": "step_00000003"}, "there is no such snapshot"),
         ],
