@@ -94,12 +94,16 @@ class Turns:
         following = buffer[0].offset() if buffer else self.next[partition]
         return following // self.quota - self.bases[partition] // self.quota
 
+    def _order(self, partition: int) -> tuple[int, int]:
+        return self._done(partition), partition
+
     def _choose(self) -> int | None:
-        waited_for = [self._done(number) for number in self._buffers if number not in self._passed]
-        front = min(waited_for) if waited_for else max(map(self._done, self._buffers))
-        self._passed -= {number for number in self._passed if self._done(number) >= front}
+        waited_for = [self._order(number) for number in self._buffers if number not in self._passed]
+        front = min(waited_for) if waited_for else max(map(self._order, self._buffers))
+        # Not before the front: a partition passed over at its place in a round is not waited for again in it.
+        self._passed -= {number for number in self._passed if self._order(number) >= front}
         eligible = [number for number in self._buffers if number not in self._passed or self._buffers[number]]
-        return min(eligible, key=lambda number: (self._done(number), number), default=None)
+        return min(eligible, key=self._order, default=None)
 
     def _wait_for(self, partition: int) -> None:
         now = monotonic()

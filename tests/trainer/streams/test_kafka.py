@@ -60,6 +60,16 @@ def test_a_partition_without_messages_holds_its_turn_until_the_timeout():
         assert [message.at for message in turns.take()] == [0]
 
 
+def test_a_partition_that_ends_within_a_turn_does_not_hold_the_others_up():
+    starts = {0: 6, 1: 4}
+    turns = Turns(starts, {0: 0, 1: 0}, 4, timeout=0.0)
+    for at in range(4, 12):
+        turns.add(1, Message(at))
+    assert [message.at for _ in range(6) for message in turns.take()] == list(range(4, 12))
+    turns.add(0, Message(6))
+    assert [message.at for message in turns.take()] == [6]
+
+
 @pytest.fixture
 def stream(schema):
     opened = []
