@@ -1,0 +1,50 @@
+"""The id map agrees with a dict, whatever is added and removed."""
+
+import numpy as np
+
+from trainer.embedding.id_map import _EMPTY, IdMap
+
+
+def test_agrees_with_a_dict_over_a_long_life():
+    rng = np.random.default_rng(0)
+    table, model = IdMap(), {}
+    next_row = 0
+    pool = np.concatenate((rng.integers(-(2**63), 2**63 - 1, 60_000), np.arange(-20_000, 20_000), [_EMPTY]))
+    for _ in range(60):
+        ids = np.unique(rng.choice(pool, 4_000))
+        rows = table.get(ids)
+        assert rows.tolist() == [model.get(i, -1) for i in ids.tolist()]
+        new = ids[rows < 0]
+        table.add(new, np.arange(next_row, next_row + len(new)))
+        model |= dict(zip(new.tolist(), range(next_row, next_row + len(new)), strict=True))
+        next_row += len(new)
+        gone = np.unique(rng.choice(pool, 3_000))
+        table.remove(gone)
+        for i in gone.tolist():
+            model.pop(i, None)
+        assert len(table) == len(model)
+    ids, rows = table.items()
+    assert dict(zip(ids.tolist(), rows.tolist(), strict=True)) == model
+
+
+def test_ids_made_to_collide_are_all_found():
+    ids = np.arange(50_000, dtype=np.int64) << np.int64(40)
+    table = IdMap()
+    table.add(ids, np.arange(len(ids)))
+    assert (table.get(ids) == np.arange(len(ids))).all()
+    assert (table.get(ids + 1) == -1).all()
+
+
+def test_rotating_ids_leave_no_trace():
+    table = IdMap()
+    window, size = 4_000, []
+    for start in range(0, 400_000, 1_000):
+        new = np.arange(start, start + 1_000)
+        table.add(new, np.zeros(1_000))
+        table.remove(new - window)
+        size.append(table.nbytes)
+    assert len(table) == window
+    assert size[-1] == size[len(size) // 10]
+    table.remove(table.items()[0])
+    assert len(table) == 0
+    assert not table._passed.any()

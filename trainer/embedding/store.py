@@ -1,0 +1,155 @@
+"""Table rows on the host that are not copied to grow, and frozen views of them that cost little to take."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+_COPY_BLOCK = 1 << 14
+
+
+class RowStore:
+    """Float32 rows [capacity, width] that grow in place, in memory or in a mapped file.
+
+    Memory the operating system has not been asked for costs nothing, so growing doubles the reservation while only rows
+    that were written occupy memory. Every access takes the lock, because growing may move the mapping.
+
+    Args:
+        width: columns of a row.
+        rows: rows to make room for at once.
+        path: file to map; None keeps the rows in memory.
+    """
+
+    def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None) -> None:
+        self.width = width
+        self.lock = threading.RLock()
+        self._cuts: list[Cut] = []
+        self._file = None
+        if path is not None:
+            self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
+        self._map: mmap.mmap | None = None
+        self._rows = np.empty((0, width), np.float32)
+        self.reserve(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for at least `rows` rows."""
+        with self.lock:
+            if rows <= len(self._rows):
+                return
+            rows = max(rows, 2 * len(self._rows))
+            size = -(-rows * self.width * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._rows = np.empty((0, self.width), np.float32)
+            if self._map is None:
+                self._map = self._new_map(size)
+            elif sys.platform.startswith("linux"):
+                self._map.resize(size)
+            else:
+                self._map = self._copied_map(size)
+            rows = size // (self.width * 4)
+            self._rows = np.frombuffer(self._map, np.float32, rows * self.width).reshape(rows, self.width)
+
+    def _new_map(self, size: int) -> mmap.mmap:
+        if self._file is not None:
+            os.ftruncate(self._file.fileno(), size)
+            return mmap.mmap(self._file.fileno(), size)
+        if sys.platform == "win32":
+            return mmap.mmap(-1, size)
+        # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _copied_map(self, size: int) -> mmap.mmap:
+        old = self._map
+        if self._file is not None:
+            old.flush()
+            return self._new_map(size)
+        new = self._new_map(size)
+        new[: len(old)] = old[:]
+        return new
+
+    def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of `rows` (integers [n], all reserved): float32 [n, width], into `out` when given."""
+        if out is None:
+            out = np.empty((len(rows), self.width), np.float32)
+        with self.lock:
+            np.take(self._rows, rows, axis=0, out=out, mode="clip")
+        return out
+
+    def read_part(self, rows: np.ndarray, columns: int, out: np.ndarray) -> None:
+        """Write the first `columns` columns of `rows` into `out`, float32 [n, columns]."""
+        with self.lock:
+            np.take(self._rows[:, :columns], rows, axis=0, out=out, mode="clip")
+
+    def write(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Set `rows` (integers [n], different from each other) to `values`, float32 [n, width] or [width]."""
+        with self.lock:
+            for cut in self._cuts:
+                cut.preserve(rows)
+            self._rows[rows] = values
+
+    def cut(self, rows: np.ndarray) -> Cut:
+        """Freeze the present values of `rows` (ascending integers) without copying them now."""
+        with self.lock:
+            cut = Cut(self, rows)
+            self._cuts = [*self._cuts, cut]
+        return cut
+
+    def close(self) -> None:
+        """Release the memory or the file."""
+        with self.lock:
+            self._rows = np.empty((0, self.width), np.float32)
+            if self._map is not None:
+                self._map.close()
+                self._map = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+class Cut:
+    """The values rows had at one moment, copied later: by `values`, or just before one of them is overwritten."""
+
+    def __init__(self, store: RowStore, rows: np.ndarray) -> None:
+        self.rows = rows
+        self._store = store
+        self._waiting = np.zeros(int(rows[-1]) + 1 if len(rows) else 0, np.bool_)
+        self._waiting[rows] = True
+        self._values: np.ndarray | None = np.empty((len(rows), store.width), np.float32)
+
+    def preserve(self, rows: np.ndarray) -> None:
+        """Copy those of `rows` that are still to be copied; called by the store before it overwrites them."""
+        if not len(self._waiting):
+            return
+        inside = rows[rows < len(self._waiting)]
+        due = np.sort(inside[self._waiting[inside]])
+        if len(due):
+            self._values[np.searchsorted(self.rows, due)] = self._store.read(due)
+            self._waiting[due] = False
+
+    def values(self) -> np.ndarray:
+        """Return the frozen values, float32 [n, width]; copies what is left block by block, so writers wait briefly."""
+        store = self._store
+        for start in range(0, len(self.rows), _COPY_BLOCK):
+            block = self.rows[start : start + _COPY_BLOCK]
+            with store.lock:
+                waiting = self._waiting[block]
+                if waiting.all():
+                    store.read(block, self._values[start : start + len(block)])
+                else:
+                    places = start + np.flatnonzero(waiting)
+                    self._values[places] = store.read(block[waiting])
+                self._waiting[block] = False
+        self.release()
+        return self._values
+
+    def release(self) -> None:
+        """Stop following the store; call it when the values are not wanted after all."""
+        with self._store.lock:
+            self._store._cuts = [cut for cut in self._store._cuts if cut is not self]

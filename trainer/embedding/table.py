@@ -1,0 +1,391 @@
+"""One sparse table on the host: which id has which row, the rows, and what changed since the last snapshot.
+
+Two threads use a table. The preparing thread runs ahead of training: `plan` gives ids their rows. The training thread
+confirms each plan with `commit` once its rows were trained and written back. Everything a plan changes is kept in a
+journal until then, so a snapshot shows the state after the last *trained* step, and `rollback` forgets the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainer.embedding.admission import Admission, MinSightings, Probability
+from trainer.embedding.eviction import Eviction, least
+from trainer.embedding.hashing import first_rows, stable_seed
+from trainer.embedding.id_map import IdMap
+from trainer.embedding.store import RowStore
+
+DEFAULT_ROW = 0
+PADDING = -1
+_UNKNOWN = -2
+PINNED_PLANS = 8
+_TTL_SWEEPS = 32
+
+
+@dataclass
+class TableSpec:
+    """What a table is, apart from its content.
+
+    Attributes:
+        name: unique name; with `seed` it decides every first value.
+        dim: columns of a weight.
+        capacity: most ids with a row of their own, or None.
+        initializer: "normal", "uniform" or "zeros".
+        scale: standard deviation or bound of the first values.
+        seed: seed of first values and hashes.
+        admission: see `Admission`.
+        eviction: see `Eviction`.
+        padding: id that stands for nothing (a row of zeros), or None.
+        trainable: False keeps the rows as they are and gives new ids none.
+        path: file to keep the rows in, or None for memory.
+    """
+
+    name: str
+    dim: int
+    capacity: int | None = None
+    initializer: str = "normal"
+    scale: float = 0.01
+    seed: int = 0
+    admission: MinSightings | Probability | None = None
+    eviction: Eviction | None = None
+    padding: int | None = None
+    trainable: bool = True
+    path: str | None = None
+
+
+@dataclass
+class Evicted:
+    """Rows taken from their ids, and all that is needed to give them back."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    values: np.ndarray
+    dirty: np.ndarray
+    meta: dict[str, np.ndarray]
+
+
+@dataclass
+class Pending:
+    """What one plan changed."""
+
+    start_step: int
+    steps: int
+    rows: np.ndarray | None = None
+    born: list[np.ndarray] = field(default_factory=list)
+    evicted: list[Evicted] = field(default_factory=list)
+    cells: list[np.ndarray] = field(default_factory=list)
+    meta: dict[str, np.ndarray] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    next_row: int = 0
+    last_sweep: float = 0.0
+
+    def count(self, name: str, amount: int) -> None:
+        """Add to a counter that becomes valid with the commit."""
+        if amount:
+            self.counters[name] = self.counters.get(name, 0) + int(amount)
+
+
+class SparseTable:
+    """See the module's text.
+
+    Args:
+        spec: what the table is.
+        first_slots: optimizer slots of a new row, float32 [slots].
+    """
+
+    COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
+
+    def __init__(self, spec: TableSpec, first_slots: np.ndarray) -> None:
+        self.spec = spec
+        self.first_slots = np.asarray(first_slots, np.float32)
+        self.width = spec.dim + len(self.first_slots)
+        self.seed = stable_seed(spec.seed, spec.name)
+        self.lock = threading.RLock()
+        self.store = RowStore(self.width, 1024, spec.path)
+        self.map = IdMap(min(spec.capacity or 0, 1 << 20))
+        self.admission = Admission(spec.admission, self.seed)
+        self.columns: dict[str, np.ndarray] = {
+            "id": np.zeros(1024, np.int64),
+            "live": np.zeros(1024, np.bool_),
+            "unborn": np.zeros(1024, np.bool_),
+            "dirty": np.zeros(1024, np.bool_),
+        }
+        self.meta_names: tuple[str, ...] = ()
+        if spec.eviction is not None:
+            self.columns |= {name: np.zeros(1024, np.int64) for name in ("in_use", "plan", "last_step")}
+            self.meta_names += ("plan", "last_step")
+            if spec.eviction.when_full == "lfu":
+                self.columns["frequency"] = np.zeros(1024, np.int64)
+                self.meta_names += ("frequency",)
+            if spec.eviction.ttl is not None:
+                self.columns["last_time"] = np.zeros(1024, np.float64)
+                self.meta_names += ("last_time",)
+        self.next_row = DEFAULT_ROW + 1
+        self.free = np.zeros(0, np.int32)
+        self.step = 0
+        self.committed_step = 0
+        self.last_sweep = 0.0
+        self.plans = 0
+        # unlike `plans` it never goes back, so what an undone plan used is not taken for in use
+        self.ticket = 0
+        self.pending: deque[Pending] = deque()
+        self.counters = dict.fromkeys(self.COUNTERS, 0)
+        self.tombstones: list[np.ndarray] = []
+        self.columns["live"][DEFAULT_ROW] = True
+        self.columns["dirty"][DEFAULT_ROW] = True
+        self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, spec.dim), np.float32)))
+
+    def __len__(self) -> int:
+        """Return the number of ids that have a row of their own."""
+        return len(self.map)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use: rows up to the highest in use, bookkeeping, id map and sketch."""
+        sketch = self.admission.sketch
+        columns = sum(column.nbytes for column in self.columns.values())
+        return self.next_row * self.width * 4 + columns + self.map.nbytes + (0 if sketch is None else sketch.nbytes)
+
+    def packed(self, weights: np.ndarray) -> np.ndarray:
+        """Return `weights` (float32 [n, dim]) with the slots of new rows behind them, [n, width]."""
+        slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
+        return np.concatenate((weights, slots), axis=1)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows."""
+        with self.lock:
+            self.store.reserve(rows)
+            size = len(self.columns["live"])
+            if rows > size:
+                size = max(rows, 2 * size)
+                for name, column in self.columns.items():
+                    self.columns[name] = np.concatenate((column, np.zeros(size - len(column), column.dtype)))
+
+    def preload(self, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Give `ids` (int64 [n], all new) rows with the given weights, float32 [n, dim]."""
+        rows = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
+        self.reserve(self.next_row + len(ids))
+        self.next_row += len(ids)
+        self.store.write(rows, self.packed(np.asarray(weights, np.float32)))
+        self.map.add(ids, rows)
+        self.columns["id"][rows] = ids
+        self.columns["live"][rows] = self.columns["dirty"][rows] = True
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
+        """Return the rows of trained ids, int32 [n]: the default row where unknown, -1 where `padding` (bool [n])."""
+        with self.lock:
+            rows = self.map.get(ids)
+            rows[(rows < 0) | self.columns["unborn"][rows]] = DEFAULT_ROW
+        if padding is not None:
+            rows[padding] = PADDING
+        return rows
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def plan(self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0) -> np.ndarray:
+        """Return the rows to train for `ids` (int64 [steps, n]), int32 [steps, n]; new ids are admitted and given rows.
+
+        Args:
+            ids: the ids of every step, in order.
+            padding: bool [steps, n], True where there is no id; such places get -1.
+            now: time in seconds, for a time to live.
+        """
+        steps, n = ids.shape
+        flat = np.ascontiguousarray(ids).reshape(-1)
+        pending = Pending(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
+        self.plans += 1
+        self.ticket += 1
+        rows = self.map.get(flat)
+        if padding is not None:
+            rows[padding.reshape(-1)] = _UNKNOWN
+        if self.spec.eviction is not None:
+            rows = self._pin_and_expire(flat, rows, pending, now)
+        unknown = np.flatnonzero(rows == -1)
+        if len(unknown):
+            if self.spec.admission is None:
+                self._give_rows(flat, rows, unknown, pending, None)
+            else:
+                for step in range(steps):
+                    part = unknown[(unknown >= step * n) & (unknown < (step + 1) * n)]
+                    rows[part] = self.map.get(flat[part])
+                    self._give_rows(flat, rows, part[rows[part] < 0], pending, self.step + step)
+        rows[rows == -1] = DEFAULT_ROW
+        rows[rows == _UNKNOWN] = PADDING
+        self.step += steps
+        with self.lock:
+            self.pending.append(pending)
+        return rows.reshape(steps, n)
+
+    def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
+        """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`Distinct`)."""
+        with self.lock:
+            pending = self.pending[-1]
+            pending.rows = rows
+            if not self.meta_names:
+                return
+            pending.meta = {name: self.columns[name][rows] for name in self.meta_names}
+            last = np.zeros(len(rows) + 1, np.int64)
+            for step in range(len(inverse)):
+                last[inverse[step]] = pending.start_step + step + 1
+            self.columns["last_step"][rows] = last[1:]
+            self.columns["plan"][rows] = self.plans
+            if "frequency" in self.columns:
+                self.columns["frequency"][rows] += np.bincount(inverse.reshape(-1), minlength=len(rows) + 1)[1:]
+            if "last_time" in self.columns:
+                self.columns["last_time"][rows] = now
+
+    def _pin_and_expire(self, flat: np.ndarray, rows: np.ndarray, pending: Pending, now: float) -> np.ndarray:
+        known = rows[rows >= 0]
+        self.columns["in_use"][known] = self.ticket
+        ttl = self.spec.eviction.ttl
+        if ttl is None:
+            return rows
+        if len(known):
+            # An id that comes back after its time has run out starts anew, swept already or not.
+            late = (rows >= 0) & (now - self.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
+            if late.any():
+                gone = np.unique(rows[late])
+                gone = gone[self.columns["plan"][gone] <= self.plans - PINNED_PLANS]
+                self._evict(gone, pending, "expired")
+                rows[np.isin(rows, gone)] = -1
+        if now - self.last_sweep >= ttl / _TTL_SWEEPS:
+            self.last_sweep = now
+            span = slice(0, self.next_row)
+            old = self._evictable() & (now - self.columns["last_time"][span] > ttl)
+            self._evict(np.flatnonzero(old), pending, "expired")
+        return rows
+
+    def _evictable(self) -> np.ndarray:
+        """Return bool [next_row]: rows that neither this plan nor one that may still be in progress refers to."""
+        span = slice(0, self.next_row)
+        columns = self.columns
+        allowed = columns["live"][span] & (columns["plan"][span] <= self.plans - PINNED_PLANS)
+        allowed &= columns["in_use"][span] != self.ticket
+        allowed[DEFAULT_ROW] = False
+        return allowed
+
+    def _give_rows(
+        self, flat: np.ndarray, rows: np.ndarray, places: np.ndarray, pending: Pending, step: int | None
+    ) -> None:
+        """Admit the unknown ids at `places` and write their rows into `rows`; refused ones keep -1."""
+        if not len(places):
+            return
+        ids, inverse, counts = np.unique(flat[places], return_inverse=True, return_counts=True)
+        if step is not None:
+            admitted, cells = self.admission.admit(ids, counts, step)
+            if cells is not None:
+                pending.cells.append(cells)
+            pending.count("refused", len(ids) - admitted.sum())
+        else:
+            admitted = np.ones(len(ids), np.bool_)
+        given = np.full(len(ids), -1, np.int32)
+        given[admitted] = self._allocate(ids[admitted], pending)
+        rows[places] = given[inverse]
+
+    def _allocate(self, ids: np.ndarray, pending: Pending) -> np.ndarray:
+        """Give each of the new `ids` a row with its first value; int32 [n], -1 for those that find no room."""
+        capacity = self.spec.capacity
+        room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
+        if room < len(ids) and self.spec.eviction is not None and self.spec.eviction.when_full is not None:
+            wanted = max(len(ids) - room, int(capacity * self.spec.eviction.share))
+            room += self._make_room(wanted, pending)
+        rows = np.full(len(ids), -1, np.int32)
+        fitting = ids[:room] if room < len(ids) else ids
+        pending.count("overflowed", len(ids) - len(fitting))
+        if not len(fitting):
+            return rows
+        from_free = self.free[: len(fitting)]
+        fresh = np.arange(self.next_row, self.next_row + len(fitting) - len(from_free), dtype=np.int32)
+        new = np.concatenate((from_free, fresh))
+        weights = first_rows(fitting, self.spec.dim, self.seed, self.spec.initializer, self.spec.scale)
+        packed = self.packed(weights)
+        self.reserve(self.next_row + len(fresh))
+        self.store.write(new, packed)
+        with self.lock:
+            self.free = self.free[len(from_free) :]
+            self.next_row += len(fresh)
+            self.map.add(fitting, new)
+            self.columns["id"][new] = fitting
+            self.columns["live"][new] = True
+            self.columns["unborn"][new] = True
+            for name in self.meta_names:
+                self.columns[name][new] = 0
+            if "in_use" in self.columns:
+                self.columns["in_use"][new] = self.ticket
+        pending.born.append(new)
+        pending.count("admitted", len(new))
+        rows[: len(new)] = new
+        return rows
+
+    def _make_room(self, wanted: int, pending: Pending) -> int:
+        key = "frequency" if self.spec.eviction.when_full == "lfu" else "last_step"
+        rows = least(self.columns[key][: self.next_row], self._evictable(), wanted)
+        self._evict(rows, pending, "evicted")
+        return len(rows)
+
+    def _evict(self, rows: np.ndarray, pending: Pending, counter: str) -> None:
+        if not len(rows):
+            return
+        rows = rows.astype(np.int32)
+        columns = self.columns
+        meta = {name: columns[name][rows] for name in self.meta_names}
+        with self.lock:
+            ids = columns["id"][rows]
+            pending.evicted.append(Evicted(ids, rows, self.store.read(rows), columns["dirty"][rows], meta))
+            self.map.remove(ids)
+            columns["live"][rows] = False
+            columns["dirty"][rows] = False
+            self.free = np.sort(np.concatenate((self.free, rows)))
+        pending.count(counter, len(rows))
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def commit(self, values: np.ndarray) -> None:
+        """Confirm the oldest plan: write back its trained rows, `values` float32 [u, width] in the plan's order."""
+        with self.lock:
+            pending = self.pending.popleft()
+            self.store.write(pending.rows, values)
+            self.columns["dirty"][pending.rows] = True
+            for rows in pending.born:
+                self.columns["unborn"][rows] = False
+            for evicted in pending.evicted:
+                self.tombstones.append(evicted.ids)
+            for name, amount in pending.counters.items():
+                self.counters[name] += amount
+            self.committed_step = pending.start_step + pending.steps
+
+    def rollback(self) -> None:
+        """Undo every plan that was not committed; no other thread may be planning."""
+        with self.lock:
+            while self.pending:
+                pending = self.pending.pop()
+                if pending.rows is not None:
+                    for name, old in pending.meta.items():
+                        self.columns[name][pending.rows] = old
+                for rows in reversed(pending.born):
+                    self.map.remove(self.columns["id"][rows])
+                    self.columns["live"][rows] = self.columns["unborn"][rows] = False
+                for evicted in reversed(pending.evicted):
+                    self.map.add(evicted.ids, evicted.rows)
+                    self.store.write(evicted.rows, evicted.values)
+                    self.columns["id"][evicted.rows] = evicted.ids
+                    self.columns["live"][evicted.rows] = True
+                    self.columns["dirty"][evicted.rows] = evicted.dirty
+                    for name, old in evicted.meta.items():
+                        self.columns[name][evicted.rows] = old
+                for cells in pending.cells:
+                    self.admission.forget(self.admission.sketch, cells)
+                self.next_row, self.last_sweep = pending.next_row, pending.last_sweep
+                self.step = pending.start_step
+                self.plans -= 1
+            self.set_free_rows()
+
+    def set_free_rows(self) -> None:
+        """Derive the free rows from the live ones: ascending, so that a restored table gives out the same rows."""
+        self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
