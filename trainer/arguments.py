@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore import nn
+from mindspore import experimental, nn
 
 from trainer.errors import ConfigurationError
 
@@ -44,13 +44,25 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         )
 
 
-def check_custom_step(**options: Any) -> None:
-    """Check that nothing is asked of a network that is a whole training step, as only that step could do it.
+def is_training_step(network: nn.Cell) -> bool:
+    """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
+    kinds = (nn.Optimizer, experimental.optim.Optimizer)
+    return isinstance(network, nn.TrainOneStepCell) or any(
+        isinstance(cell, kinds) for _, cell in network.cells_and_names()
+    )
+
+
+def check_custom_step(network: nn.Cell, **options: Any) -> None:
+    """Check that nothing is asked of a training step that only that step could do.
+
+    An amp level is fine for a network that is only evaluated or applied.
 
     Raises:
         ConfigurationError: an option that the trainer cannot apply from outside.
     """
     neutral = {"amp_level": "O0", "gradient_accumulation_steps": 1}
+    if not is_training_step(network):
+        del options["amp_level"]
     wrong = [f"{name}={value!r}" for name, value in options.items() if value != neutral.get(name)]
     if wrong:
         raise ConfigurationError(

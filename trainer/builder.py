@@ -10,9 +10,10 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, amp, experimental, nn, ops
+from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from trainer.arguments import is_training_step
 from trainer.columns import label_columns
 from trainer.errors import ConfigurationError, GraphError
 from trainer.feed import Chunk, to_tensor
@@ -169,14 +170,6 @@ class StepBuilder:
             for part, mode in zip(cells, modes, strict=True):
                 if part.training != mode:
                     part.set_train(mode)
-
-
-def is_training_step(network: nn.Cell) -> bool:
-    """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
-    kinds = (nn.Optimizer, experimental.optim.Optimizer)
-    return isinstance(network, nn.TrainOneStepCell) or any(
-        isinstance(cell, kinds) for _, cell in network.cells_and_names()
-    )
 
 
 def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:

@@ -103,6 +103,7 @@ class Trainer(Session, ModelVerbs):
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
         if optimizer is None:
             arguments.check_custom_step(
+                network,
                 amp_level=self.precision.level,
                 gradient_accumulation_steps=self.accumulate,
                 clip_norm=clip_norm,

@@ -1,0 +1,205 @@
+"""`evaluate` and `predict`: over all batches, weighted by samples, from whatever the network gives."""
+
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from mindspore.train import MAE, Accuracy, Recall
+from sklearn.metrics import log_loss, roc_auc_score
+
+from trainer import Callback, Trainer
+from trainer.errors import ConfigurationError, DataError
+
+
+@pytest.fixture(scope="module")
+def truth(linear, cancer):
+    """What NumPy and scikit-learn say of the untrained network: logits, loss and AUC over all 569 rows."""
+    weight, bias = (p.asnumpy().astype(np.float64) for p in linear().trainable_params())
+    logits = cancer["x"] @ weight.T + bias
+    return {
+        "logits": logits,
+        "loss": log_loss(cancer["y"], 1 / (1 + np.exp(-logits))),
+        "auc": roc_auc_score(cancer["y"], logits),
+    }
+
+
+@pytest.fixture(scope="module")
+def trainer(linear):
+    network = linear()
+    return Trainer(
+        network,
+        nn.BCEWithLogitsLoss(),
+        nn.SGD(network.trainable_params(), 0.1),
+        metrics={"auc": "auc", "mae": MAE(), "log_loss": "log_loss"},
+    )
+
+
+class TestEvaluate:
+    def test_weights_loss_and_metrics_by_samples(self, trainer, cancer, truth):
+        # 5 batches of 100 rows and one of 69
+        results = trainer.evaluate(cancer, batch_size=100)
+        assert list(results) == ["loss", "auc", "mae", "log_loss"]
+        assert results["loss"] == pytest.approx(truth["loss"], rel=1e-5)
+        assert results["log_loss"] == pytest.approx(truth["loss"], rel=1e-5)
+        assert results["auc"] == pytest.approx(truth["auc"], abs=1e-3)
+        assert results["mae"] == pytest.approx(np.abs(truth["logits"] - cancer["y"]).mean(), rel=1e-5)
+        assert trainer.state.metrics == results
+
+    def test_again_gives_the_same_and_trains_nothing(self, trainer, cancer, values, same):
+        before = values(trainer.network, trainer.optimizer)
+        assert trainer.evaluate(cancer, batch_size=100) == trainer.evaluate(cancer, batch_size=100)
+        assert same(before, values(trainer.network, trainer.optimizer))
+        assert trainer.state.progress.global_step == 0
+
+    def test_calls_the_evaluation_hooks(self, trainer, cancer):
+        called = []
+
+        class Hooks(Callback):
+            def on_eval_begin(self, trainer):
+                called.append("begin")
+
+            def on_eval_step_end(self, trainer):
+                called.append("step")
+
+            def on_eval_end(self, trainer):
+                called.append(("end", trainer.state.metrics["auc"]))
+
+        results = trainer.evaluate(cancer, Hooks(), batch_size=100)
+        assert called == ["begin", *["step"] * 6, ("end", results["auc"])]
+
+    def test_an_empty_dataset_is_refused(self, trainer, cancer):
+        with pytest.raises(DataError, match="empty"):
+            trainer.evaluate({name: column[:0] for name, column in cancer.items()}, batch_size=100)
+
+    def test_a_metric_of_one_value_a_class(self, linear, cancer):
+        class TwoLogits(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.inner = linear()
+
+            def construct(self, x):
+                logit = self.inner(x)
+                return ops.concat((ops.zeros_like(logit), logit), 1)
+
+        trainer = Trainer(TwoLogits(), nn.CrossEntropyLoss(), metrics={"recall": Recall(), "acc": Accuracy()})
+        labels = cancer["y"][:, 0].astype(np.int32)
+        results = trainer.evaluate({"x": cancer["x"], "y": labels}, batch_size=100)
+        assert results.keys() == {"loss", "recall", "recall_0", "recall_1", "acc"}
+        assert results["recall"] == pytest.approx((results["recall_0"] + results["recall_1"]) / 2)
+
+
+class Scorer(nn.Cell):
+    """An evaluation network of the user's: (label, prediction, loss, weight) in an order of its own."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.loss = network, nn.BCEWithLogitsLoss()
+
+    def construct(self, x, y):
+        prediction = self.network(x)
+        return y, ops.sigmoid(prediction), self.loss(prediction, y), ops.ones_like(y)
+
+
+class TestEvalNetwork:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def scorer(linear):
+        return Scorer(linear())
+
+    def test_indexes_say_where_loss_prediction_and_label_are(self, scorer, cancer, truth):
+        trainer = Trainer(scorer.network, metrics=["auc"], eval_network=scorer, eval_indexes=[2, 1, 0])
+        results = trainer.evaluate(cancer, batch_size=100)
+        assert results["loss"] == pytest.approx(truth["loss"], rel=1e-5)
+        assert results["auc"] == pytest.approx(truth["auc"], abs=1e-3)
+
+    def test_minus_one_means_no_loss(self, scorer, cancer):
+        trainer = Trainer(scorer.network, metrics=["auc"], eval_network=scorer, eval_indexes=[-1, 1, 0])
+        assert list(trainer.evaluate(cancer, batch_size=100)) == ["auc"]
+
+    def test_without_indexes_metrics_choose_for_themselves(self, scorer, cancer, truth):
+        metric = MAE().set_indexes([1, 0])
+        trainer = Trainer(scorer.network, metrics={"mae": metric}, eval_network=scorer)
+        expected = np.abs(1 / (1 + np.exp(-truth["logits"])) - cancer["y"]).mean()
+        assert trainer.evaluate(cancer, batch_size=100) == {"mae": pytest.approx(expected, rel=1e-5)}
+
+    def test_goes_with_a_network_that_is_a_whole_step(self, linear, cancer, batches, truth):
+        class Loss(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.network, self.loss = linear(), nn.BCEWithLogitsLoss()
+
+            def construct(self, x, y):
+                return self.loss(self.network(x), y)
+
+        network = Loss()
+        step = nn.TrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1))
+        trainer = Trainer(step, metrics=["auc"], eval_network=Scorer(network.network), eval_indexes=(2, 1, 0))
+        history = trainer.fit(batches(64, 4), 1, cancer, callbacks=[], batch_size=100)
+        assert history.history["val_loss"][0] < truth["loss"]
+        with pytest.raises(ConfigurationError, match=r"TrainOneStepCell is a whole training step.*pass eval_network="):
+            Trainer(step).evaluate(cancer, batch_size=100)
+        with pytest.raises(ConfigurationError, match="predict: TrainOneStepCell is a whole training step"):
+            Trainer(step).predict(cancer["x"])
+
+    def test_a_network_that_returns_loss_and_prediction_needs_none(self, linear, cancer, truth):
+        class Both(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.network, self.loss = linear(), nn.BCEWithLogitsLoss()
+
+            def construct(self, x, y):
+                prediction = self.network(x)
+                return self.loss(prediction, y), prediction
+
+        results = Trainer(Both(), metrics=["auc"]).evaluate(cancer, batch_size=100)
+        assert results["loss"] == pytest.approx(truth["loss"], rel=1e-5)
+        assert results["auc"] == pytest.approx(truth["auc"], abs=1e-3)
+
+
+class TestPredict:
+    def test_arrays_in_one_call(self, trainer, cancer, truth):
+        predictions = trainer.predict(cancer["x"])
+        assert predictions.dtype == np.float32
+        np.testing.assert_allclose(predictions, truth["logits"], atol=1e-4)
+
+    def test_a_dataset_is_concatenated_and_its_label_dropped(self, trainer, cancer, batches, truth):
+        for data, size in ((cancer, 100), (batches(100), None)):
+            predictions = trainer.predict(data, batch_size=size)
+            assert predictions.shape == (569, 1)
+            np.testing.assert_allclose(predictions, truth["logits"], atol=1e-4)
+
+    def test_streamed_batch_by_batch_as_asked_for(self, trainer, batches, truth):
+        read = []
+
+        def source():
+            for number, batch in enumerate(batches(100)):
+                read.append(number)
+                yield batch
+
+        stream = trainer.predict(source, stream=True)
+        assert read == []
+        assert next(stream).shape == (100, 1)
+        assert len(read) < 6
+        rest = list(stream)
+        assert [len(batch) for batch in rest] == [100, 100, 100, 100, 69]
+        np.testing.assert_allclose(np.concatenate(rest), truth["logits"][100:], atol=1e-4)
+
+    def test_leaving_a_stream_early_frees_the_trainer(self, trainer, cancer, batches):
+        stream = trainer.predict(batches(100), stream=True)
+        next(stream)
+        with pytest.raises(ConfigurationError, match="busy with predict"):
+            trainer.evaluate(cancer, batch_size=100)
+        stream.close()
+        assert trainer.state.phase == "idle"
+
+    def test_several_outputs_in_float32_whatever_the_level(self, linear, cancer):
+        class Two(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.inner = linear()
+
+            def construct(self, x):
+                logit = self.inner(x)
+                return logit, (x > 0).astype("int32")
+
+        logits, signs = Trainer(Two(), amp_level="O2").predict((cancer["x"],), batch_size=100)
+        assert (logits.dtype, logits.shape, signs.dtype, signs.shape) == (np.float32, (569, 1), np.int32, (569, 30))
