@@ -16,56 +16,15 @@ from trainer.builder import TrainRunner, explained
 from trainer.errors import DataError
 from trainer.feed import Chunk, Feed
 from trainer.limits import Every, Limits
+from trainer.loss_meter import LossMeter
 from trainer.metrics import WeightedMean, read_metrics, update_metrics
-from trainer.state import StepOutputs, StopReason
+from trainer.state import StopReason
 
 if TYPE_CHECKING:
     from trainer.online import OnlineMetrics
     from trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-HELD_LOSSES = 1024
-
-
-class LossMeter:
-    """Sample-weighted mean loss that leaves losses on the device until somebody reads it; it keeps no batches."""
-
-    def __init__(self) -> None:
-        self._mean = WeightedMean()
-        self._held: list[StepOutputs] = []
-
-    def add(self, outputs: StepOutputs) -> None:
-        """Take the losses of one call; folds every `HELD_LOSSES` calls so that memory stays bounded."""
-        self._held.append(outputs.without_data())
-        if len(self._held) >= HELD_LOSSES:
-            self._fold()
-
-    def _fold(self) -> None:
-        for outputs in self._held:
-            losses = outputs.losses
-            self._mean.update(losses, outputs.num_samples / len(losses))
-        self._held.clear()
-
-    def value(self) -> float | None:
-        """Return the mean so far, or None without steps."""
-        self._fold()
-        return self._mean.eval() if self._mean.samples else None
-
-    def clear(self) -> None:
-        """Start anew."""
-        self._mean.clear()
-        self._held.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        self._fold()
-        return self._mean.state_dict()["json"]
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.clear()
-        self._mean.load_state_dict({"json": state, "arrays": {}})
 
 
 class TrainLoop:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.feed import Chunk, Feed
-from trainer.metrics import WeightedMean
+from trainer.loss_meter import LossMeter
 from trainer.prequential import PrequentialMetrics, Window, WindowClock
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
-HELD_LOSSES = 1024
 DEFAULT_WINDOW = Window(rows=10_000)
 
 
@@ -35,8 +34,7 @@ class OnlineMetrics:
         self.window = window
         self.metrics = PrequentialMetrics.from_window(window) if scored else None
         self.clock = WindowClock(window)
-        self.loss = WeightedMean()
-        self._held: list[Any] = []
+        self.loss = LossMeter()
         self._event_time = float("nan")
         self._opened = time.monotonic()
         self._rows_at_open = 0
@@ -59,9 +57,7 @@ class OnlineMetrics:
         """Take in one trained chunk; close the window when it is due and call `on_window_end`."""
         trainer = self.trainer
         outputs = trainer.state.outputs
-        self._held.append(outputs)
-        if len(self._held) >= HELD_LOSSES:
-            self._fold()
+        self.loss.add(outputs)
         if self.metrics is not None:
             self._score(outputs.predictions, chunk)
         newest = self._newest(chunk)
@@ -104,8 +100,7 @@ class OnlineMetrics:
     def close_window(self) -> None:
         """Close the open window and call `on_window_end`."""
         trainer = self.trainer
-        self._fold()
-        results = {"window_loss": self.loss.eval()}
+        results = {"window_loss": self.loss.value()}
         if self.metrics is not None:
             results |= self.metrics.close_window()
         trainer.state.window = {**results, **self.figures()}
@@ -113,34 +108,26 @@ class OnlineMetrics:
         self._opened, self._rows_at_open = time.monotonic(), trainer.state.progress.samples_seen
         trainer.callbacks.call("on_window_end", trainer)
 
-    def _fold(self) -> None:
-        for outputs in self._held:
-            losses = outputs.losses
-            self.loss.update(losses, outputs.num_samples / len(losses))
-        self._held.clear()
-
     def finish(self, ended: bool) -> None:
         """Show the open window when the run ends; close it only when the stream `ended`.
 
         After any other stop the run may be resumed, and the window then goes on as if nothing had happened.
         """
-        if not (self._held or self.loss.samples):
+        if self.loss.value() is None:
             return
         if ended:
             self.close_window()
             return
-        self._fold()
         scored = self.metrics.peek() if self.metrics is not None else {}
-        self.trainer.state.window = {"window_loss": self.loss.eval(), **scored, **self.figures()}
+        self.trainer.state.window = {"window_loss": self.loss.value(), **scored, **self.figures()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
-        self._fold()
         metrics = self.metrics.state_dict() if self.metrics is not None else {"json": None, "arrays": {}}
         state = {
             "metrics": metrics["json"],
             "clock": self.clock.state_dict(time.monotonic()),
-            "loss": self.loss.state_dict()["json"],
+            "loss": self.loss.state_dict(),
             "event_time": self._event_time,
         }
         return {"json": state, "arrays": metrics["arrays"]}
@@ -151,5 +138,5 @@ class OnlineMetrics:
         if self.metrics is not None and saved["metrics"] is not None:
             self.metrics.load_state_dict({"json": saved["metrics"], "arrays": state["arrays"]})
         self.clock.load_state_dict(saved["clock"], time.monotonic())
-        self.loss.load_state_dict({"json": saved["loss"], "arrays": {}})
+        self.loss.load_state_dict(saved["loss"])
         self._event_time = saved["event_time"]

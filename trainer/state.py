@@ -88,11 +88,9 @@ class StepOutputs:
         self.num_steps = num_steps
         self.num_samples = num_samples
 
-    def without_data(self) -> StepOutputs:
-        """Return the same losses without the rows and predictions they belong to."""
-        outputs = StepOutputs(self._losses_device, None, None, self.num_steps, self.num_samples)
-        outputs._losses = self._losses
-        return outputs
+    def losses_alone(self) -> StepOutputs:
+        """Return the losses without the chunk and the predictions, for whoever keeps many of them."""
+        return StepOutputs(self._losses_device, None, None, self.num_steps, self.num_samples)
 
     @property
     def losses_device(self) -> Any:
@@ -102,7 +100,9 @@ class StepOutputs:
     @property
     def losses(self) -> np.ndarray:
         """Loss of every optimizer step of the call, shape [num_steps], float32."""
-        if self._losses is None:
+        if self._losses is None and self._losses_device.ndim == 0:
+            self._losses = np.array([self._losses_device.item()], np.float32)  # half the cost of asnumpy
+        elif self._losses is None:
             self._losses = np.array(self._losses_device.asnumpy(), dtype=np.float32).reshape(-1)[: self.num_steps]
         return self._losses
 
