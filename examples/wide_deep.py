@@ -1,0 +1,91 @@
+"""Wide & Deep for MovieLens-100K (H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from mindspore import Parameter, nn, ops
+from mindspore.common.initializer import HeNormal, Normal, initializer
+
+from examples.movielens import SIZES
+
+
+class WideDeep(nn.Cell):
+    """A linear model of the categories and a perceptron over their embeddings, added to one logit.
+
+    Genres enter the perceptron as the mean of the vectors of a film's genres. Row 0 of users and items, which
+    stands for all that training has not seen, starts at zero: the mean of what is known, and training leaves it there.
+
+    Args:
+        dim: width of every embedding.
+        hidden: widths of the perceptron's hidden layers.
+        sigma: standard deviation of the embeddings' first values.
+        sizes: rows of each table, by feature name; those of `examples.movielens` by default.
+
+    Inputs:
+        user, item, age, gender, occupation, year: int32 [B], below their sizes.
+        genres: float32 [B, number of genres], 0 or 1.
+
+    Outputs:
+        Logits, float32 [B].
+    """
+
+    def __init__(
+        self,
+        dim: int = 16,
+        hidden: Sequence[int] = (64, 32),
+        sigma: float = 0.01,
+        sizes: Mapping[str, int] = SIZES,
+    ) -> None:
+        super().__init__()
+
+        def wide(name: str) -> nn.Embedding:
+            return nn.Embedding(sizes[name], 1, embedding_table="zeros")
+
+        def deep(name: str) -> nn.Embedding:
+            unseen = 0 if name in ("user", "item") else None
+            return nn.Embedding(sizes[name], dim, embedding_table=Normal(sigma), padding_idx=unseen)
+
+        self.wide_user, self.user = wide("user"), deep("user")
+        self.wide_item, self.item = wide("item"), deep("item")
+        self.wide_age, self.age = wide("age"), deep("age")
+        self.wide_gender, self.gender = wide("gender"), deep("gender")
+        self.wide_occupation, self.occupation = wide("occupation"), deep("occupation")
+        self.wide_year, self.year = wide("year"), deep("year")
+        self.wide_genres = Parameter(initializer("zeros", (sizes["genres"], 1)), name="wide_genres")
+        self.genres = Parameter(initializer(Normal(sigma), (sizes["genres"], dim)), name="genres")
+
+        widths = [dim * len(sizes), *hidden]
+        layers: list[nn.Cell] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), nn.ReLU()]
+        self.deep = nn.SequentialCell([*layers, nn.Dense(widths[-1], 1)])
+        self.concat = ops.Concat(axis=1)
+
+    def construct(self, user, item, age, gender, occupation, genres, year):
+        """Return the logits; see the class for shapes."""
+        share = genres / ops.maximum(genres.sum(axis=1, keepdims=True), 1.0)
+        wide = (
+            self.wide_user(user)
+            + self.wide_item(item)
+            + self.wide_age(age)
+            + self.wide_gender(gender)
+            + self.wide_occupation(occupation)
+            + self.wide_year(year)
+            + ops.matmul(genres, self.wide_genres)
+        )
+        deep = self.deep(
+            self.concat(
+                (
+                    self.user(user),
+                    self.item(item),
+                    self.age(age),
+                    self.gender(gender),
+                    self.occupation(occupation),
+                    ops.matmul(share, self.genres),
+                    self.year(year),
+                )
+            )
+        )
+        return (wide + deep).reshape(-1)
