@@ -129,7 +129,7 @@ class BackgroundWriter:
         except CheckpointError as failure:
             if error is None:
                 raise
-            _logger.error("the snapshot being written failed too: %s", failure)  # the first error matters more
+            _logger.error("the snapshot being written failed too: %s", str(failure))  # the first error matters more
 
     def _write(self, root: Path, contents: Contents) -> None:
         try:

@@ -108,7 +108,8 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     Raises:
         CheckpointNotFoundError: nothing is there: the folder is missing, empty or without a finished snapshot.
         CheckpointDamagedError: the snapshot named, or every one in the root, is damaged.
-        CheckpointError: no permission, or written by a newer version of this package.
+        CheckpointError: one cannot be judged, for want of permission or because a newer version of this package wrote
+            it; an older one is not taken in its place.
     """
     path = Path(path)
     if path.name in POINTERS and path.is_file():
@@ -152,13 +153,12 @@ def _newest_sound(root: Path) -> Snapshot | None:
     unreadable = [entry for entry in entries if entry.sequence < 0]
     for entry in unreadable + [entry for entry in reversed(entries) if entry.sequence >= 0]:
         try:
-            if entry.problem:
-                raise CheckpointDamagedError(entry.problem)
             return read(entry.path)
-        except CheckpointError as error:
+        except CheckpointDamagedError as error:
             if not os.path.lexists(entry.path):
                 return None
-            _logger.warning("snapshot %s is skipped: %s", entry.name, error)
+            # As text: a handler that keeps the record must not keep the mapped files open through the traceback.
+            _logger.warning("snapshot %s is skipped: %s", entry.name, str(error))
             troubles.append(f"{entry.name}: {error}")
     raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))
 
@@ -178,7 +178,7 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
         The names removed.
 
     Raises:
-        CheckpointError: the folder cannot be listed or changed.
+        CheckpointError: the folder cannot be listed or changed, or whether a snapshot is sound cannot be judged.
     """
     root = Path(root)
     entries = available(root)
@@ -211,14 +211,12 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
 
 
 def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
-    if entry.problem:
-        return False
-    if entry.name in trust:
+    if entry.name in trust and not entry.problem:
         return True
     try:
         read(entry.path)
-    except CheckpointError as error:
-        _logger.warning("snapshot %s is damaged: %s", entry.name, error)
+    except CheckpointDamagedError as error:
+        _logger.warning("snapshot %s is damaged: %s", entry.name, str(error))
         return False
     return True
 

@@ -29,6 +29,9 @@ BLOCK = 1 << 20
 FRESH_SECONDS = 60.0
 """An unlocked temporary younger than this is left alone when its writer's process may still live."""
 
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EINVAL, errno.ENXIO}
+"""What a damaged file or disk gives; anything else (permission, no more descriptors) says nothing about the content."""
+
 _ADVICE = {
     errno.ENOSPC: "free space on that file system, keep fewer snapshots, or choose another folder",
     errno.EDQUOT: "the quota is used up: delete files or choose another folder",
@@ -56,12 +59,16 @@ def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
 
 
 def read_error(path: Path, error: OSError) -> CheckpointError:
-    """Return the documented exception for a failed read of `path`: damage, or no permission."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return CheckpointError(f"cannot read {path}: {error.strerror}; give this user read permission")
+    """Return the documented exception for a failed read of `path`: damage, or a reason that is not the file's."""
     if error.errno == errno.ENOENT:
         return CheckpointDamagedError(f"{path} is missing")
-    return CheckpointDamagedError(f"cannot read {path}: {error.strerror or error}")
+    text = f"cannot read {path}: {error.strerror or error}"
+    if error.errno in _DAMAGE:
+        return CheckpointDamagedError(text)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return CheckpointError(f"{text}; give this user read permission")
+    advice = _ADVICE.get(error.errno or 0)
+    return CheckpointError(f"{text}; {advice}" if advice else text)
 
 
 def existing_parent(path: Path) -> Path:

@@ -307,8 +307,10 @@ def _verified(path: Path, size: int, crc: int) -> mmap.mmap | bytes:
         if size:
             with open(path, "rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise durable.read_error(path, error if isinstance(error, OSError) else OSError(str(error))) from error
+    except OSError as error:
+        raise durable.read_error(path, error) from error
+    except ValueError as error:  # the file became empty meanwhile
+        raise CheckpointDamagedError(f"cannot read {path}: {error}") from error
     if len(content) != size or zlib.crc32(content) != crc:
         raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
     return content

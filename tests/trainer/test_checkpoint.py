@@ -214,7 +214,38 @@ class TestDamage:
         write(tmp_path, 1)
         monkeypatch.undo()
         with pytest.raises(CheckpointError, match=r"format 2.*update"):
-            checkpoint.find(tmp_path / "step_00000001")
+            checkpoint.find(tmp_path)
+
+    @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+    def test_leaves_no_file_open(self, tmp_path, caplog):
+        write(tmp_path, 1, 2)
+        flip(tmp_path / "step_00000002" / "optimizer.safetensors", -1)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            assert checkpoint.find(tmp_path).step == 1
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_is_not_what_a_lack_of_file_descriptors_is_taken_for(self, tmp_path):
+        resource = pytest.importorskip("resource")
+        write(tmp_path, 1, 2)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, limits[1]))
+        taken = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            os.close(taken.pop())  # enough to list and read, one short of mapping
+            with pytest.raises(CheckpointError, match="Too many open files") as found:
+                checkpoint.find(tmp_path)
+            with pytest.raises(CheckpointError, match="Too many open files"):
+                checkpoint.prune(tmp_path, [])
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not isinstance(found.value, CheckpointDamagedError)
+        assert checkpoint.find(tmp_path).step == 2
 
     def test_a_garbage_pointer_is_no_pointer(self, tmp_path):
         write(tmp_path, 1)
