@@ -21,7 +21,6 @@ from trainer.errors import ConfigurationError, DataError, did_you_mean
 
 DENSE_ROWS = 1_000_000
 MODES = ("auto", "dense", "sparse")
-COMBINERS = ("sum", "mean", "sqrtn")
 FIRST_WINDOW = 64
 
 _logger = logging.getLogger(__name__)
@@ -110,8 +109,8 @@ class Embedding(nn.Cell):
         _check_size("dim", dim)
         if capacity is not None:
             _check_size("capacity", capacity)
-        _check_choice("mode", mode, MODES)
-        _check_choice("initializer", initializer, INITIALIZERS)
+        check_choice("mode", mode, MODES)
+        check_choice("initializer", initializer, INITIALIZERS)
         if optimizer is not None and not isinstance(optimizer, RowOptimizer):
             raise ConfigurationError(
                 f"optimizer takes a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None; received {optimizer!r}"
@@ -125,10 +124,12 @@ class Embedding(nn.Cell):
         self.probe = None
         if table is not None:
             self.has_padding = table.has_padding
+            self.padding = table.padding
             self.is_dense = table.is_dense
             self._share(table)
             return
         self.has_padding = padding is not None
+        self.padding = padding if padding is not None else 0
         eviction = Eviction.of(eviction)
         if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
             raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
@@ -260,13 +261,20 @@ class Embedding(nn.Cell):
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""
         if self.is_dense:
-            return ops.gather(self.weight, ids, 0)
+            return self._dense(ids)
         places = self.places(ids)
         vectors = self.vectors(places)
         if self.has_padding:
             # nothing may flow back into the row of zeros
             vectors = vectors * ops.cast(ops.expand_dims(places != 0, -1), mstype.float32)
         return vectors
+
+    def _dense(self, ids):
+        if not self.has_padding:
+            return ops.gather(self.weight, ids, 0)
+        present = ids != self.padding
+        vectors = ops.gather(self.weight, ops.where(present, ids, ops.zeros_like(ids)), 0)
+        return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
 
     def extend_repr(self) -> str:
         """Return the arguments that tell tables apart."""
@@ -282,84 +290,13 @@ class _Host:
         self.optimizer: RowOptimizer | None = None
 
 
-class EmbeddingBag(Embedding):
-    """One vector for a set of ids: the sum, mean or sum / sqrt(n) of their vectors, with weights if wanted.
-
-    Args:
-        dim: length of a vector.
-        capacity: see `Embedding`.
-        combiner: "sum"; "mean", divided by the sum of weights; "sqrtn", divided by the root of the sum of squared
-            weights (as in TensorFlow's `safe_embedding_lookup_sparse`). An empty bag gives zeros.
-        padding: id that fills up rows of different lengths.
-        options: further arguments of `Embedding`.
-
-    Inputs:
-        ids: integers [batch, length], padded; or [n] together with `offsets`.
-        weights: float32, of the shape of `ids`, or None.
-        offsets: int32 [batch], ascending from 0: where each bag starts in `ids`, or None.
-
-    Outputs:
-        float32 tensor [batch, dim].
-    """
-
-    def __init__(
-        self, dim: int, capacity: int | None = None, *, combiner: str = "sum", padding: int = -1, **options: object
-    ) -> None:
-        super().__init__(dim, capacity, padding=padding, **options)
-        _check_choice("combiner", combiner, COMBINERS)
-        self.combiner = combiner
-        self.padding = padding
-
-    def __call__(self, ids, weights=None, offsets=None):
-        """Read bags outside of a graph; see `Embedding`."""
-        if self.probe is not None:
-            self.probe.append((self, ids.asnumpy()))
-            batch = ids.shape[0] if offsets is None else offsets.shape[0]
-            return ops.zeros((batch, self.dim), mstype.float32)
-        if self.is_dense:
-            return nn.Cell.__call__(self, ids, weights, offsets)
-        return self._combine(self._read(ids), ids != self.padding, weights, offsets)
-
-    def construct(self, ids, weights=None, offsets=None):
-        """Return one vector for each bag, [batch, dim]."""
-        if self.is_dense:
-            present = ids != self.padding
-            values = ops.gather(self.weight, ops.where(present, ids, ops.zeros_like(ids)), 0)
-        else:
-            places = self.places(ids)
-            present = places != 0
-            values = self.vectors(places)
-        return self._combine(values, present, weights, offsets)
-
-    def _combine(self, values, present, weights, offsets):
-        factor = ops.cast(present, mstype.float32)
-        if weights is not None:
-            factor = factor * weights
-        values = values * ops.expand_dims(factor, -1)
-        norm = ops.square(factor) if self.combiner == "sqrtn" else factor
-        if offsets is None:
-            total = values.sum(1)
-            norm = norm.sum(1)
-        else:
-            places = ops.arange(values.shape[0])
-            bags = ops.cast(ops.searchsorted(offsets, places, right=True), mstype.int32) - 1
-            total = ops.unsorted_segment_sum(values, bags, offsets.shape[0])
-            norm = ops.unsorted_segment_sum(norm, bags, offsets.shape[0])
-        if self.combiner == "sum":
-            return total
-        if self.combiner == "sqrtn":
-            norm = ops.sqrt(norm)
-        empty = norm == 0
-        norm = ops.where(empty, ops.ones_like(norm), norm)
-        return total / ops.expand_dims(norm, -1)
-
-
 def _check_size(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} takes an integer >= 1; received {value!r}")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ConfigurationError unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigurationError(
             f"{name} takes one of {', '.join(choices)}; received {value!r}{did_you_mean(value, choices)}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import mmap
 from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor
 
-from trainer.errors import ConfigurationError
-
-_DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+from trainer.errors import CheckpointDamagedError, ConfigurationError
+from trainer.tensorfile import parse
 
 
 def read_vectors(source: np.ndarray | Tensor | str | Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -62,19 +61,11 @@ def _read_text(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_safetensors(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    data = np.memmap(path, np.uint8, "r")
     try:
-        size = int(data[:8].view(np.uint64)[0])
-        header = json.loads(bytes(data[8 : 8 + size]))
-        header.pop("__metadata__", None)
-        tensors = {
-            name: data[8 + size + entry["data_offsets"][0] : 8 + size + entry["data_offsets"][1]]
-            .view(_DTYPES[entry["dtype"]])
-            .reshape(entry["shape"])
-            for name, entry in header.items()
-        }
-    except (ValueError, KeyError, IndexError) as error:
-        raise ConfigurationError(f"{path} is no safetensors file of {', '.join(_DTYPES)} tensors: {error!r}") from None
+        with open(path, "rb") as file:
+            tensors = parse(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+    except (CheckpointDamagedError, ValueError) as error:
+        raise ConfigurationError(f"vectors: {error}") from None
     ids = tensors.pop("ids", None)
     tables = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
     if len(tables) != 1:

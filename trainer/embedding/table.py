@@ -64,7 +64,7 @@ class Evicted:
     ids: np.ndarray
     rows: np.ndarray
     values: np.ndarray
-    dirty: np.ndarray
+    dirty: dict[str, np.ndarray]
     meta: dict[str, np.ndarray]
 
 
@@ -112,7 +112,6 @@ class SparseTable:
             "id": np.zeros(1024, np.int64),
             "live": np.zeros(1024, np.bool_),
             "unborn": np.zeros(1024, np.bool_),
-            "dirty": np.zeros(1024, np.bool_),
         }
         self.meta_names: tuple[str, ...] = ()
         if spec.eviction is not None:
@@ -127,16 +126,15 @@ class SparseTable:
         self.next_row = DEFAULT_ROW + 1
         self.free = np.zeros(0, np.int32)
         self.step = 0
-        self.committed_step = 0
         self.last_sweep = 0.0
         self.plans = 0
         # unlike `plans` it never goes back, so what an undone plan used is not taken for in use
         self.ticket = 0
         self.pending: deque[Pending] = deque()
         self.counters = dict.fromkeys(self.COUNTERS, 0)
-        self.tombstones: list[np.ndarray] = []
+        # for every follower of changes: ids that lost their row since its last delta
+        self.tombstones: dict[str, list[np.ndarray]] = {}
         self.columns["live"][DEFAULT_ROW] = True
-        self.columns["dirty"][DEFAULT_ROW] = True
         self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, spec.dim), np.float32)))
 
     def __len__(self) -> int:
@@ -165,6 +163,16 @@ class SparseTable:
                 for name, column in self.columns.items():
                     self.columns[name] = np.concatenate((column, np.zeros(size - len(column), column.dtype)))
 
+    def clear(self) -> None:
+        """Forget every id."""
+        with self.lock:
+            self.map = IdMap()
+            for column in self.columns.values():
+                column[:] = 0
+            self.columns["live"][DEFAULT_ROW] = True
+            self.next_row = DEFAULT_ROW + 1
+            self.set_free_rows()
+
     def preload(self, ids: np.ndarray, weights: np.ndarray) -> None:
         """Give `ids` (int64 [n], all new) rows with the given weights, float32 [n, dim]."""
         rows = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
@@ -173,7 +181,16 @@ class SparseTable:
         self.store.write(rows, self.packed(np.asarray(weights, np.float32)))
         self.map.add(ids, rows)
         self.columns["id"][rows] = ids
-        self.columns["live"][rows] = self.columns["dirty"][rows] = True
+        self.columns["live"][rows] = True
+        for follower in self.tombstones:
+            self.columns[_dirty(follower)][rows] = True
+
+    def follow(self, follower: str) -> None:
+        """Keep account of changed rows for `follower` from now on; everything there is counts as changed."""
+        with self.lock:
+            if follower not in self.tombstones:
+                self.tombstones[follower] = []
+                self.columns[_dirty(follower)] = self.columns["live"] & ~self.columns["unborn"]
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -337,10 +354,12 @@ class SparseTable:
         meta = {name: columns[name][rows] for name in self.meta_names}
         with self.lock:
             ids = columns["id"][rows]
-            pending.evicted.append(Evicted(ids, rows, self.store.read(rows), columns["dirty"][rows], meta))
+            dirty = {follower: columns[_dirty(follower)][rows] for follower in self.tombstones}
+            pending.evicted.append(Evicted(ids, rows, self.store.read(rows), dirty, meta))
             self.map.remove(ids)
             columns["live"][rows] = False
-            columns["dirty"][rows] = False
+            for follower in self.tombstones:
+                columns[_dirty(follower)][rows] = False
             self.free = np.sort(np.concatenate((self.free, rows)))
         pending.count(counter, len(rows))
 
@@ -351,14 +370,13 @@ class SparseTable:
         with self.lock:
             pending = self.pending.popleft()
             self.store.write(pending.rows, values)
-            self.columns["dirty"][pending.rows] = True
             for rows in pending.born:
                 self.columns["unborn"][rows] = False
-            for evicted in pending.evicted:
-                self.tombstones.append(evicted.ids)
+            for follower, tombstones in self.tombstones.items():
+                self.columns[_dirty(follower)][pending.rows] = True
+                tombstones.extend(evicted.ids for evicted in pending.evicted)
             for name, amount in pending.counters.items():
                 self.counters[name] += amount
-            self.committed_step = pending.start_step + pending.steps
 
     def rollback(self) -> None:
         """Undo every plan that was not committed; no other thread may be planning."""
@@ -376,7 +394,8 @@ class SparseTable:
                     self.store.write(evicted.rows, evicted.values)
                     self.columns["id"][evicted.rows] = evicted.ids
                     self.columns["live"][evicted.rows] = True
-                    self.columns["dirty"][evicted.rows] = evicted.dirty
+                    for follower, dirty in evicted.dirty.items():
+                        self.columns[_dirty(follower)][evicted.rows] = dirty
                     for name, old in evicted.meta.items():
                         self.columns[name][evicted.rows] = old
                 for cells in pending.cells:
@@ -389,3 +408,7 @@ class SparseTable:
     def set_free_rows(self) -> None:
         """Derive the free rows from the live ones: ascending, so that a restored table gives out the same rows."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
+
+
+def _dirty(follower: str) -> str:
+    return f"dirty.{follower}"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from trainer.embedding import state
 from trainer.embedding.cells import FIRST_WINDOW, Embedding, hide
 from trainer.embedding.fields import FieldMap, embedding_cells, find_fields
 from trainer.embedding.optimizers import RowOptimizer, row_optimizer_like
 from trainer.embedding.planner import Planner, SparsePlan, TablePlan
-from trainer.errors import ConfigurationError
+from trainer.errors import CheckpointMismatchError, ConfigurationError
 
 _logger = logging.getLogger(__name__)
 
@@ -243,6 +245,48 @@ class SparseTables(nn.Cell):
         for table in self.tables.values():
             table.rollback()
         self.planner.reset()
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def take(self, follower: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
+        """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
+
+        Rows are `FrozenRows`, copied when they are turned into an array: on a writing thread, while training goes on.
+
+        Args:
+            follower: whose account of changes this belongs to ("snapshot", "serving").
+            full: everything, instead of what changed since the follower's last state; the first one is full anyway.
+        """
+        arrays: dict[str, Any] = {}
+        json: dict[str, Any] = {}
+        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+            first = follower not in table.tombstones
+            table.follow(follower)
+            own, json[name] = state.take(table, follower, full=full or first)
+            json[name]["updates"] = int(program.step.asnumpy())
+            arrays |= {f"{name}/{key}": value for key, value in own.items()}
+        return {"json": json, "arrays": arrays}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Bring all tables to what `take` returned: first a full state, then any deltas in their order.
+
+        No thread may be planning; plans that were made and not trained are forgotten.
+
+        Raises:
+            CheckpointMismatchError: the tables differ from the saved ones.
+            CheckpointDamagedError: a delta does not fit the state before it.
+        """
+        if missing := sorted(set(self.tables) ^ set(saved["json"])):
+            raise CheckpointMismatchError(
+                f"the snapshot has the tables {sorted(saved['json'])}, the network {sorted(self.tables)}: "
+                f"{', '.join(missing)} has no counterpart; name tables with Embedding(..., name=...)"
+            )
+        self.planner.reset()
+        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+            prefix = f"{name}/"
+            own = {key[len(prefix) :]: value for key, value in saved["arrays"].items() if key.startswith(prefix)}
+            state.restore(table, own, saved["json"][name])
+            ops.assign(program.step, Tensor(float(saved["json"][name]["updates"]), mstype.float32))
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
