@@ -107,9 +107,13 @@ class _Builder:
             supplied = {"params": network.trainable_params(), "network": network}
             optimizer = self.make(config.optimizer, "optimizer", supplied)
         metrics = [m if isinstance(m, str) else self.make(m, "metrics") for m in config.metrics]
-        options: dict[str, Any] = {}
+        options = dict(config.trainer)
+        evaluated = options.pop("eval_network", None)
         try:
-            options = keyword_values(config.trainer, Trainer)
+            options = keyword_values(options, Trainer)
+            if isinstance(evaluated, ObjectSpec) and network is not None:
+                filled = {"network": network, "loss_fn": loss}
+                options["eval_network"] = self.make(evaluated, "eval_network", filled)
         except ConfigErrors as errors:
             self.problems.extend(errors.problems)
         if self.problems:

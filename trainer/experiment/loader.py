@@ -185,6 +185,7 @@ class _Reader:
 
     def _object(self, node: Node, path: str, section: str = "") -> ObjectSpec | None:
         """Read class_path and init_args, or a bare class path."""
+        section = "eval_network" if path == "trainer.eval_network" else section
         if isinstance(node.value, str):
             class_node, arguments = node, Node({}, node.place)
         elif isinstance(node.value, dict):
@@ -222,7 +223,7 @@ class _Reader:
             entries = dict(arguments.value or {})
             for name in supplied & set(entries):
                 entry = entries.pop(name)
-                self.add(entry.place, join(below, name), "is filled in from the network; leave it out")
+                self.add(entry.place, join(below, name), "is filled in; leave it out")
             free = None if signature is None else [name for name in signature.names() if name not in supplied]
             keywords = self._arguments(entries, below, signature, free)
         elif isinstance(arguments.value, tuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from callbacks import Callback, ModelCheckpoint, ProgressBar
+from callbacks import Callback, ProgressBar
 from trainer.errors import ConfigurationError
 from trainer.experiment import rundir
 from trainer.experiment.instantiate import Experiment, build, keyword_values
@@ -33,7 +33,7 @@ def fit(config: ExperimentConfig, resume: bool = False) -> Path:
 
     Args:
         config: a checked configuration. Its run folder is taken as it is with `resume`; otherwise the next free one.
-        resume: go on from the last snapshot in the run folder.
+        resume: go on from the last snapshot in the run folder; from the beginning when there is none yet.
 
     Returns:
         The run folder.
@@ -74,7 +74,8 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     else:
         rundir.write_record(run_dir, config, command)
     logger.info("run folder: %s", run_dir)
-    from_where = _snapshots(run_dir, experiment) if resume else None
+    # "auto" starts over, with a warning, when the run was killed before its first snapshot
+    from_where = "auto" if resume else None
     began = time.monotonic()
     results: dict[str, Any] = {}
     outcome: dict[str, Any] = {}
@@ -119,12 +120,6 @@ class _ResumeRecord(Callback):
         """Write the note."""
         config = self._config
         rundir.record_resume(config.run_dir, config, trainer.state.snapshot, config.overrides)
-
-
-def _snapshots(run_dir: Path, experiment: Experiment) -> Path:
-    """Return the folder of snapshots of a run: its own, or the one a `ModelCheckpoint` was given."""
-    folders = [callback.dirpath for callback in experiment.callbacks if isinstance(callback, ModelCheckpoint)]
-    return next((folder for folder in folders if folder is not None), run_dir / rundir.CHECKPOINTS)
 
 
 def _results(trainer: Trainer) -> dict[str, Any]:

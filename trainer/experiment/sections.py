@@ -52,13 +52,12 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
 
 
 def supplied_names(section: str, signature: Signature | None) -> frozenset[str]:
-    """Return the arguments of an object of `section` that are filled in: an optimizer's parameters."""
-    if section != "optimizer":
-        return frozenset()
-    if signature is None:
+    """Return the arguments of an object of `section` that are filled in with what other sections made."""
+    if section == "optimizer" and signature is None:
         return frozenset({"params"})
-    # a function that builds an optimizer may ask for the network instead, to group parameters
-    return frozenset({"params", "network"} & set(signature.parameters))
+    # a function that builds an optimizer may ask for the network instead of its parameters, to group them
+    filled = {"optimizer": {"params", "network"}, "eval_network": {"network", "loss_fn"}}.get(section, set())
+    return frozenset(filled & set(signature.parameters)) if signature is not None else frozenset()
 
 
 def check_kind(target: Any, section: str) -> str:
@@ -74,7 +73,7 @@ def check_kind(target: Any, section: str) -> str:
 
 def kinds_of(section: str) -> dict[str, type]:
     """Return the base classes an object of `section` must have one of, by name; empty when anything may serve."""
-    if section in ("network", "optimizer"):
+    if section in ("network", "optimizer", "eval_network"):
         from mindspore import nn
 
         return {"mindspore.nn.Cell": nn.Cell}

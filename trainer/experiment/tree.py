@@ -21,6 +21,7 @@ from trainer.experiment.problems import ConfigErrors, Place, Problem, show
 Scalar = str | int | float | bool | None
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,17 @@ _RESOLVERS = (
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        # stopped here, not later: PyYAML takes quadratic time and a frame or two for each level
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, self.peek_event().start_mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 class _Dumper(yaml.SafeDumper):
@@ -162,15 +174,10 @@ def parse_tree(text: str, source: str, place: Place | None = None) -> Node:
         raise ConfigErrors([Problem(where, "", f"invalid YAML: {what}")]) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigErrors([Problem(place or Place(source), "", f"invalid YAML: {error}")]) from error
-    except RecursionError as error:
-        message = f"nested deeper than {MAX_DEPTH} levels"
-        raise ConfigErrors([Problem(place or Place(source), "", message)]) from error
     if root is None:
         return Node(None, place or Place(source, 1, 1))
     converter = _Converter(source, place)
     tree = converter.convert(root, "", ())
-    if not converter.problems and _count(tree, {}) > MAX_VALUES:
-        converter.add(root, "", f"expands to more than {MAX_VALUES:,} values")
     if converter.problems:
         raise ConfigErrors(converter.problems)
     return tree
@@ -187,18 +194,6 @@ def join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _count(node: Node, seen: dict[int, int]) -> int:
-    # aliases share nodes, so counting once per node keeps this linear where the expansion is exponential
-    if id(node) not in seen:
-        children: Any = ()
-        if isinstance(node.value, dict):
-            children = (entry.node for entry in node.value.values())
-        elif isinstance(node.value, tuple):
-            children = node.value
-        seen[id(node)] = 1 + sum(_count(child, seen) for child in children)
-    return seen[id(node)]
-
-
 class _Converter:
     """PyYAML's nodes to ours, collecting what is wrong."""
 
@@ -206,6 +201,7 @@ class _Converter:
         self.source, self.fixed = source, place
         self.problems: list[Problem] = []
         self._done: dict[int, Node] = {}
+        self._measures: dict[int, tuple[int, int]] = {}
 
     def place(self, node: yaml.Node) -> Place:
         return self.fixed or Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
@@ -218,8 +214,6 @@ class _Converter:
     def convert(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Node:
         if id(node) in above:
             return self.add(node, path, "this anchor contains itself")
-        if len(above) >= MAX_DEPTH:
-            return self.add(node, path, f"nested deeper than {MAX_DEPTH} levels")
         if id(node) not in self._done:
             if isinstance(node, yaml.MappingNode):
                 made = self._mapping(node, path, (*above, id(node)))
@@ -227,8 +221,22 @@ class _Converter:
                 made = self._sequence(node, path, (*above, id(node)))
             else:
                 made = self._scalar(node, path)
-            self._done[id(node)] = made
+            self._done[id(node)] = self._bounded(node, path, made)
         return self._done[id(node)]
+
+    def _bounded(self, node: yaml.Node, path: str, made: Node) -> Node:
+        """Return `made`, or nothing when aliases have made it too large or too deep to be written out."""
+        children: Any = made.value if isinstance(made.value, tuple) else ()
+        if isinstance(made.value, dict):
+            children = [entry.node for entry in made.value.values()]
+        measures = [self._measures.get(id(child), (1, 1)) for child in children]
+        size, depth = 1 + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
+        if depth > MAX_DEPTH:
+            return self.add(node, path, _TOO_DEEP)
+        if size > MAX_VALUES:
+            return self.add(node, path, f"expands to more than {MAX_VALUES:,} values")
+        self._measures[id(made)] = (size, depth)
+        return made
 
     def _sequence(self, node: yaml.SequenceNode, path: str, above: tuple[int, ...]) -> Node:
         if node.tag != "tag:yaml.org,2002:seq":

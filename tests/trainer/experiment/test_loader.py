@@ -93,7 +93,7 @@ callbacks:
         ("experiment.yaml:9:15: optimizer.init_args.learning_rat: Adam has no", "did you mean 'learning_rate'?"),
         ("experiment.yaml:9:42: optimizer.init_args.beta1: received 'fast' (str); accepts a number", ""),
         ("experiment.yaml:9:62: optimizer.init_args.use_nesterov: received 'yes' (str)", "write true"),
-        ("experiment.yaml:9:67: optimizer.init_args.params: is filled in from the network", ""),
+        ("experiment.yaml:9:67: optimizer.init_args.params: is filled in; leave it out", ""),
         ("experiment.yaml:10:11: trainer.amp_levle: section trainer has no argument", "did you mean 'amp_level'?"),
         ("experiment.yaml:10:37: trainer.clip_norm: received 'a' (str); accepts a number", ""),
         ("experiment.yaml:10:40: trainer.metrics: is given elsewhere: section metrics", ""),
@@ -129,8 +129,8 @@ def test_missing_arguments_are_told_where_the_object_stands(tmp_path):
         ("", "1:1: received nothing (null); accepts a mapping"),
         ("a: \x01", "1:4: invalid YAML: the character '\\x01' is not allowed"),
         ("? [a, b]\n: 1\n", "1:3: a key is a plain word or number"),
-        ("a: " + "[" * 1000 + "]" * 1000, "nested deeper than 50 levels"),
-        ("a: " + "[" * 60 + "]" * 60, "nested deeper than 50 levels"),
+        ("a: " + "[" * 100_000, "nested deeper than 50 levels"),
+        ("a0: &a0 []\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 60)), "nested deeper than 50 levels"),
     ],
 )
 def test_text_that_is_not_a_configuration_is_refused_with_its_place(tmp_path, text, expected):
@@ -218,8 +218,16 @@ def test_modules_beside_the_project_are_found_and_sys_path_is_put_back(tmp_path,
     assert "network.init_args.kernel: received [1]; accepts a list of (a whole number)" in found[1]
 
 
-def test_a_module_whose_import_fails_is_told_with_its_reason(tmp_path, monkeypatch):
-    (tmp_path / "broken_module_of_this_test.py").write_text("import nothing_of_this_name\n")
+@pytest.mark.parametrize(
+    ("name", "code", "reason"),
+    [
+        ("broken_a", "import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("broken_b", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("broken_c", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_whose_import_fails_is_told_with_its_reason(tmp_path, monkeypatch, name, code, reason):
+    (tmp_path / f"{name}_of_the_loader_test.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    found = problems(tmp_path, GOOD.replace("mindspore.nn.Dense", "broken_module_of_this_test.Net"))
-    assert "importing broken_module_of_this_test failed: ModuleNotFoundError" in found[0]
+    found = problems(tmp_path, GOOD.replace("mindspore.nn.Dense", f"{name}_of_the_loader_test.Net"))
+    assert found[0].endswith(f"importing {name}_of_the_loader_test failed: {reason}")

@@ -17,7 +17,7 @@ from trainer.experiment.problems import ConfigErrors
 from trainer.experiment.schema import SECTIONS
 from trainer.experiment.tree import dump, parse_tree
 
-CASES = int(os.environ.get("TRAINER_PROPERTY_EXAMPLES", "150"))
+CASES = int(os.environ.get("TRAINER_PROPERTY_EXAMPLES", "100"))
 many = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
 # Class paths that exist, nearly exist and cannot exist; none of them does anything when imported.

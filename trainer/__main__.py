@@ -1,0 +1,8 @@
+"""``python -m trainer``: the command line."""
+
+import sys
+
+from trainer.experiment.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
