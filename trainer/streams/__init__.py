@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainer.streams.dead_letter import DeadLetter
     from trainer.streams.files import FileStream
     from trainer.streams.iterable import IterableStream
+    from trainer.streams.join import DelayedLabelJoin
     from trainer.streams.kafka import KafkaStream
     from trainer.streams.redis import RedisStream
     from trainer.streams.replay import ReplayStream
@@ -30,6 +31,7 @@ _HOMES = {
     "DeadLetter": "dead_letter",
     "FileStream": "files",
     "IterableStream": "iterable",
+    "DelayedLabelJoin": "join",
     "KafkaStream": "kafka",
     "RedisStream": "redis",
     "ReplayStream": "replay",
@@ -42,6 +44,7 @@ __all__ = [
     "Batch",
     "Column",
     "DeadLetter",
+    "DelayedLabelJoin",
     "FileStream",
     "IterableStream",
     "KafkaStream",

@@ -1,0 +1,159 @@
+import json
+
+import numpy as np
+import pytest
+
+from trainer.errors import ConfigurationError, DataError, StreamError
+from trainer.streams import DelayedLabelJoin, IterableStream, resolve
+
+WITHIN = 50.0
+
+
+def stream(users, times, sizes):
+    """A stream of batches whose sizes go through `sizes` again and again."""
+    items, first = [], 0
+    while first < len(users):
+        size = sizes[len(items) % len(sizes)]
+        items.append({"user": np.array(users[first : first + size]), "ts": np.array(times[first : first + size])})
+        first += size
+    return IterableStream(items, event_time="ts", rows="batch")
+
+
+@pytest.fixture
+def logs():
+    """Impressions 0..299 slightly out of order, outcomes for a third of them, early, in time and too late."""
+    random = np.random.default_rng(7)
+    shown = np.arange(300) * 3.0 + random.integers(-5, 5, 300)
+    users = np.arange(300)
+    chosen = np.sort(random.choice(300, 100, replace=False))
+    acted = shown[chosen] + random.choice([1, 20, 49, 50, 51, 80], 100)
+    order = np.argsort(acted + random.integers(-3, 3, 100), kind="stable")
+    return (users, shown), (chosen[order], acted[order])
+
+
+def join(logs, sizes=(7,), acted_sizes=(5,), **options):
+    (users, shown), (chosen, acted) = logs
+    options = {"lateness": 20.0, **options}
+    return DelayedLabelJoin(stream(users, shown, sizes), stream(chosen, acted, acted_sizes), "user", WITHIN, **options)
+
+
+def test_labels_are_those_of_the_outcomes_within_the_limit(logs, read):
+    (users, shown), (chosen, acted) = logs
+    delay = dict(zip(chosen.tolist(), (acted - shown[chosen]).tolist(), strict=True))
+    joined = join(logs)
+    batch = read(joined)
+    assert joined.exhausted
+    assert sorted(batch.columns["user"].tolist()) == users.tolist()
+    expected = [float(delay.get(user, 1e9) <= WITHIN) for user in batch.columns["user"].tolist()]
+    assert batch.columns["label"].tolist() == expected
+    assert batch.columns["label"].dtype == np.float32
+    assert 0 < sum(expected) < 100
+    np.testing.assert_array_equal(batch.event_time, shown[batch.columns["user"]])
+    assert set(batch.columns["weight"].tolist()) == {1.0}
+    assert joined.pending == 0
+
+
+def test_a_positive_leaves_when_its_outcome_comes_and_a_negative_when_its_time_is_up():
+    logs = ([0, 1, 2, 3], [0.0, 10.0, 20.0, 100.0]), ([1, 3], [12.0, 101.0])
+    batch = join(logs, sizes=(1,), acted_sizes=(1,), lateness=0.0).poll(10, 0)
+    assert batch.columns["user"].tolist() == [1]
+    joined = join(logs, lateness=0.0)
+    order = [u for b in iter(lambda: joined.poll(10, 0), None) for u in b.columns["user"].tolist()]
+    assert order == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_rows_and_order_do_not_depend_on_how_the_streams_are_cut(logs, read, rate):
+    whole = read(join(logs, negative_sampling_rate=rate))
+    for sizes, acted_sizes in (((1,), (1,)), ((300,), (1, 9)), ((2, 31), (100,))):
+        batch = read(join(logs, sizes, acted_sizes, negative_sampling_rate=rate), max_rows=3)
+        for name, column in whole.columns.items():
+            np.testing.assert_array_equal(batch.columns[name], column)
+
+
+@pytest.mark.parametrize("options", [{}, {"negative_sampling_rate": 0.3, "lateness": 0.0}], ids=["all", "sampled"])
+def test_resumes_behind_every_row_with_the_waiting_rows_of_that_moment(logs, read, resumes, options):
+    expected = read(join(logs, **options)).columns["user"].tolist()
+    resumes(lambda: join(logs, (16,), (3,), **options), expected, max_rows=6, every=5)
+
+
+def test_a_resumed_join_resumes_again(logs, read):
+    whole = read(join(logs))
+    joined = join(logs)
+    seen = []
+    for rows in (1, 40, 3, 100):
+        seen += read(joined, max_rows=50, rows=rows).columns["user"].tolist()
+        # Read on, as a prefetching reader does, and come back to the row trained on.
+        position = joined.position()
+        joined.poll(25, 0)
+        position = json.loads(json.dumps(resolve(joined, position)))
+        joined = join(logs)
+        joined.seek(position)
+    rest = read(joined)
+    assert seen + rest.columns["user"].tolist() == whole.columns["user"].tolist()
+    np.testing.assert_array_equal(rest.columns["label"], whole.columns["label"][len(seen) :])
+
+
+def test_sampled_negatives_weigh_for_those_left_out():
+    n = 20_000
+    keys = np.arange(n) * 7 + 3
+    logs = (keys, np.arange(n) * 1.0), (keys[::10], np.arange(n)[::10] * 1.0 + 5)
+    batch = join(logs, (4096,), (4096,), negative_sampling_rate=0.1, seed=3).poll(n, 0)
+    labels, weights = batch.columns["label"], batch.columns["weight"]
+    assert np.unique(weights[labels == 0]) == pytest.approx([10.0])
+    assert np.unique(weights[labels == 1]).tolist() == [1.0]
+    share = join(logs, (n,), (n,), negative_sampling_rate=0.1, seed=3)
+    total = labels_kept = 0.0
+    while (batch := share.poll(n, 0)) is not None:
+        total += batch.columns["weight"].sum()
+        labels_kept += batch.columns["label"].sum()
+    assert labels_kept == n / 10
+    assert total == pytest.approx(n, rel=0.05)
+    text = (np.char.add("k", keys.astype(str)), logs[0][1]), (["k3"], [0.0])
+    by_text = join(text, (n,), (1,), negative_sampling_rate=0.1)
+    kept = sum(batch.rows for batch in iter(lambda: by_text.poll(n, 0), None))
+    assert kept == pytest.approx(n / 10, rel=0.1)
+
+
+def test_an_idle_stream_is_waited_for_and_then_gone_on_without():
+    class Idle(IterableStream):
+        exhausted = False
+
+    def make(idle_timeout):
+        shown = stream(np.arange(20), np.arange(20) * 10.0, (20,))
+        idle = Idle([{"user": np.array([0]), "ts": np.array([1.0])}], event_time="ts")
+        return DelayedLabelJoin(shown, idle, "user", WITHIN, idle_timeout=idle_timeout)
+
+    patient = make(None)
+    assert patient.poll(50, 0.3).columns["user"].tolist() == [0]
+    assert patient.poll(50, 0.3) is None
+    joined = make(0.05)
+    rows = []
+    while (batch := joined.poll(50, 0.5)) is not None:
+        rows += batch.columns["label"].tolist()
+    # The last event time is 190: impressions up to 130 are past their limit, the others still wait.
+    assert rows == [1.0] + [0.0] * 13
+    assert joined.pending == 6
+    assert not joined.exhausted
+
+
+def test_at_the_end_waiting_rows_are_negatives_or_dropped(read):
+    logs = ([0, 1], [0.0, 100.0]), ([], [])
+    assert read(join(logs)).columns["user"].tolist() == [0, 1]
+    dropped = join(logs, at_end="drop")
+    assert read(dropped).columns["user"].tolist() == [0]
+    assert dropped.exhausted
+
+
+def test_what_cannot_be_joined_is_refused(logs):
+    with pytest.raises(ConfigurationError, match="negative_sampling_rate"):
+        join(logs, negative_sampling_rate=0.0)
+    with pytest.raises(ConfigurationError, match="within > 0"):
+        join(logs, lateness=-1)
+    plain = IterableStream([{"user": np.arange(3)}], rows="batch")
+    with pytest.raises(DataError, match="impressions of a join need 'event time'"):
+        DelayedLabelJoin(plain, stream([1], [1.0], (1,)), "user", 1.0).poll(1, 0)
+    with pytest.raises(StreamError, match="damaged"):
+        join(logs).seek({"join": [3, 0], "@state": {}})
+    with pytest.raises(StreamError, match="no longer known"):
+        join(logs).seek({"join": [30, 0]})
