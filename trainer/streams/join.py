@@ -9,6 +9,7 @@ passed.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from threading import RLock
 from time import monotonic
 from typing import Any
@@ -22,8 +23,8 @@ from trainer.streams.pending import Outcome, PendingRows, Side, keep_share, pack
 PARTITION = "join"
 _STATE = "@state"
 _SLICE_SECONDS = 0.05
-# Rounds whose state can still be written down when nobody asks for it; prefetching reads far less ahead.
-_MAX_ROUNDS = 4096
+# Rows returned whose moment can still be written down although nobody asks for it; prefetching reads less ahead.
+_KEPT_ROWS = 131_072
 
 
 class DelayedLabelJoin(BufferedStream):
@@ -106,6 +107,8 @@ class DelayedLabelJoin(BufferedStream):
         self._outcome_queue: list[tuple[float, int, Outcome]] = []
         self._outcome_log: list[Outcome] = []
         self._outcome_count = 0
+        self._returned = 0
+        self._milestones: deque[tuple[int, int]] = deque()
         self._flushed = False
         self._records: dict[int, dict[str, Any]] = {} if record is None else {round_number - 1: record}
         self._position = {PARTITION: [round_number, 0]}
@@ -260,8 +263,12 @@ class DelayedLabelJoin(BufferedStream):
         self._push(self._labelled(columns, times[keep], positive[keep], self._round, 0))
         self._records[self._round] = self._record()
         self._round += 1
-        if len(self._records) > _MAX_ROUNDS:
-            self._forget(self._round - _MAX_ROUNDS // 2)
+        self._returned += int(keep.sum())
+        self._milestones.append((self._round, self._returned))
+        if self._returned - self._milestones[0][1] > 2 * _KEPT_ROWS:
+            while self._returned - self._milestones[0][1] > _KEPT_ROWS:
+                self._milestones.popleft()
+            self._forget(self._milestones[0][0])
 
     def _labelled(
         self, columns: dict[str, np.ndarray], times: np.ndarray, positive: np.ndarray, number: int, first: int

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DelayedLabelJoin, IterableStream, resolve
+from trainer.streams import DelayedLabelJoin, IterableStream, advance, resolve
 
 WITHIN = 50.0
 
@@ -92,6 +92,20 @@ def test_a_resumed_join_resumes_again(logs, read):
     rest = read(joined)
     assert seen + rest.columns["user"].tolist() == whole.columns["user"].tolist()
     np.testing.assert_array_equal(rest.columns["label"], whole.columns["label"][len(seen) :])
+
+
+def test_what_lies_far_behind_is_forgotten_also_without_checkpoints(monkeypatch):
+    monkeypatch.setattr("trainer.streams.join._KEPT_ROWS", 200)
+    n = 20_000
+    joined = join(((np.arange(n), np.arange(n) * 1.0), (np.arange(0, n, 10), np.arange(0, n, 10) * 1.0)), (50,), (5,))
+    start, held = joined.position(), []
+    while (batch := joined.poll(50, 0)) is not None:
+        held.append(joined._rows.rows)
+        last = batch
+    assert max(held) < 1000
+    with pytest.raises(StreamError, match="no longer known"):
+        resolve(joined, start)
+    assert resolve(joined, advance(start, last.split(1)[0]))["join"][1] > 0
 
 
 def test_sampled_negatives_weigh_for_those_left_out():
