@@ -104,7 +104,7 @@ class Feed:
         `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
         """
         made = self._make(dict(position), max_steps)
-        if not (self.source.threaded or self.options.prepare is not None):
+        if self.source.stays or not (self.source.threaded or self.options.prepare is not None):
             yield from made
             return
         self._worker = _Prefetch(made)
@@ -207,6 +207,9 @@ class Feed:
             if item is not None:
                 self._check(item, number, epoch)
                 number += 1
+                if self.source.reuses_buffers:
+                    # batches wait in a group while the next one is read
+                    item = item._replace(columns=tuple(np.array(column) for column in item.columns))
             yield item
 
     def _check(self, item: Item, number: int, epoch: int) -> None:
@@ -226,12 +229,7 @@ class Feed:
     def _chunk(self, items: list[Item], steps: int, flush: bool, ends: bool, position: dict[str, Any]) -> Chunk:
         options = self.options
         stacked = self._size > 1
-        if stacked:
-            columns = _stack(items, self._size)
-        elif self.source.reuses_buffers:
-            columns = tuple(np.array(column) for column in items[0].columns)
-        else:
-            columns = items[0].columns
+        columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
         if options.prepare is not None:

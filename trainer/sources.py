@@ -43,6 +43,8 @@ class Source:
         names: column names, known after the first batch at the latest.
         size: batches of one epoch, or None when unknown.
         threaded: whether reading is worth a prefetch thread.
+        stays: whether it must be read by the thread that made it: MindSpore crashes the process when a pipeline fails
+            under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
         endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
     """
@@ -50,6 +52,7 @@ class Source:
     names: tuple[str, ...] | None = None
     size: int | None = None
     threaded: bool = True
+    stays: bool = False
     reuses_buffers: bool = False
     endless: bool = False
 
@@ -169,8 +172,10 @@ class PipelineSource(Source):
     """A `mindspore.dataset` pipeline, used again and again without marking it.
 
     One iterator serves all epochs, because a fresh one would repeat the first epoch's shuffle. A position is reached
-    by `set_init_step`, which skips without loading rows.
+    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on threads of its own.
     """
+
+    stays = True
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset = dataset
@@ -255,6 +260,7 @@ class IterableSource(Source):
     def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.data = data
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
+        self.stays = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
         self._one_shot = not self._is_factory and iter_is_self(data)
         self._used = False
         self._told = False

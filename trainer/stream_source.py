@@ -60,6 +60,7 @@ class StreamSource(Source):
         idle_timeout: float | None = None,
     ) -> None:
         self.stream = stream
+        self.stays = getattr(stream, "reads_pipeline", False)
         self.whole_items = batch_size is None and isinstance(stream, IterableStream)
         self.batch_size = batch_size or DEFAULT_BATCH_SIZE
         self.inputs = tuple(inputs)

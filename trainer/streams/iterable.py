@@ -69,6 +69,7 @@ class IterableStream(BufferedStream):
         self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._states: dict[int, Any] = {}
         self._lock = Lock()
+        self.reads_pipeline = self._is_dataset
         self._iterator: Iterator[Any] | None = None
         self._item = 0
         self._skip = 0
