@@ -6,7 +6,7 @@ import contextlib
 import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore
 import numpy as np
@@ -28,6 +28,9 @@ from trainer.program import (
     moving_statistics,
 )
 from trainer.state import StepOutputs
+
+if TYPE_CHECKING:
+    from trainer.embedding.tables import SparseTables
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +67,17 @@ class StepBuilder:
         self.options = options or StepOptions()
         self.label_count = label_columns(loss_fn)
         self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
+        self.tables: SparseTables | None = None
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
         self._predict: nn.Cell | None = None
+
+    @property
+    def table_inputs(self) -> int:
+        """Number of inputs that programs which only read take for the sparse tables, after the columns."""
+        return 0 if self.tables is None else self.tables.reading_input_count
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
         """Return the cell that trains one batch, built anew only when the options changed."""
@@ -80,7 +89,12 @@ class StepBuilder:
             self.step = CustomStep(self.network)
         else:
             self.step = TrainStep(
-                self.forward, self.optimizer, self.optimizer.parameters, options, moving_statistics(self.network)
+                self.forward,
+                self.optimizer,
+                self.optimizer.parameters,
+                options,
+                moving_statistics(self.network),
+                self.tables,
             )
         self._step_options = options
         self._sunk.clear()
@@ -90,12 +104,38 @@ class StepBuilder:
         """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""
         step = self.train_step(options)
         if size is None:
-            return _single_runner(step, options)
+            return self._with_tables(_single_runner(step, options))
         shape = self.row_shape(sample) if options.keep_predictions else None
         key = (size, shape)
         if key not in self._sunk:
             self._sunk[key] = SunkSteps(step, size, shape)
-        return _sunk_runner(self._sunk[key], shape is not None)
+        return self._with_tables(_sunk_runner(self._sunk[key], shape is not None))
+
+    def _with_tables(self, run: TrainRunner) -> TrainRunner:
+        tables = self.tables
+        if tables is None:
+            return run
+
+        def train(chunk: Chunk) -> StepOutputs:
+            tables.load(chunk.sparse)
+            outputs = run(chunk)
+            tables.write_back(chunk.sparse)
+            return outputs
+
+        return train
+
+    def infer(self, cell: nn.Cell, chunk: Chunk) -> Any:
+        """Run an evaluation or prediction program on a chunk of one batch and return its device outputs.
+
+        Raises:
+            GraphError: MindSpore could not compile or run it.
+        """
+        if chunk.sparse is not None:
+            self.tables.load(chunk.sparse)
+        try:
+            return cell.compile_and_run(*chunk.tensors)
+        except Exception as error:
+            raise explained(error, chunk) from None
 
     def row_shape(self, sample: Chunk) -> tuple[int, ...]:
         """Return the shape of one row's prediction, found by one forward without training.
@@ -103,7 +143,12 @@ class StepBuilder:
         Raises:
             ConfigurationError: the prediction does not have the rows of the batch on axis 0.
         """
-        tensors = [tensor[0] for tensor in sample.tensors] if sample.stacked else list(sample.tensors)
+        columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
+        if self.tables is not None:
+            columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
+            self.tables.load(plan)
+            columns = (*columns, *plan.inputs)
+        tensors = [to_tensor(column) for column in columns]
         self.network.set_train(False)
         try:
             _, prediction, _ = self.evaluate_cell().compile_and_run(*tensors)
@@ -128,7 +173,7 @@ class StepBuilder:
                     "it; pass eval_network="
                 )
             else:
-                self._evaluate = EvalStep(self.forward)
+                self._evaluate = EvalStep(self.forward, self.table_inputs)
         return self._evaluate
 
     def predict_cell(self) -> nn.Cell:
@@ -139,7 +184,7 @@ class StepBuilder:
                     f"predict: {type(self.network).__name__} is a whole training step, so applying it would train it; "
                     "make a Trainer of the inner network"
                 )
-            self._predict = PredictStep(self.network, cast=self.cast)
+            self._predict = PredictStep(self.network, cast=self.cast, table_inputs=self.table_inputs)
         return self._predict
 
     @contextlib.contextmanager
@@ -202,14 +247,6 @@ def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
 
     return train
-
-
-def run_cell(cell: nn.Cell, arrays: Sequence[np.ndarray]) -> Any:
-    """Run an inference program on host columns and return its device outputs."""
-    try:
-        return cell.compile_and_run(*(to_tensor(array) for array in arrays))
-    except Exception as error:
-        raise explained(error, None, arrays) from None
 
 
 def explained(error: Exception, chunk: Chunk | None, arrays: Sequence[np.ndarray] | None = None) -> Exception:

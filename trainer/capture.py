@@ -38,31 +38,28 @@ def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
     return groups
 
 
-def tensors(trainer: Trainer) -> dict[str, dict[str, np.ndarray]]:
-    """Return every array by group; on CPU parameters are live views, to be written or copied before the next step."""
+def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """Return the arrays of a run by group, and everything else.
+
+    On CPU the arrays of parameters are live views, to be written or copied before the next step.
+    """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
         for group, parameters in named_parameters(trainer).items()
         if parameters
     }
-    for name, part in trainer.parts.items():
-        arrays = part.state_dict()["arrays"]
-        if arrays:
-            groups[f"part.{name}"] = dict(arrays)
-    return groups
-
-
-def state(trainer: Trainer) -> dict[str, Any]:
-    """Return everything of a run that is not a tensor."""
-    return {
+    parts = {name: part.state_dict() for name, part in trainer.parts.items()}
+    groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
+    state = {
         "phase": trainer.state.phase.value,
         "progress": trainer.state.progress.state_dict(),
         "metrics": dict(trainer.state.metrics),
         "callbacks": trainer.callbacks.state_dict(),
         "random": seed.capture(),
-        "parts": {name: part.state_dict()["json"] for name, part in trainer.parts.items()},
+        "parts": {name: part["json"] for name, part in parts.items()},
         **trainer.run_state(),
     }
+    return groups, state
 
 
 def restore_tensors(

@@ -16,10 +16,11 @@ import numpy as np
 from mindspore import Tensor
 
 from trainer.errors import DataError, TrainerError
-from trainer.sources import Columns, Item, Source
+from trainer.sources import Columns, Item, Source, check_dtype
 
 QUEUE_SIZE = 2
 WAIT_SECONDS = 0.1
+JOIN_SECONDS = 5.0
 _END = object()
 
 
@@ -68,14 +69,18 @@ class FeedOptions:
     Attributes:
         batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
         accumulate: micro-batches per optimizer update.
-        prepare: called with (columns, stacked, num_batches) on the prefetch thread; returns (columns, sparse)
-            (sparse tables translate ids here).
+        prepare: called as (columns, stacked, num_batches, fill, flush, event_time) on the prefetch thread; returns the
+            columns the graph takes and what the main thread needs to bring tables before it (`SparsePlan`).
+        release: called once the prefetch thread has stopped: what was prepared and not trained is to be forgotten.
+        columns: use the first so many columns only; None uses all.
         check: called with each batch's columns and names before it is grouped; raises DataError.
     """
 
     batches_per_call: int | Callable[[Item], int] = 1
     accumulate: int = 1
-    prepare: Callable[[Columns, bool, int], tuple[Columns, Any]] | None = None
+    prepare: Callable[..., tuple[Columns, Any]] | None = None
+    release: Callable[[], None] | None = None
+    columns: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
 
 
@@ -123,6 +128,8 @@ class Feed:
             self.source.interrupt()
             self._worker.stop()
             self._worker = None
+            if self.options.release is not None:
+                self.options.release()
 
     @property
     def depth(self) -> int:
@@ -144,6 +151,7 @@ class Feed:
         for items, last in self._groups(epoch, batch, state, left):
             batch += len(items)
             state = items[-1].state if items[-1].state is not None else state
+            before = fill
             steps, fill = divmod(fill + len(items), accumulate)
             flush = last and fill > 0
             if flush:
@@ -154,7 +162,7 @@ class Feed:
                 place["fill"] = fill
             if state is not None:
                 place["state"] = state
-            yield self._chunk(items, steps, flush, ends, place)
+            yield self._chunk(items, before, steps, flush, ends, place)
 
     def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group."""
@@ -207,6 +215,8 @@ class Feed:
             if item is not None:
                 self._check(item, number, epoch)
                 number += 1
+                if self.options.columns is not None:
+                    item = item._replace(columns=item.columns[: self.options.columns])
                 if self.source.reuses_buffers:
                     # batches wait in a group while the next one is read
                     item = item._replace(columns=tuple(np.array(column) for column in item.columns))
@@ -226,14 +236,18 @@ class Feed:
             except DataError as error:
                 raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
 
-    def _chunk(self, items: list[Item], steps: int, flush: bool, ends: bool, position: dict[str, Any]) -> Chunk:
+    def _chunk(
+        self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
+    ) -> Chunk:
         options = self.options
         stacked = self._size > 1
         columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
         if options.prepare is not None:
-            columns, sparse = options.prepare(columns, stacked, len(items))
+            columns, sparse = options.prepare(columns, stacked, len(items), fill, flush, _newest(items))
+        for name, column in zip(self.source.names or (), columns, strict=False):
+            check_dtype(column, name)
         return Chunk(
             arrays=host,
             tensors=tuple(map(to_tensor, columns)),
@@ -255,6 +269,11 @@ def to_tensor(array: np.ndarray) -> Tensor:
     if not (array.flags.c_contiguous and array.flags.writeable):
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)
+
+
+def _newest(items: Sequence[Item]) -> float | None:
+    times = [item.extras["event_time"].max() for item in items if item.extras and "event_time" in item.extras]
+    return float(max(times)) if times else None
 
 
 def _same_shapes(one: Item, other: Item) -> bool:
@@ -318,4 +337,4 @@ class _Prefetch:
     def stop(self) -> None:
         """Tell the thread to end; a source blocked in its own code is left behind (the thread is a daemon)."""
         self._stopped.set()
-        self._thread.join(timeout=1.0)
+        self._thread.join(timeout=JOIN_SECONDS)

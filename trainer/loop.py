@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.builder import TrainRunner, explained
+from trainer.builder import TrainRunner
 from trainer.errors import DataError
 from trainer.feed import Chunk, Feed
 from trainer.limits import Every, Limits
@@ -197,10 +197,7 @@ def evaluate(
         if reason is not None and reason.kind == "signal":
             return {}
         call("on_eval_step_begin", trainer)
-        try:
-            outputs = cell.compile_and_run(*chunk.tensors)
-        except Exception as error:
-            raise explained(error, chunk) from None
+        outputs = trainer.builder.infer(cell, chunk)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if eval_indexes is not None and eval_indexes[0] >= 0:
             loss.update(float(outputs[eval_indexes[0]].asnumpy().mean()), chunk.num_samples)
@@ -212,15 +209,11 @@ def evaluate(
     return results
 
 
-def predictions(trainer: Trainer, feed: Feed, cell: Any, inputs: int | None) -> Iterator[Any]:
-    """Yield the host copy of the network's output for each batch of the first `inputs` columns."""
+def predictions(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
+    """Yield the host copy of the network's output for each batch."""
     call = trainer.callbacks.call
     for chunk in feed.chunks({}):
-        try:
-            outputs = cell.compile_and_run(*chunk.tensors[:inputs])
-        except Exception as error:
-            raise explained(error, chunk) from None
-        yield _host(outputs)
+        yield _host(trainer.builder.infer(cell, chunk))
         call("on_predict_step_end", trainer)
 
 

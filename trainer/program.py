@@ -100,6 +100,7 @@ class TrainStep(nn.Cell):
         parameters: the parameters to differentiate, in the optimizer's order.
         options: see `StepOptions`.
         buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
+        tables: the network's sparse tables (`trainer.embedding.tables.SparseTables`), or None.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class TrainStep(nn.Cell):
         parameters: Sequence[Parameter],
         options: StepOptions,
         buffers: Sequence[Parameter] = (),
+        tables: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
@@ -123,7 +125,11 @@ class TrainStep(nn.Cell):
         self.reduce = options.reduce
         # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
-        self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, list(parameters), has_aux=True)
+        self.tables = tables
+        self.table_inputs = tables.input_count if tables is not None else 0
+        self.dense = len(parameters)
+        table_rows = tables.params if tables is not None else []
+        self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
         self.skipped = _scalar(0, mstype.int32, "skipped")
         self.consecutive = _scalar(0, mstype.int32, "consecutive")
         self.fatal = _scalar(0, mstype.int32, "fatal")
@@ -147,6 +153,8 @@ class TrainStep(nn.Cell):
                 )
                 for p in parameters
             )
+            if tables is not None:
+                self.gradient_sum += tuple(tables.gradient_sums)
 
     def _scaled_loss(self, *columns):
         loss, prediction = self.forward(*columns)
@@ -156,14 +164,18 @@ class TrainStep(nn.Cell):
 
     def construct(self, flush, *columns):
         """Train one batch; `flush` (bool scalar) closes an accumulation window early. Returns (loss, prediction)."""
+        rows = ()
+        if self.table_inputs:
+            rows = self.tables.begin(columns[-self.table_inputs :])
+            columns = columns[: -self.table_inputs]
         if self.accumulate > 1:
-            return self._accumulate(flush, columns)
+            return self._accumulate(flush, columns, rows)
         self._save_buffers()
         (_, loss, prediction), gradients = self.value_and_grad(*columns)
-        self._update(gradients, ops.isfinite(loss))
+        self._update(gradients, ops.isfinite(loss), rows)
         return loss, prediction
 
-    def _accumulate(self, flush, columns):
+    def _accumulate(self, flush, columns, table_rows):
         if self.guard and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self.value_and_grad(*columns)
@@ -176,7 +188,7 @@ class TrainStep(nn.Cell):
             means = ()
             for total in self.gradient_sum:
                 means += (total / self.weight_sum,)
-            self._update(means, ops.isfinite(loss))
+            self._update(means, ops.isfinite(loss), table_rows)
             for total in self.gradient_sum:
                 ops.assign(total, ops.zeros_like(total))
             ops.assign(self.weight_sum, ops.zeros_like(self.weight_sum))
@@ -185,15 +197,15 @@ class TrainStep(nn.Cell):
             ops.assign(self.micro_step, done)
         return loss, prediction
 
-    def _update(self, gradients, loss_is_finite):
+    def _update(self, gradients, loss_is_finite, table_rows):
         if self.scaler is not None:
             gradients = self.scaler.unscale(gradients)
         if self.reduce is not None:
             gradients = self.reduce(gradients)
         if self.transform is not None:
-            gradients = self.transform(gradients)
+            gradients = self.transform(gradients[: self.dense]) + gradients[self.dense :]
         if not self.guard:
-            self.optimizer(self._ready(gradients))
+            self._apply(gradients, table_rows)
             return
         finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
         if self.statistics:
@@ -205,24 +217,34 @@ class TrainStep(nn.Cell):
         if self.halt:
             apply = ops.logical_and(finite, self.fatal == 0)
         if apply:
-            self.optimizer(self._ready(gradients))
+            self._apply(gradients, table_rows)
         else:
             for index, buffer in enumerate(self.buffers):
                 ops.assign(buffer, self.saved[index])
         # With a scaler, gradients that overflow while the loss is finite are its business.
         self._count(finite, finite if self.scaler is None else loss_is_finite)
 
-    def _ready(self, gradients):
+    def _apply(self, gradients, table_rows):
         if self.clip_value is not None:
             gradients = ops.clip_by_value(gradients, -self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
+        dense = gradients[: self.dense]
         if self.optimizer_scale != 1.0:
             scaled = ()
-            for gradient in gradients:
+            for gradient in dense:
                 scaled += (gradient * self.optimizer_scale,)
-            gradients = scaled
-        return gradients
+            dense = scaled
+        if self.table_inputs:
+            # the rate of this update: the optimizer's own step counter moves when it is applied
+            self.tables.update(table_rows, gradients[self.dense :], self._learning_rate())
+        self.optimizer(dense)
+
+    def _learning_rate(self):
+        rate = self.optimizer.get_lr()
+        if isinstance(rate, tuple):
+            rate = rate[0]
+        return ops.cast(rate, mstype.float32)
 
     def _save_buffers(self):
         for index, buffer in enumerate(self.buffers):
@@ -303,13 +325,16 @@ class SunkSteps(nn.Cell):
 class EvalStep(nn.Cell):
     """One evaluation batch: columns in, (loss, prediction, label) out."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
         self.label = -max(1, forward.labels)
+        self.table_inputs = table_inputs
 
     def construct(self, *columns):
         """Return (loss [], prediction, label), the label being the first column that goes to the loss."""
+        if self.table_inputs:
+            columns = columns[: -self.table_inputs]
         loss, prediction = self.forward(*columns)
         return loss, prediction, columns[self.label]
 
@@ -317,13 +342,16 @@ class EvalStep(nn.Cell):
 class PredictStep(nn.Cell):
     """The network alone: input columns in, predictions out, float32 whatever the amp level."""
 
-    def __init__(self, network: nn.Cell, *, cast: bool = False) -> None:
+    def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.cast_outputs = cast
+        self.table_inputs = table_inputs
 
     def construct(self, *inputs):
         """Return the network's output."""
+        if self.table_inputs:
+            inputs = inputs[: -self.table_inputs]
         outputs = self.network(*inputs)
         if self.cast_outputs:
             outputs = _to_float32(outputs)

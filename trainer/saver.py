@@ -51,7 +51,7 @@ class Saver:
         step = trainer.state.progress.global_step
         path = Path(root) / checkpoint.step_name(step)
         self._positions[path] = trainer.position
-        arguments = (root, step, capture.tensors(trainer), capture.state(trainer))
+        arguments = (root, step, *capture.take(trainer))
         if background:
             self._writer.submit(*arguments, config=self.config)
             return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +64,17 @@ class Source:
         """
         raise NotImplementedError
 
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch without using it up.
+
+        Raises:
+            DataError: there is none.
+        """
+        for item in self.batches(0, 0):
+            if item is not None:
+                return item.columns
+        raise DataError("the dataset delivered no batches")
+
     def describe(self) -> dict[str, Any]:
         """Return what has to be the same for a saved position to mean the same rows."""
         return {"kind": type(self).__name__}
@@ -82,10 +94,12 @@ class Source:
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
-    """Return one column as a NumPy array MindSpore can train on; float64 becomes float32.
+    """Return one column as a NumPy array with the rows on axis 0; float64 becomes float32.
+
+    Text stays text: sparse tables turn it into rows, and what they leave is refused by `check_dtype`.
 
     Raises:
-        DataError: a dtype that cannot be used, or a scalar.
+        DataError: a scalar.
     """
     if not isinstance(value, np.ndarray):
         if hasattr(value, "asnumpy"):
@@ -94,14 +108,22 @@ def as_array(value: Any, name: str) -> np.ndarray:
             value = value.detach().cpu().numpy()
         else:
             value = np.asarray(value)
-    if value.dtype.kind not in _KINDS:
-        raise DataError(
-            f"column {name!r}: received dtype {value.dtype}; accepted are bool, integers and floats "
-            "(turn text and categories into integer ids first)"
-        )
     if value.ndim == 0:
         raise DataError(f"column {name!r}: received a scalar; expected an array with the rows of the batch on axis 0")
     return value.astype(np.float32) if value.dtype == np.float64 else value
+
+
+def check_dtype(column: np.ndarray, name: str) -> None:
+    """Check that a graph can take the column.
+
+    Raises:
+        DataError: a dtype that is none of bool, integer and float.
+    """
+    if column.dtype.kind not in _KINDS:
+        raise DataError(
+            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats "
+            "(feed text to a trainer.embedding.Embedding, or turn it into integers first)"
+        )
 
 
 def _as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
@@ -264,9 +286,19 @@ class IterableSource(Source):
         self._one_shot = not self._is_factory and iter_is_self(data)
         self._used = False
         self._told = False
+        self._peeked: list[Any] = []
         self.size = _length(data)
         if self.size == 0:
             raise DataError("the dataset is empty: len(dataset) is 0")
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch; what a one-pass iterator gave up for it is delivered later."""
+        for item in self.data() if self._is_factory else self.data:
+            if self._one_shot:
+                self._peeked.append(item)
+            columns, self.names = _as_columns(item, self.names)
+            return columns
+        raise DataError("the dataset delivered no batches")
 
     @property
     def _stateful(self) -> bool:
@@ -294,7 +326,8 @@ class IterableSource(Source):
                 skip,
                 epoch,
             )
-        for item in self.data() if self._is_factory else self.data:
+        peeked, self._peeked = self._peeked, []
+        for item in chain(peeked, self.data() if self._is_factory else self.data):
             if skip:
                 skip -= 1
                 continue

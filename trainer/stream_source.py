@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class StreamSource(Source):
         self.idle_timeout = idle_timeout
         self.ended: str | None = None
         self._stopped = False
+        self._peeked: Batch | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return the kind alone: a position in a stream counts rows, not batches."""
@@ -84,13 +85,16 @@ class StreamSource(Source):
         self._stopped, self.ended = False, None
         if state is not None:
             self.stream.seek(state)
-        position = self.stream.position()
+            self._peeked = None
+        position = self.stream.position() if self._peeked is None else self._before
         waiting: list[Batch] = []
         rows = 0
         last_row = time.monotonic()
         told_idle = False
         while not self._stopped:
-            batch = self.stream.poll((1 << 30) if self.whole_items else self.batch_size - rows, POLL_SECONDS)
+            batch, self._peeked = self._peeked, None
+            if batch is None:
+                batch = self.stream.poll((1 << 30) if self.whole_items else self.batch_size - rows, POLL_SECONDS)
             if batch is None:
                 idle = time.monotonic() - last_row
                 if self.stream.exhausted:
@@ -114,6 +118,19 @@ class StreamSource(Source):
         if waiting and not self._stopped:
             joined = concat(waiting)
             yield self._item(joined, advance(position, joined))
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of the first rows; they are delivered by `batches` all the same."""
+        self._before = self.stream.position()
+        while self._peeked is None and not should_stop():
+            self._peeked = self.stream.poll((1 << 30) if self.whole_items else self.batch_size, POLL_SECONDS)
+            if self._peeked is None and self.stream.exhausted:
+                break
+        if self._peeked is None:
+            raise DataError("the stream gave no rows")
+        if self.names is None:
+            self.names = self._choose(self._peeked.columns)
+        return self._columns(self._peeked)
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
         if self.names is None:

@@ -27,6 +27,7 @@ from trainer.session import Session
 from trainer.sources import Item, Source, is_arrays, make_source
 from trainer.state import Phase
 from trainer.stream_source import StreamSource, as_stream, check_stream_options
+from trainer.tables import TableFeed, check_trainable, has_tables
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Trainer(Session, ModelVerbs):
             options=self._options,
         )
         self.label_count = self.builder.label_count
+        self.tables: TableFeed | None = None
+        check_trainable(network, optimizer)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -252,7 +255,9 @@ class Trainer(Session, ModelVerbs):
             return steps * self.accumulate
 
         check = columns.ColumnCheck(self.network, self.label_count)
-        return Feed(source, FeedOptions(batches_per_call, self.accumulate, check=check))
+        feed = Feed(source, FeedOptions(batches_per_call, self.accumulate, check=check))
+        self._find_tables(feed, training=True)
+        return feed
 
     def _train_runner(self, sample: Chunk) -> TrainRunner:
         size = len(sample.arrays[0]) if sample.stacked else None
@@ -361,6 +366,7 @@ class Trainer(Session, ModelVerbs):
             self.callbacks.call("on_eval_end", self)
 
     def _evaluate(self, feed: Feed) -> dict[str, float]:
+        self._find_tables(feed)
         cell = self.builder.evaluate_cell()
         with self.builder.inference(cell):
             return loop.evaluate(self, feed, cell, self.metrics, self.eval_indexes)
@@ -386,18 +392,16 @@ class Trainer(Session, ModelVerbs):
         return batches if stream else _concatenate(list(batches))
 
     def _predictions(self, feed: Feed) -> Iterator[Any]:
+        self._find_tables(feed)
         cell = self.builder.predict_cell()
         with self._session(Phase.PREDICT, []) as signals, self.builder.inference(cell):
             self.callbacks.call("on_predict_begin", self)
             try:
-                yield from loop.predictions(self, feed, cell, self._input_count())
+                yield from loop.predictions(self, feed, cell)
             finally:
                 feed.close()
             self.callbacks.call("on_predict_end", self)
         signals.leave()
-
-    def _input_count(self) -> int | None:
-        return columns.arguments_of(self.network)[1]
 
     def _inference_feed(self, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
         source = make_source(dataset, batch_size=batch_size, seed=self.seed)
@@ -408,7 +412,23 @@ class Trainer(Session, ModelVerbs):
             check = columns.ColumnCheck(self.eval_network, 0)
         else:
             check = columns.ColumnCheck(self.network, self.label_count)
-        return Feed(source, FeedOptions(check=check))
+        inputs = columns.arguments_of(self.network)[1] if predict else None
+        return Feed(source, FeedOptions(columns=inputs, check=check))
+
+    def _find_tables(self, feed: Feed, *, training: bool = False) -> None:
+        """Let `feed` translate the ids of sparse tables; which columns hold them is found out once, from one batch."""
+        if self.tables is None and has_tables(self.network):
+            sample = feed.source.peek(lambda: self.state.stop_reason is not None)
+            takes = columns.arguments_of(self.network)[1] or len(sample) - self.label_count
+            names = (feed.source.names or ())[:takes]
+            self.tables = TableFeed.find(self.network, sample[:takes], names, self.optimizer, self.accumulate)
+            if self.tables is not None:
+                self.builder.tables = self.tables.tables
+                self.parts["tables"] = self.tables
+        if self.tables is not None and training:
+            feed.options.prepare, feed.options.release = self.tables.prepare, self.tables.release
+        elif self.tables is not None:
+            feed.options.prepare = self.tables.prepare_reading
 
     def read_bad_steps(self) -> list[int]:
         """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
