@@ -33,8 +33,8 @@ class Session:
 
     Attributes:
         state: progress, newest outputs and metrics, why the run ended.
-        callbacks: callbacks of the run under way, or of the last one.
-        history: `History` of the run under way, or of the last one.
+        callbacks: callbacks of the run under way, or of the last training.
+        history: `History` of the run under way, or of the last training.
         saver: takes and restores snapshots.
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
         sink_mode: what was used to train several steps a call, in words.
@@ -98,6 +98,11 @@ class Session:
         return None if self._loop is None else dict(self._loop.position)
 
     @property
+    def train_dataset(self) -> Any:
+        """The `mindspore.dataset` pipeline that is trained on; None outside a run and for other data."""
+        return None if self._loop is None else getattr(self._loop.feed.source, "dataset", None)
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """Names a callback may monitor in the run under way."""
         evaluated = dict.fromkeys(["loss", *self.metrics])
@@ -153,6 +158,7 @@ class Session:
         if self.state.phase is not Phase.IDLE:
             raise ConfigurationError(f"the trainer is busy with {self.state.phase.value}; one run at a time")
         state = self.state
+        trained_with = self.callbacks, self.history
         self._use(callbacks)
         state.phase, state.stop_reason, state.exception = phase, None, None
         state.outputs = state.train_loss = state.window = state.drift = None
@@ -167,6 +173,8 @@ class Session:
         finally:
             for error in self.callbacks.call_all("teardown", self):
                 logger.error("teardown failed: %s", error)
+            if phase in (Phase.EVALUATE, Phase.PREDICT):
+                self.callbacks, self.history = trained_with
             state.phase, self._loop, self._online = Phase.IDLE, None, None
             self._close_saver()
 

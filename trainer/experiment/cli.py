@@ -173,16 +173,15 @@ def _project(source: Path) -> Any:
 
 
 def _print_results(finished: Any) -> None:
-    from trainer.experiment.compare import flatten, table
+    from trainer.experiment.compare import table
 
     metrics = finished.metrics
-    rows = [["result", "value"]]
-    for name, value in {**metrics.get("results", {}), **flatten(metrics.get("report", {}), "report")}.items():
-        if value != {}:
-            rows.append([name, f"{value:.6g}" if isinstance(value, float) else str(value)])
-    rows += [["steps", str(metrics["progress"]["global_step"])], ["ended by", str(metrics["stop_reason"])]]
-    rows += [["snapshot", str(metrics["snapshot"] or "none")], ["run folder", str(finished.path)]]
-    print("\n".join(table(rows)))
+    results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
+    rows = [[name, f"{value:.6g}" if isinstance(value, float) else str(value)] for name, value in results.items()]
+    print("\n".join(table([["result", "value"], *rows])))
+    print(f"ended by {metrics['stop_reason']} after {metrics['seconds']:.1f} s")
+    print(f"snapshot {metrics['snapshot'] or 'none'}")
+    print(f"run folder {finished.path}")
 
 
 def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:

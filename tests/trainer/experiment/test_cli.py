@@ -40,7 +40,8 @@ def stream():
 class Report:
     def __call__(self, trainer, run_dir):
         (run_dir / "report.txt").write_text("written")
-        return {"steps": trainer.state.progress.global_step}
+        kinds = [type(callback).__name__ for callback in trainer.callbacks]
+        return {"steps": trainer.state.progress.global_step, "epochs": trainer.history.epoch, "callbacks": kinds}
 """
 CONFIG = """\
 experiment: tumours
@@ -106,7 +107,12 @@ def test_fit_leaves_everything_needed_to_know_and_repeat_the_run(finished):
     assert run.metrics["stop_reason"] == "limit: epochs=2"
     assert run.metrics["progress"]["global_step"] == 2 * 19
     assert 0.9 < run.metrics["results"]["test_auc"] <= 1
-    assert run.metrics["report"] == {"steps": 38}
+    # the test evaluation in between has not taken away what the training left to report on
+    assert run.metrics["report"] == {
+        "steps": 38,
+        "epochs": [1, 2],
+        "callbacks": ["History", "ProgressBar", "ModelCheckpoint"],
+    }
     assert (finished / "report.txt").read_text() == "written"
     history = json.loads((finished / "history.json").read_text())
     assert history["steps"]["val_auc"] == [19, 38]
