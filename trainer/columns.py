@@ -77,11 +77,12 @@ def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
     return least, most, [p.name for p in positional] or ["*columns"]
 
 
-def has_non_finite(columns: Columns, names: tuple[str, ...]) -> str | None:
-    """Return the name of the first float column that holds a NaN or infinity, or None."""
+def describe_non_finite(columns: Columns, names: tuple[str, ...]) -> str | None:
+    """Return which column holds NaN or infinite values, and the first such row; None when all are finite."""
     for name, column in zip(names, columns, strict=False):
         if column.dtype.kind == "f" and not np.isfinite(column).all():
-            return name
+            rows = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+            return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"
     return None
 
 

@@ -6,6 +6,7 @@ which position goes with each chunk; the loop knows neither.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from mindspore import Tensor
 
 from trainer.errors import DataError, TrainerError
 from trainer.sources import Columns, Item, Source, check_dtype
+
+logger = logging.getLogger(__name__)
 
 QUEUE_SIZE = 2
 WAIT_SECONDS = 0.1
@@ -74,6 +77,7 @@ class FeedOptions:
         release: called once the prefetch thread has stopped: what was prepared and not trained is to be forgotten.
         columns: use the first so many columns only; None uses all.
         check: called with each batch's columns and names before it is grouped; raises DataError.
+        inspect: called like `check`; what it returns, if anything, is logged with the batch's number.
     """
 
     batches_per_call: int | Callable[[Item], int] = 1
@@ -82,6 +86,7 @@ class FeedOptions:
     release: Callable[[], None] | None = None
     columns: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
+    inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
 
 
 class Feed:
@@ -230,6 +235,9 @@ class Feed:
             raise DataError(f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}")
         if rows == {0}:
             raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
+        trouble = self.options.inspect(item.columns, names) if self.options.inspect is not None else None
+        if trouble is not None:
+            logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
         if self.options.check is not None:
             try:
                 self.options.check(item.columns, names)

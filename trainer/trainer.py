@@ -254,8 +254,12 @@ class Trainer(Session, ModelVerbs):
             logger.info("sink mode: %s", self.sink_mode)
             return steps * self.accumulate
 
-        check = columns.ColumnCheck(self.network, self.label_count)
-        feed = Feed(source, FeedOptions(batches_per_call, self.accumulate, check=check))
+        options = FeedOptions(
+            batches_per_call, self.accumulate, check=columns.ColumnCheck(self.network, self.label_count)
+        )
+        if self._run_options().guard:
+            options.inspect = columns.describe_non_finite
+        feed = Feed(source, options)
         self._find_tables(feed, training=True)
         return feed
 
