@@ -192,6 +192,7 @@ def evaluate(
     for metric in metrics.values():
         metric.clear()
     call("on_eval_begin", trainer)
+    chunk = None
     for chunk in feed.chunks({}):
         reason = trainer.state.stop_reason
         if reason is not None and reason.kind == "signal":
@@ -203,6 +204,8 @@ def evaluate(
             loss.update(float(outputs[eval_indexes[0]].asnumpy().mean()), chunk.num_samples)
         update_metrics(metrics, outputs, eval_indexes, chunk.num_samples)
         call("on_eval_step_end", trainer)
+    if chunk is None:
+        raise DataError("evaluation: the dataset delivered no batches")
     results = read_metrics(metrics)
     if loss.samples and "loss" not in results:
         results = {"loss": loss.eval(), **results}

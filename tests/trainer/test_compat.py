@@ -1,0 +1,50 @@
+"""A script for `mindspore.Model` runs with another import: same order, same names, same weights."""
+
+import inspect
+
+import mindspore
+import mindspore.dataset as ms_dataset
+import numpy as np
+import pytest
+from mindspore import Model, nn
+from mindspore.train import LossMonitor
+
+from trainer import Trainer
+
+
+def script(kind, linear, data):
+    """What a user of `Model` writes."""
+    network = linear()
+    model = kind(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics={"mae"})
+    dataset = ms_dataset.NumpySlicesDataset(data, shuffle=False).batch(64)
+    valid = ms_dataset.NumpySlicesDataset(data, shuffle=False).batch(100)
+    model.train(2, dataset, callbacks=[], dataset_sink_mode=False)
+    results = model.eval(valid, dataset_sink_mode=False)
+    return network, results, model.predict(mindspore.Tensor(data["x"]))
+
+
+def test_train_eval_and_predict_as_model_does(linear, cancer):
+    data = {name: column[:512] for name, column in cancer.items()}
+    (theirs, their_results, their_prediction), (ours, our_results, our_prediction) = (
+        script(kind, linear, data) for kind in (Model, Trainer)
+    )
+    for expected, found in zip(theirs.trainable_params(), ours.trainable_params(), strict=True):
+        np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), atol=1e-5)
+    assert our_results["mae"] == pytest.approx(their_results["mae"], rel=1e-5)
+    np.testing.assert_allclose(our_prediction, their_prediction.asnumpy(), atol=1e-4)
+
+
+def test_fit_takes_epoch_and_dataset_in_models_order(linear, cancer):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    dataset = ms_dataset.NumpySlicesDataset(cancer, shuffle=False).batch(64)
+    trainer.fit(2, dataset, dataset, callbacks=[LossMonitor(100)], sink_size=1)
+    assert trainer.state.progress.epoch == 2
+    trainer.train(3, dataset, callbacks=[], initial_epoch=2)
+    assert trainer.state.progress.epoch == 3
+
+
+def test_the_constructor_takes_models_arguments_in_its_order():
+    ours = list(inspect.signature(Trainer).parameters)
+    theirs = [name for name in inspect.signature(Model.__init__).parameters if name not in ("self", "kwargs")]
+    assert ours[: len(theirs)] == theirs
