@@ -1,9 +1,9 @@
 """From ids to row numbers: a vectorised hash table in NumPy that can also forget.
 
-A bucket is eight ids, one cache line. An id lives in its first bucket, or, when that one was full, in the next of
-its `_CHOICES` buckets. A lookup therefore reads one line for almost every id, all ids at once, so that the processor
-overlaps the cache misses. Every bucket counts the ids that passed it by, so removal empties a cell and takes the
-counts back: rotating ids never degrade the table.
+A bucket is eight ids, one cache line. An id lives in its first bucket, in the cell its hash names if that was free,
+or, when the bucket was full, in the next of its `_CHOICES` buckets. A lookup therefore reads one line for almost every
+id, all ids at once, so that the processor overlaps the cache misses. Every bucket counts the ids that passed it by, so
+removal empties a cell and takes the counts back: rotating ids never degrade the table.
 """
 
 from __future__ import annotations
@@ -54,26 +54,36 @@ class IdMap:
             hashes = mix64(hashes ^ np.uint64(choice))
         return (hashes & self._mask).view(np.int64)
 
+    def _start(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the cell an id would like best: one of its first bucket."""
+        return (self._bucket(hashes, 0) * _WAYS) + (hashes >> np.uint64(61)).view(np.int64)
+
     def _find(self, ids: np.ndarray) -> np.ndarray:
         """Return the cell of every id, int64 [n]: -1 where it is unknown."""
         cells = np.empty(len(ids), np.int64)
         for start in range(0, len(ids), _BLOCK):
             part = ids[start : start + _BLOCK]
             hashes = mix64(part)
-            found = np.full(len(part), -1, np.int64)
-            left: np.ndarray | slice = slice(None)
-            for choice in range(_CHOICES):
-                bucket = self._bucket(hashes[left], choice)
-                equal = np.take(self._keys, bucket, axis=0, mode="clip") == part[left][:, None]
-                way = equal.argmax(axis=1)
-                hit = equal.reshape(-1)[np.arange(0, equal.size, _WAYS) + way]
-                found[left] = np.where(hit, bucket * _WAYS + way, -1)
-                more = np.flatnonzero(~hit & (self._passed[bucket] > 0))
-                if not len(more):
-                    break
-                left = more if isinstance(left, slice) else left[more]
+            found = self._start(hashes)
+            left = np.flatnonzero(np.take(self._keys.reshape(-1), found, mode="clip") != part)
+            found[left] = self._search(part[left], hashes[left])
             cells[start : start + len(part)] = found
         return cells
+
+    def _search(self, ids: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        """Return the cells of ids that are not where they start, comparing whole buckets."""
+        found = np.full(len(ids), -1, np.int64)
+        left = np.arange(len(ids))
+        for choice in range(_CHOICES):
+            bucket = self._bucket(hashes[left], choice)
+            equal = np.take(self._keys, bucket, axis=0, mode="clip") == ids[left][:, None]
+            way = equal.argmax(axis=1)
+            hit = equal.reshape(-1)[np.arange(0, equal.size, _WAYS) + way]
+            found[left] = np.where(hit, bucket * _WAYS + way, -1)
+            left = left[~hit & (self._passed[bucket] > 0)]
+            if not len(left):
+                break
+        return found
 
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, -1 where it is unknown: int32 [n] for int64 [n]."""
@@ -97,28 +107,39 @@ class IdMap:
     def _place(self, ids: np.ndarray, rows: np.ndarray) -> None:
         while True:
             hashes = mix64(ids)
+            cells = self._start(hashes)
+            _, first = np.unique(cells, return_index=True)
+            easy = first[self._keys.reshape(-1)[cells[first]] == _EMPTY]
+            self._fill(cells[easy], ids[easy], rows[easy])
+            left = np.ones(len(ids), np.bool_)
+            left[easy] = False
+            ids, rows, hashes = ids[left], rows[left], hashes[left]
             for choice in range(_CHOICES):
                 if not len(ids):
                     return
-                bucket = self._bucket(hashes, choice)
-                # Ids of the same bucket take its empty cells in turn.
-                order = np.argsort(bucket, kind="stable")
-                sorted_bucket = bucket[order]
-                new_group = np.flatnonzero(np.diff(sorted_bucket, prepend=-1))
-                turn = np.arange(len(ids)) - np.repeat(new_group, np.diff(new_group, append=len(ids)))
-                taken = self._keys[sorted_bucket] != _EMPTY
-                fits = turn < _WAYS - taken.sum(axis=1)
-                way = np.argsort(taken, axis=1, kind="stable")[np.arange(len(ids)), np.minimum(turn, _WAYS - 1)]
-                cell = (sorted_bucket * _WAYS + way)[fits]
-                self._keys.reshape(-1)[cell] = ids[order[fits]]
-                self._rows.reshape(-1)[cell] = rows[order[fits]]
-                self._size += len(cell)
-                np.add.at(self._passed, sorted_bucket[~fits], 1)
-                left = order[~fits]
+                left = self._place_in(self._bucket(hashes, choice), ids, rows)
                 ids, rows, hashes = ids[left], rows[left], hashes[left]
             if len(ids):
                 # Their buckets counted them as passing by, but they never got in: rebuilding counts afresh.
                 self._double()
+
+    def _place_in(self, bucket: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Put ids into free cells of their `bucket`, in turn; return the places of those that found none."""
+        order = np.argsort(bucket, kind="stable")
+        sorted_bucket = bucket[order]
+        new_group = np.flatnonzero(np.diff(sorted_bucket, prepend=-1))
+        turn = np.arange(len(ids)) - np.repeat(new_group, np.diff(new_group, append=len(ids)))
+        taken = self._keys[sorted_bucket] != _EMPTY
+        fits = turn < _WAYS - taken.sum(axis=1)
+        way = np.argsort(taken, axis=1, kind="stable")[np.arange(len(ids)), np.minimum(turn, _WAYS - 1)]
+        self._fill((sorted_bucket * _WAYS + way)[fits], ids[order[fits]], rows[order[fits]])
+        np.add.at(self._passed, sorted_bucket[~fits], 1)
+        return order[~fits]
+
+    def _fill(self, cells: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
+        self._keys.reshape(-1)[cells] = ids
+        self._rows.reshape(-1)[cells] = rows
+        self._size += len(cells)
 
     def _double(self) -> None:
         ids, rows, odd = *self._regular_items(), self._odd_row

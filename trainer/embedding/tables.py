@@ -111,6 +111,7 @@ class SparseTables(nn.Cell):
         params: parameters to differentiate, one a trained table, each [n, dim].
         gradient_sums: parameters of the same shapes for accumulation, empty without it.
         input_count: number of extra step inputs.
+        reading_input_count: number of extra inputs of a program that only reads.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class SparseTables(nn.Cell):
                 name = f"embedding.{cell.spec.name}.gradient_sum"
                 self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
         self.input_count = sum(2 + program.indirect for program in programs)
+        self.reading_input_count = 2 * len(programs)
         self._make_mirrors(list(position.values()))
         for name, table in self.tables.items():
             _logger.info("table %s: sparse, %d columns a row with its slots", name, table.width)
