@@ -127,6 +127,7 @@ class ProgressBar(Callback):
         values = trainer.state.metrics
         if self._online:
             window = trainer.state.window or {}
+            rate = window.get("rows_per_second", rate)  # of the newest window: a mean since the start hides a stall
             values = {name: window[name] for name in _SHOWN if name in window and window[name] == window[name]}
         return ", ".join(filter(None, [format_metrics(loss), f"{rate:,.0f} samples/s", format_metrics(values)]))
 

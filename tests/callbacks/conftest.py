@@ -85,10 +85,9 @@ def fit(shared, cancer, tmp_path):
             callbacks = (*callbacks, failing_at(fail_at))
         trainer.fit(
             data or cancer["train"],
-            **{"epochs": 2, **options},
+            **{"epochs": 2, "batch_size": BATCH, **options},
             valid_dataset=cancer["valid"] if valid else None,
             callbacks=callbacks,
-            batch_size=BATCH,
             shuffle=False,
             sink_size=sink_size,
         )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, load_checkpoint
 from mindspore import train as ms
+from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import LambdaCallback, adapt
 
@@ -65,6 +66,15 @@ def test_a_stream_is_one_epoch_to_them(online):
     names = [name for name, *_ in recorder.seen if "step" not in name]
     assert names == ["on_train_begin", "on_train_epoch_begin", "on_train_epoch_end", "on_train_end"]
     assert recorder.seen[-2][1:] == ("train", 1, 3, 3)
+
+
+def test_a_pipeline_is_what_they_see_as_the_dataset(fit, cancer):
+    seen = []
+    see = ms.LambdaCallback(on_train_begin=lambda context: seen.append(context.original_args().train_dataset))
+    pipeline = NumpySlicesDataset(cancer["train"], shuffle=False).batch(64)
+    fit(see, epochs=1, data=pipeline, batch_size=None, valid=False)
+    fit(see, epochs=1)
+    assert seen == [pipeline, None]
 
 
 def test_a_callback_leaves_its_context_with_the_exception(fit):
