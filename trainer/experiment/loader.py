@@ -6,16 +6,17 @@ imported, because only the real signatures tell which arguments are right.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import did_you_mean, nearest
+from trainer.errors import ConfigurationError, did_you_mean, nearest
 from trainer.experiment import rundir
 from trainer.experiment.overrides import apply_overrides
 from trainer.experiment.problems import ConfigErrors, Place, Problem, show
-from trainer.experiment.resolve import UnresolvedError, import_paths, is_dotted, resolve
+from trainer.experiment.resolve import UnresolvedError, import_paths, is_dotted, resolve, shadow
 from trainer.experiment.schema import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
 from trainer.experiment.sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
 from trainer.experiment.signature import Signature, real_signature
@@ -46,13 +47,22 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     return config
 
 
-def project_paths(path: Path | None) -> Any:
-    """Return a context in which the working directory and the folders above the configuration can be imported from."""
+@contextlib.contextmanager
+def project_paths(path: Path | None) -> Iterator[None]:
+    """Make the working directory and the folders above the configuration importable for the length of the block.
+
+    Raises:
+        ConfigurationError: a module of the user's is found in place of the package `callbacks`.
+    """
     above: list[Path] = []
     for config in () if path is None else (path, rundir.origin(path)):
         if config is not None:
             above += [config.absolute(), *list(config.absolute().parents)[:2]]
-    return import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()])
+    with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
+        hiding = shadow("callbacks", "callback.py")
+        if hiding is not None:
+            raise ConfigurationError(f"{hiding} hides the package 'callbacks' that the trainer needs; rename that file")
+        yield
 
 
 class _Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import keyword
 import pkgutil
 import sys
@@ -86,6 +87,21 @@ def _similar_module(name: str) -> str:
     # among hundreds of installed modules something is always a little similar
     found = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def shadow(package: str, member: str) -> Path | None:
+    """Return the file that is found in place of `package`, or None.
+
+    Args:
+        package: name of a package of ours.
+        member: a file it has, by which it is recognised.
+    """
+    loaded = sys.modules.get(package)
+    origin = getattr(loaded, "__file__", None)
+    if loaded is None:
+        spec = importlib.util.find_spec(package)
+        origin = spec.origin if spec is not None else None
+    return None if origin is None or Path(origin).with_name(member).is_file() else Path(origin)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import mindspore  # noqa: F401 (changes the recursion limit, which hypothesis would notice later)
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
