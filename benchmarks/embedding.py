@@ -234,9 +234,8 @@ def report(contenders: list[Contender]) -> None:
     for one in contenders:
         if one.kind != "ours" and (one.rows, one.ids) in mine:
             goal = {"model": "<= 0.357", "torch": "<= 0.714"}[one.kind]
-            print(
-                f"| ours to {one.kind}, {one.rows:,} rows, {one.ids} | {goal} | {spread(mine[one.rows, one.ids], one)} |"
-            )
+            text = spread(mine[one.rows, one.ids], one)
+            print(f"| ours to {one.kind}, {one.rows:,} rows, {one.ids} ids | {goal} | {text} |")
 
 
 def main() -> None:
