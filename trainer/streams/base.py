@@ -11,14 +11,14 @@ stream and are carried along as they are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from trainer.errors import DataError
+from trainer.errors import DataError, StreamError, did_you_mean
 
 Offset = int | str
 Position = dict[str, Any]
@@ -145,6 +145,20 @@ def resolve(stream: Any, position: Position) -> Position:
     """
     method = getattr(stream, "resolve", None)
     return position if method is None else method(position)
+
+
+def require_partitions(stream: object, position: Position, known: Collection[str]) -> None:
+    """Check that a position is about these partitions.
+
+    Raises:
+        StreamError: it names others; starting over in silence would train on rows a second time.
+    """
+    for name in position:
+        if not name.startswith("@") and name not in known:
+            raise StreamError(
+                f"{type(stream).__name__} reads {sorted(known)}; the position is about {name!r}"
+                f"{did_you_mean(name, known)}: it is another stream's"
+            )
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import numpy as np
 from trainer.errors import ConfigurationError, did_you_mean
 from trainer.streams.base import Batch, Offset, Span
 from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.schema import MISSING, Converted, Schema
+from trainer.streams.schema import MISSING, Converted, Schema, as_schema
 
 FORMATS = ("auto", "json", "arrow")
 # First bytes of Arrow's stream and file formats.
@@ -103,9 +103,9 @@ class Decoder:
         ConfigurationError: an unknown format, or pyarrow is needed and not installed.
     """
 
-    def __init__(self, schema: Schema, dead_letter: DeadLetter, source: str, format: str = "auto") -> None:
-        if not isinstance(schema, Schema):
-            raise ConfigurationError(f"schema takes a Schema; received {schema!r}")
+    def __init__(
+        self, schema: Schema | Mapping[str, Any], dead_letter: DeadLetter, source: str, format: str = "auto"
+    ) -> None:
         if format not in FORMATS:
             raise ConfigurationError(
                 f"format is one of {list(FORMATS)}; received {format!r}{did_you_mean(format, FORMATS)}"
@@ -114,7 +114,7 @@ class Decoder:
             from trainer.streams import arrow
 
             arrow.require()
-        self.schema = schema
+        self.schema = as_schema(schema)
         self.dead_letter = dead_letter
         self.source = source
         self.format = format

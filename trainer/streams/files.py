@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from trainer.errors import ConfigurationError, StreamError, did_you_mean
-from trainer.streams.base import BufferedStream, Position
+from trainer.streams.base import BufferedStream, Position, require_partitions
 from trainer.streams.dead_letter import DeadLetter
 from trainer.streams.decode import Decoder
 from trainer.streams.retry import Retry
@@ -37,7 +39,7 @@ class FileStream(BufferedStream):
 
     Args:
         path: the folder, or a single file.
-        schema: what the columns are to be.
+        schema: what the columns are to be, or a mapping of `Schema`'s arguments.
         pattern: shell pattern of segment names.
         format: "jsonl", "csv", "parquet" or "arrow"; None: by suffix.
         end: "never": wait for more; "at_last": the stream ends with what is there.
@@ -57,7 +59,7 @@ class FileStream(BufferedStream):
     def __init__(
         self,
         path: str | Path,
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         *,
         pattern: str = "*",
         format: str | None = None,
@@ -85,12 +87,12 @@ class FileStream(BufferedStream):
         if not self.path.exists():
             raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
         self.folder, self._single = (self.path, None) if self.path.is_dir() else (self.path.parent, self.path.name)
-        self.schema = schema
         self.pattern, self.format, self.end, self.on_missing = pattern, format, end, on_missing
         self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, f"files {self.path}", "json")
+        self.schema = self._decoder.schema
         if format in ("parquet", "arrow"):
             from trainer.streams import arrow
 
@@ -253,6 +255,7 @@ class FileStream(BufferedStream):
         Raises:
             StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
         """
+        require_partitions(self, position, (PARTITION,))
         self._clear()
         self._listing = []
         self._position = dict(position)

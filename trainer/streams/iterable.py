@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams.base import Batch, BufferedStream, Position, Span
+from trainer.streams.base import Batch, BufferedStream, Position, Span, require_partitions
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +198,7 @@ class IterableStream(BufferedStream):
         Raises:
             StreamError: the source is a plain iterator that has gone past it, or has fewer items.
         """
+        require_partitions(self, position, (PARTITION,))
         if position == self._position:
             return
         item, row = position.get(PARTITION, (0, 0))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.base import Batch, BufferedStream, Position, Span, Stream, resolve
+from trainer.streams.base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
 from trainer.streams.pending import Outcome, PendingRows, Side, keep_share, pack, unpack
 
 PARTITION = "join"
@@ -327,6 +327,7 @@ class DelayedLabelJoin(BufferedStream):
         Raises:
             StreamError: it has no state, and is not one of this process's either; or it is not a join's.
         """
+        require_partitions(self, position, (PARTITION,))
         if PARTITION not in position:
             for side in self._sides:
                 side.stream.seek({})

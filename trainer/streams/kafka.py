@@ -42,7 +42,7 @@ class KafkaStream(BufferedStream):
 
     Args:
         topic: the topic.
-        schema: what the columns are to be.
+        schema: what the columns are to be, or a mapping of `Schema`'s arguments.
         servers: the ``bootstrap.servers``.
         partitions: their numbers; None: all there are at the start.
         format: "json", "arrow" or "auto".
@@ -65,7 +65,7 @@ class KafkaStream(BufferedStream):
     def __init__(
         self,
         topic: str,
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         *,
         servers: str = "localhost:9092",
         partitions: Sequence[int] | None = None,
@@ -99,6 +99,7 @@ class KafkaStream(BufferedStream):
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, f"kafka {topic}", format)
         self._retry = Retry(f"Kafka at {servers}", cap=10.0, give_up_after=give_up_after)
+        # Held while the reading thread is in the client, so that it is not closed under it; all else may overlap.
         self._lock = Lock()
         self._trouble: Any = None
         self._kafka = _library()
@@ -357,12 +358,11 @@ class KafkaStream(BufferedStream):
             for name, value in position.items()
             if name != _START
         ]
-        with self._lock:
-            if offsets and not self._closed:
-                try:
-                    self._consumer.commit(offsets=offsets, asynchronous=True)
-                except self._kafka.KafkaException as error:
-                    logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+        if offsets and not self._closed:
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+            except self._kafka.KafkaException as error:
+                logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
 
     def lag(self) -> int | None:
         """Return the messages waiting, by the ends of the partitions as last seen; None before anything was fetched."""
@@ -371,10 +371,9 @@ class KafkaStream(BufferedStream):
         waiting = self._ready_rows
         for partition, offset in list(self._turns.next.items()):
             tp = self._kafka.TopicPartition(self.topic, partition)
-            with self._lock:
-                if self._closed:
-                    return None
-                _, high = self._consumer.get_watermark_offsets(tp, cached=True)
+            if self._closed:
+                return None
+            _, high = self._consumer.get_watermark_offsets(tp, cached=True)
             waiting += max(0, high - offset)
         return waiting
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.base import BufferedStream, Position
+from trainer.streams.base import BufferedStream, Position, require_partitions
 from trainer.streams.dead_letter import DeadLetter
 from trainer.streams.decode import Decoder
 from trainer.streams.retry import Retry
@@ -42,7 +42,7 @@ class RedisStream(BufferedStream):
 
     Args:
         keys: the stream key, or several.
-        schema: what the columns are to be.
+        schema: what the columns are to be, or a mapping of `Schema`'s arguments.
         url: of the server, as redis-py takes it; "unix://path.sock" works as well.
         field: name of the field with the payload; None: the entry's fields are the columns.
         format: "json", "arrow" or "auto".
@@ -63,7 +63,7 @@ class RedisStream(BufferedStream):
     def __init__(
         self,
         keys: str | Sequence[str],
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         *,
         url: str = "redis://localhost:6379/0",
         field: str | None = "data",
@@ -148,8 +148,9 @@ class RedisStream(BufferedStream):
         """Go on reading at `position`; keys it lacks begin at `start`.
 
         Raises:
-            StreamError: it has something that is no id.
+            StreamError: it has something that is no id, or a key that is not read here.
         """
+        require_partitions(self, position, self.keys)
         try:
             self._reset(position)
         except (TypeError, ValueError) as error:

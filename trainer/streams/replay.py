@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import ConfigurationError, DataError, StreamError, did_you_mean
-from trainer.streams.base import Batch, Position, Span
+from trainer.streams.base import Batch, Position, Span, require_partitions
 
 PARTITION = "table"
 
@@ -122,6 +122,7 @@ class ReplayStream:
         Raises:
             StreamError: it does not lie within the table.
         """
+        require_partitions(self, position, (PARTITION,))
         number, row = position.get(PARTITION, (0, 0))
         if number < 0 or not 0 <= row <= self.rows:
             raise StreamError(f"a position is [pass, row] with row from 0 to {self.rows}; received {[number, row]}")

@@ -265,6 +265,27 @@ class Schema:
         return self.convert(values, len(rows))
 
 
+def as_schema(value: Any) -> Schema:
+    """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments.
+
+    Raises:
+        ConfigurationError: neither.
+    """
+    if isinstance(value, Schema):
+        return value
+    accepted = ("columns", "label", "event_time", "event_time_unit", "key")
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"schema takes a Schema or a mapping of {list(accepted)}; received {value!r}")
+    for name in value:
+        if name not in accepted:
+            raise ConfigurationError(
+                f"a schema takes {list(accepted)}; received {name!r}{did_you_mean(name, accepted)}"
+            )
+    if "columns" not in value:
+        raise ConfigurationError(f"a schema needs columns; received {dict(value)!r}")
+    return Schema(**value)
+
+
 def as_column(value: Any) -> Column:
     """Return `value` as a `Column`: itself, a dtype, or a mapping of `Column`'s arguments.
 

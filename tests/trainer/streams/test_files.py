@@ -230,5 +230,7 @@ def test_wrong_arguments_are_refused(folder, schema):
     (folder / "a.xyz").touch()
     with pytest.raises(ConfigurationError, match="format="):
         FileStream(folder, schema).poll(1, 0)
+    with pytest.raises(ConfigurationError, match="did you mean 'label'"):
+        FileStream(folder, {"columns": {"user": "int32"}, "labels": "user"})
     with pytest.raises(StreamError, match="position of FileStream"):
         FileStream(folder, schema).seek({"files": ["x", 0]})

@@ -77,6 +77,17 @@ def test_resumes_behind_every_row_with_the_waiting_rows_of_that_moment(logs, rea
     resumes(lambda: join(logs, (16,), (3,), **options), expected, max_rows=6, every=5)
 
 
+def test_resumes_exactly_where_event_times_are_out_of_order_by_more_than_the_limit(read, resumes):
+    random = np.random.default_rng(1)
+    shown = np.arange(120) * 3.0 + random.integers(-90, 90, 120)
+    acted = shown[::2] + random.integers(0, 60, 60)
+    logs = (np.arange(120), shown), (np.arange(0, 120, 2), acted)
+    whole = read(join(logs, lateness=0.0))
+    assert sorted(whole.columns["user"].tolist()) == list(range(120))
+    np.testing.assert_array_equal(read(join(logs, (1,), (9,), lateness=0.0)).columns["label"], whole.columns["label"])
+    resumes(lambda: join(logs, (16,), (3,), lateness=0.0), whole.columns["user"].tolist(), max_rows=6)
+
+
 def test_a_resumed_join_resumes_again(logs, read):
     whole = read(join(logs))
     joined = join(logs)

@@ -12,6 +12,8 @@ def test_rows_come_in_time_order_equal_times_as_in_the_table(read):
     batch = read(ReplayStream(TABLE, "ts"))
     assert batch.columns["user"].tolist() == [0, 1, 2, 3]
     assert batch.event_time.tolist() == [10, 10, 20, 30]
+    ties = {"user": np.arange(3000), "ts": np.arange(3000) % 3}
+    assert read(ReplayStream(ties, "ts")).columns["user"].tolist() == sorted(range(3000), key=lambda n: n % 3)
     batch.columns["ts"][:] = 0
     assert TABLE["ts"].tolist() == [30, 10, 20, 10]
     assert read(ReplayStream(TABLE)).columns["user"].tolist() == [3, 0, 2, 1]
@@ -48,5 +50,7 @@ def test_tables_that_cannot_be_replayed_are_refused():
         ReplayStream(TABLE, "tss")
     with pytest.raises(ConfigurationError, match="rows_per_second"):
         ReplayStream(TABLE, rows_per_second=0)
+    with pytest.raises(StreamError, match=r"reads \['table'\]; the position is about 'clicks:0'"):
+        ReplayStream(TABLE).seek({"clicks:0": [3, 0], "@start": {}})
     with pytest.raises(StreamError, match="row from 0 to 4"):
         ReplayStream(TABLE).seek({"table": [0, 5]})

@@ -109,10 +109,10 @@ def test_an_unreadable_message_is_set_aside_and_the_next_one_read(make, payload)
 
 def test_arrow_messages_with_nulls_and_ragged_lists(make):
     pa = pytest.importorskip("pyarrow")
-    rows = [GOOD, {**GOOD, "user": None}, {**GOOD, "ids": [1]}, {**GOOD, "user": 5}]
+    rows = [GOOD, {**GOOD, "user": None}, {**GOOD, "ids": [1]}, {**GOOD, "ids": [1, 2, 3]}, {**GOOD, "user": 5}]
     kinds = {"user": pa.int32(), "ids": pa.list_(pa.int64()), "price": pa.float32(), "flag": pa.bool_()}
     kinds |= {"kind": pa.dictionary(pa.int8(), pa.string()), "ts": pa.timestamp("us")}
-    for taken in (rows, rows[::3]):
+    for taken in (rows, rows[::4]):
         arrays = {n: pa.array([r[n] if n != "ts" else 7000 for r in taken], kinds[n]) for n in kinds}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, pa.table(arrays).schema) as writer:
@@ -121,7 +121,7 @@ def test_arrow_messages_with_nulls_and_ragged_lists(make):
         assert batch.columns["user"].tolist() == [3, 5, 3]
         assert batch.columns["ids"].dtype == np.int64
         assert batch.event_time.tolist() == [0.007] * 3
-    assert [(entry["offset"], entry["row"]) for entry in bad] == [(100, 1), (100, 2)]
+    assert [(entry["offset"], entry["row"]) for entry in bad] == [(100, 1), (100, 2), (100, 3)]
 
 
 def test_too_many_bad_records_stop_the_stream_early_or_late(make):
