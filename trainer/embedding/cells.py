@@ -64,7 +64,7 @@ class Embedding(nn.Cell):
         capacity: most ids with a row of their own; None grows on demand. At most 10**6 without admission and eviction
             (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
             [capacity, dim] indexed by ids 0 to capacity - 1.
-        name: unique name of the table in snapshots; by default "embedding_0", ... in order of construction.
+        name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         field: name of the input column that this cell reads, when it cannot be found by tracing the network.
         table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
         optimizer: `RowOptimizer`; by default the one that goes with the Trainer's dense optimizer.
@@ -142,6 +142,8 @@ class Embedding(nn.Cell):
         )
         if self.is_dense and capacity is None:
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
+        # a sparse table without a name takes its cell's place in the network, once that is known
+        hide(self, "is_unnamed", name is None)
         name = name or f"embedding_{next(_serial)}"
         path = None if path is None else str(path)
         hide(
@@ -158,7 +160,7 @@ class Embedding(nn.Cell):
             self._adopt(Window(name, dim))
 
     def _share(self, other: Embedding) -> None:
-        for attribute in ("spec", "row_optimizer", "preset", "host"):
+        for attribute in ("spec", "row_optimizer", "preset", "host", "is_unnamed"):
             hide(self, attribute, getattr(other, attribute))
         if self.is_dense:
             self.weight = other.weight

@@ -95,6 +95,14 @@ class TableProgram(nn.Cell):
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
 
+def _name_by_place(network: nn.Cell, cells: Sequence[Embedding]) -> None:
+    """Name the tables that were given no name after their first cell's attribute path, as parameters are named."""
+    places = {id(cell): place for place, cell in network.cells_and_names()}
+    for cell in cells:
+        if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
+            cell.spec.name = places[id(cell)] or cell.spec.name
+
+
 class SparseTables(nn.Cell):
     """All sparse tables of a network, for the program that trains it.
 
@@ -119,7 +127,11 @@ class SparseTables(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         cells = embedding_cells(network)
-        first = list({id(cell.spec): cell for cell in cells}.values())
+        heads: dict[int, Embedding] = {}
+        for cell in cells:
+            heads.setdefault(id(cell.spec), cell)
+        first = list(heads.values())
+        _name_by_place(network, first)
         names = [cell.spec.name for cell in first]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ConfigurationError(f"table names must differ; {', '.join(sorted(repeated))} occurs more than once")

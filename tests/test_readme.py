@@ -1,0 +1,50 @@
+"""Every code block of the README runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+    return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language]
+
+
+def test_the_readme_has_no_block_that_nobody_runs():
+    assert {language for language, _ in BLOCKS} == {"python", "yaml"}
+
+
+@pytest.mark.parametrize(
+    "code", blocks("python"), ids=lambda code: re.findall(r"^class (\w+)", code, re.M)[:1] or "script"
+)
+def test_python_block(code, tmp_path):
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
+    result = run([sys.executable, "script.py"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["script.py"], "a script left something in its folder"
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_block(text, tmp_path):
+    config = tmp_path / "experiment.yaml"
+    config.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "trainer.experiment.cli"]
+    result = run([*command, "check", str(config)], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    overrides = ["--set", "fit.epochs=1", "--set", f"run_dir={tmp_path / 'run'}"]
+    result = run([*command, "fit", str(config), *overrides], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
