@@ -1,0 +1,90 @@
+"""The kill test in its short form: real runs on MovieLens-100K killed, resumed and compared with undisturbed ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trainer import checkpoint
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks and examples are not installed
+
+from benchmarks import chaos, ledger  # noqa: E402
+
+
+def trainer_at(step: int, steps: int = 0, rows: list[int] | None = None):
+    """What a ledger reads of a trainer: its step, and the rows of the chunk just trained on."""
+    rows = np.array(rows or [], np.int64)
+    chunk = SimpleNamespace(num_samples=len(rows), num_steps=steps, names=("id",), rows=lambda column: rows)
+    state = SimpleNamespace(progress=SimpleNamespace(global_step=step), outputs=SimpleNamespace(chunk=chunk))
+    return SimpleNamespace(state=state)
+
+
+def process(folder: Path, start: int, chunks: dict[int, list[int]]) -> None:
+    """Write the ledger of a process that goes on from `start` and trains the rows of one step each."""
+    diary = ledger.Ledger(folder, key=["id"])
+    diary.setup(None)
+    diary.on_train_begin(trainer_at(start))
+    for step, rows in chunks.items():
+        diary.on_train_step_begin(trainer_at(step - 1))
+        diary.on_train_step_end(trainer_at(step, 1, rows))
+    diary.teardown(None)
+
+
+def test_what_a_killed_process_trained_after_its_last_snapshot_never_happened(tmp_path):
+    process(tmp_path, 0, {1: [10, 11], 2: [12], 3: [13]})
+    process(tmp_path, 2, {3: [13], 4: [14, 15]})
+    history = ledger.surviving(tmp_path)
+    assert history.rows.tolist() == [10, 11, 12, 13, 14, 15]
+    assert (history.lost_steps, history.repeated_steps, history.redone) == (0, 0, 1)
+    assert ledger.read_phase(tmp_path) == (ledger.STEPPING, 3)
+
+
+def test_the_ledger_shows_rows_and_steps_that_are_lost_or_repeated(tmp_path):
+    process(tmp_path, 0, {1: [10], 2: [11]})
+    process(tmp_path, 2, {2: [11], 4: [14]})
+    history = ledger.surviving(tmp_path)
+    assert (history.lost_steps, history.repeated_steps) == (1, 1)
+    assert history.rows.tolist() == [10, 11, 11, 14]
+
+
+def test_an_entry_cut_short_by_a_kill_is_left_out(tmp_path):
+    process(tmp_path, 0, {1: [10], 2: [11, 12]})
+    (file,) = tmp_path.glob("*.ledger")
+    file.write_bytes(file.read_bytes()[:-3])
+    assert ledger.surviving(tmp_path).rows.tolist() == [10]
+
+
+def test_one_bit_is_a_difference(tmp_path):
+    weights = np.linspace(0, 1, 5, dtype=np.float32)
+    state = {"progress": {"global_step": 1}, "metrics": {}, "loop": {"meter": {}}}
+    changed = weights.copy()
+    changed.view(np.int32)[3] ^= 1
+    for name, values in (("a", weights), ("b", weights), ("c", changed)):
+        checkpoint.write(tmp_path / name, 1, {"model": {"w": values}}, state)
+    assert chaos.differences(tmp_path / "a", tmp_path / "b") == []
+    assert chaos.differences(tmp_path / "a", tmp_path / "c") == ["model: w"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
+def test_killed_runs_lose_nothing_repeat_nothing_and_end_bit_for_bit_as_undisturbed_ones(tmp_path):
+    def torment(source: str, kills: int, terms: int) -> chaos.Result:
+        given = argparse.Namespace(kills=kills, terms=terms, rows=4000, epochs=1, seed=3)
+        return chaos.torment(source, tmp_path / source, given)
+
+    with ThreadPoolExecutor(2) as pool:
+        fit, files = pool.map(torment, ["fit", "files"], [1, 2], [1, 0])
+    for result in (fit, files):
+        assert result.good, chaos.details(result)
+        assert result.resumes == 2
+    assert fit.kills == {chaos.WRITE: 1}
+    assert len(fit.exits) == 1
+    assert sum(files.kills.values()) == 2
+    assert len(np.unique(files.history.rows)) == len(files.history.rows) == 31 * chaos.BATCH
