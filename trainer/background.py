@@ -146,6 +146,9 @@ class BackgroundWriter:
         for group, arrays in tensors.items():
             copies[group] = {}
             for name, value in arrays.items():
+                if getattr(value, "frozen", False):
+                    copies[group][name] = value  # cannot change any more; becomes an array in the writing thread
+                    continue
                 array = np.asarray(value)
                 buffer = self._buffers.get((group, name))
                 if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
