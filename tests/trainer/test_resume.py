@@ -1,0 +1,162 @@
+"""A run that was cut and resumed ends in the very bits of one that was not."""
+
+import mindspore.dataset as ms_dataset
+import numpy as np
+import pytest
+from mindspore import nn
+
+from trainer import Callback, Every, ModelCheckpoint, Trainer
+from trainer.errors import CheckpointMismatchError
+
+ROWS, BATCH = 320, 32  # ten batches
+
+
+class StatefulLoader:
+    """A shuffling loader that tells its own position, as stateful data loaders do."""
+
+    def __init__(self, data, seed=4):
+        self.data, self.seed, self.epoch, self.next = data, seed, -1, 0
+        self._resumed = False
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "next": self.next}
+
+    def load_state_dict(self, state):
+        self.epoch, self.next, self._resumed = state["epoch"], state["next"], True
+
+    def __iter__(self):
+        if not self._resumed:
+            self.epoch, self.next = self.epoch + 1, 0
+        self._resumed = False
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data["y"]))
+        while self.next * BATCH < len(order):
+            rows = order[self.next * BATCH : (self.next + 1) * BATCH]
+            self.next += 1
+            yield {name: column[rows] for name, column in self.data.items()}
+
+
+def datasets(kind, cancer):
+    """Return a new dataset object over the same rows, and its batch size."""
+    data = {name: column[:ROWS] for name, column in cancer.items()}
+    if kind == "arrays":
+        return data, BATCH
+    if kind == "pipeline":
+        return ms_dataset.NumpySlicesDataset(data, shuffle=True).batch(BATCH), None
+    return StatefulLoader(data), None
+
+
+@pytest.fixture(scope="module")
+def run(mlp, linear, cancer, values):
+    """Return a function that fits a new trainer and returns (its values, history, trainer)."""
+
+    def fit(kind, folder, options, max_steps=None, resume=None, every=100, callbacks=(), network=None, **more):
+        network = network or mlp(seed=0 if resume is None else 1)  # a resumed run does not begin with these weights
+        optimizer = nn.Adam(network.trainable_params(), 0.01)
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics=["auc"], seed=9, **options)
+        data, batch_size = datasets(kind, cancer)
+        history = trainer.fit(
+            data,
+            3,
+            callbacks=[ModelCheckpoint(folder, every=every, keep_last=None), *callbacks],
+            batch_size=batch_size,
+            max_steps=max_steps,
+            resume=resume,
+            **more,
+        )
+        return values(network, optimizer, trainer.builder.step), history, trainer
+
+    return fit
+
+
+CASES = [
+    # kind, amp level, accumulation, sink size, step of the snapshot: all in the middle of the second epoch
+    ("arrays", "O0", 1, 8, 18),
+    ("arrays", "O2", 4, 1, 4),
+    ("pipeline", "O0", 4, 1, 5),
+    ("pipeline", "O2", 1, 8, 18),
+    ("loader", "O2", 1, 1, 13),
+    ("loader", "O0", 4, 2, 5),
+]
+
+
+@pytest.mark.parametrize(("kind", "amp_level", "accumulate", "sink_size", "step"), CASES)
+def test_from_the_middle_of_an_epoch_bit_for_bit(kind, amp_level, accumulate, sink_size, step, run, same, tmp_path):
+    options = {"amp_level": amp_level, "gradient_accumulation_steps": accumulate}
+    whole, history, trainer = run(kind, tmp_path, options, every=step, sink_size=sink_size)
+    steps_in_epoch = []
+
+    class Begin(Callback):
+        def on_train_begin(self, trainer):
+            steps_in_epoch.append(trainer.state.progress.step_in_epoch)
+
+    resumed, resumed_history, again = run(
+        kind, tmp_path / "more", options, resume=tmp_path / f"step_{step:08d}", callbacks=[Begin()], sink_size=sink_size
+    )
+    assert 0 < steps_in_epoch[0] < trainer.state.total_steps
+    assert same(whole, resumed)
+    assert resumed_history.history == history.history
+    assert vars(again.state.progress) == vars(trainer.state.progress)
+    assert again.loss_scale == trainer.loss_scale
+
+
+def test_from_where_a_limit_cut_a_sunk_call(run, linear, same, tmp_path):
+    whole, _, _ = run("arrays", tmp_path / "whole", {}, network=linear(), sink_size=4)
+    run("arrays", tmp_path, {}, network=linear(), max_steps=13, sink_size=4)
+    resumed, _, _ = run("arrays", tmp_path, {}, network=linear(1), resume=tmp_path, sink_size=4)
+    assert same(whole, resumed)
+
+
+def test_auto_begins_anew_where_there_is_nothing_and_goes_on_where_there_is(run, linear, tmp_path, caplog):
+    _, _, trainer = run("arrays", tmp_path, {}, network=linear(), resume="auto", max_steps=7, sink_size=1)
+    assert "starting from the beginning" in caplog.text
+    assert trainer.state.progress.global_step == 7
+    _, _, trainer = run("arrays", tmp_path, {}, network=linear(), resume="auto", max_steps=20, sink_size=1)
+    assert trainer.state.progress.global_step == 20
+
+
+def test_validation_cadence_goes_on_where_it_was(run, linear, cancer, tmp_path):
+    options = {"valid_dataset": {name: column[:ROWS] for name, column in cancer.items()}, "sink_size": 1}
+    options["valid_every"] = Every(steps=6)
+    _, whole, _ = run("arrays", tmp_path, {}, network=linear(), every=8, **options)
+    again = tmp_path / "step_00000008"
+    _, resumed, _ = run("arrays", tmp_path / "more", {}, network=linear(1), resume=again, **options)
+    assert whole.steps["val_auc"] == [6, 12, 18, 24, 30]
+    assert (resumed.steps, resumed.history) == (whole.steps, whole.history)
+
+
+def test_other_data_restarts_its_epoch_and_says_so(run, linear, tmp_path, caplog):
+    run("arrays", tmp_path, {}, network=linear(), max_steps=13, sink_size=1)
+    _, _, trainer = run("pipeline", tmp_path, {}, network=linear(), resume=tmp_path, sink_size=1)
+    assert "the dataset is not the one of the snapshot (kind 'ArraySource' -> 'PipelineSource'" in caplog.text
+    assert "3 batches are repeated" in caplog.text
+    assert trainer.state.progress.epoch == 3
+    assert trainer.state.progress.global_step == 33
+
+
+def test_another_network_is_refused_and_nothing_changed(run, mlp, linear, values, same, tmp_path):
+    run("arrays", tmp_path, {}, network=linear(), max_steps=2, sink_size=1)
+    network = mlp()
+    before = values(network)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(CheckpointMismatchError, match=r"0\.weight .*\(8, 30\), the snapshot \(1, 30\)"):
+        trainer.load(tmp_path)
+    assert same(before, values(network))
+
+
+def test_rollback_takes_weights_and_optimizer_back(run, linear, values, same, tmp_path):
+    seen = {}
+
+    class Back(Callback):
+        def on_train_step_end(self, trainer):
+            step = trainer.state.progress.global_step
+            now = values(trainer.network, trainer.optimizer)
+            if step == 4:
+                seen["saved"] = now
+            if step == 6:
+                seen["moved"] = now
+                trainer.rollback()
+                seen["back"] = values(trainer.network, trainer.optimizer)
+
+    run("arrays", tmp_path, {}, network=linear(), max_steps=7, every=4, callbacks=[Back()], sink_size=1)
+    assert not same(seen["saved"], seen["moved"])
+    assert same(seen["saved"], seen["back"])
