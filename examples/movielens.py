@@ -182,7 +182,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> dict[str, np.ndarray]:
     Raises:
         DataError: the data could not be had, or is not MovieLens-100K.
     """
-    return dict(_parse(find_files(folder)))
+    return dict(read(find_files(folder)))
 
 
 def split_by_time(
@@ -324,7 +324,8 @@ def _extract(archive: Path, folder: str, names: Mapping[str, str], target: Path)
 
 
 @lru_cache(maxsize=2)
-def _parse(folder: Path) -> dict[str, np.ndarray]:
+def read(folder: Path) -> dict[str, np.ndarray]:
+    """Read the files of one of the two formats, unchecked; returns what `load` does, identical for both."""
     official = (folder / "u.data").is_file()
     ratings, users, items = (_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
     ratings_by_column = np.array([row[:4] for row in ratings], dtype=np.float64)
