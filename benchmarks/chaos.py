@@ -46,6 +46,7 @@ PATIENCE = 300.0  # seconds for a process to reach the moment it is to be killed
 POLL = 0.0005
 EVERY = 4  # steps between snapshots
 BATCH = 128
+SHOWN = 8  # differences named one by one
 
 
 @dataclass
