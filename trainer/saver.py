@@ -50,8 +50,9 @@ class Saver:
         trainer = self._trainer
         step = trainer.state.progress.global_step
         path = Path(root) / checkpoint.step_name(step)
-        self._positions[path] = trainer.position
-        arguments = (root, step, *capture.take(trainer))
+        groups, state = capture.take(trainer)
+        self._positions[path] = state.get("loop", {}).get("position")
+        arguments = (root, step, groups, state)
         if background:
             self._writer.submit(*arguments, config=self.config)
             return path

@@ -1,0 +1,241 @@
+"""`online_train`: streams that end and streams that do not, windows, exact resume, clean stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import mindspore
+import mindspore.dataset as ds
+import numpy as np
+import pytest
+from mindspore import nn
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+
+from callbacks import Callback, LambdaCallback, ModelCheckpoint
+from trainer import Trainer, Window
+from trainer.errors import CheckpointError, ConfigurationError, DataError
+from trainer.streams import Column, FileStream, IterableStream, ReplayStream, Schema
+
+ROWS = 1138
+
+
+class Logistic(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(30, 1, weight_init="zeros", bias_init="zeros")
+
+    def construct(self, features):
+        return self.dense(features)
+
+
+@pytest.fixture(scope="module")
+def table():
+    data = load_breast_cancer()
+    order = np.random.default_rng(0).permutation(np.tile(np.arange(569), 2))
+    features = ((data.data - data.data.mean(0)) / data.data.std(0)).astype(np.float32)[order]
+    return {
+        "features": features,
+        "label": data.target[order].astype(np.float32)[:, None],
+        "site": (np.arange(ROWS) % 2).astype(np.int32),
+        "time": np.arange(float(ROWS)),
+    }
+
+
+def make(**options):
+    network = Logistic()
+    optimizer = nn.Adam(network.trainable_params(), 1e-2)
+    return Trainer(network, nn.BCEWithLogitsLoss(), optimizer, **options)
+
+
+def weights(trainer):
+    return np.concatenate([np.array(p.asnumpy()).ravel() for p in trainer.network.get_parameters()])
+
+
+def replay(table):
+    return ReplayStream(table, event_time="time")
+
+
+@pytest.fixture(scope="module")
+def whole(table):
+    """An uninterrupted run and every prediction it made, in order."""
+    seen = []
+    trainer = make()
+    note = LambdaCallback(on_train_step_end=lambda t: seen.append(t.state.outputs.predictions.ravel()))
+    trainer.online_train(replay(table), [note], batch_size=32, window=256)
+    return trainer, np.concatenate(seen)
+
+
+def test_every_row_is_trained_once_and_the_end_is_told(whole):
+    trainer, predictions = whole
+    assert trainer.state.stop_reason.kind == "stream_end"
+    assert trainer.state.progress.samples_seen == len(predictions) == ROWS
+    assert trainer.state.progress.global_step == -(-ROWS // 32)
+    assert trainer.state.progress.epoch == 0
+
+
+def test_each_batch_is_scored_before_it_is_learned(whole, table):
+    trainer, predictions = whole
+    assert np.all(predictions[:32] == 0), "the first batch is scored by the untrained network"
+    exact = roc_auc_score(table["label"].ravel(), predictions)
+    assert trainer.state.window["lifetime_auc"] == pytest.approx(exact, abs=1e-3)
+    assert trainer.state.window["lifetime_rows"] == ROWS
+
+
+def test_sunk_steps_give_the_same_weights(whole, table):
+    trainer = make()
+    trainer.online_train(replay(table), [], sink_size=8, batch_size=32, window=256)
+    assert trainer.sink_mode == "graph loop of 8 steps"
+    np.testing.assert_array_equal(weights(trainer), weights(whole[0]))
+    assert trainer.state.window["lifetime_auc"] == pytest.approx(whole[0].state.window["lifetime_auc"], abs=1e-9)
+
+
+def test_windows_close_by_rows_and_by_event_time(table):
+    closed = []
+    note = LambdaCallback(on_window_end=lambda t: closed.append((t.state.progress.samples_seen, dict(t.state.window))))
+    trainer = make()
+    trainer.online_train(replay(table), [note], batch_size=32, window=Window(event_time=300, group="site"))
+    assert [rows for rows, _ in closed[:3]] == [320, 608, 928]
+    first = closed[0][1]
+    assert {"window_auc", "window_loss", "window_auc/0", "window_auc/1", "lag", "staleness"} <= set(first)
+    assert 0 <= first["lag"] <= ROWS - 320, "rows that were read ahead do not count as waiting upstream"
+    assert history_of(trainer, "window_auc") == [window["window_auc"] for _, window in closed]
+
+
+def history_of(trainer, name):
+    return trainer.history.history[name]
+
+
+@pytest.mark.parametrize("sink_size", [1, 4])
+def test_a_resumed_stream_ends_with_the_same_bits(whole, table, tmp_path, sink_size):
+    checkpoint = ModelCheckpoint(tmp_path, every=7)
+    first = make()
+    first.online_train(replay(table), [checkpoint], sink_size=sink_size, batch_size=32, window=256, max_steps=20)
+    assert (first.state.stop_reason.kind, first.state.progress.global_step) == ("limit", 20)
+    second = make()
+    second.online_train(
+        replay(table), [ModelCheckpoint(tmp_path)], sink_size=sink_size, batch_size=32, window=256, resume=tmp_path
+    )
+    assert second.state.progress.samples_seen == ROWS
+    np.testing.assert_array_equal(weights(second), weights(whole[0]))
+    assert second.state.window["lifetime_auc"] == pytest.approx(whole[0].state.window["lifetime_auc"], abs=1e-3)
+
+
+def test_the_source_is_told_only_what_is_durable(table, tmp_path):
+    committed = []
+
+    class Watched(ReplayStream):
+        def commit(self, position):
+            committed.append((position["table"][1], (tmp_path / "last").read_text().strip()))
+
+    make().online_train(
+        Watched(table, event_time="time"), [ModelCheckpoint(tmp_path, every=10)], batch_size=32, max_steps=25
+    )
+    assert committed == [(320, "step_00000010"), (640, "step_00000020"), (800, "step_00000025")]
+
+
+def test_a_file_stream_is_followed_while_it_grows(table, tmp_path):
+    def segment(number, first, last):
+        lines = [
+            json.dumps({"features": table["features"][i].tolist(), "label": [float(table["label"][i, 0])]})
+            for i in range(first, last)
+        ]
+        aside = tmp_path / "aside"
+        aside.write_text("\n".join(lines) + "\n")
+        aside.rename(tmp_path / f"{number}.jsonl")
+
+    schema = Schema({"features": Column("float32", (30,)), "label": Column("float32", (1,))}, label="label")
+    segment(1, 0, 100)
+    writer = threading.Timer(0.5, segment, (2, 100, 256))
+    writer.start()
+    trainer = make()
+    trainer.online_train(FileStream(tmp_path, schema, pattern="*.jsonl"), [], batch_size=32, idle_timeout=2.0)
+    assert trainer.state.stop_reason.kind == "idle"
+    assert trainer.state.progress.samples_seen == 256
+
+
+def test_waiting_batches_are_trained_when_the_source_falls_silent(table):
+    release = threading.Event()
+    rows = []
+
+    def source():
+        for start in range(0, 96, 32):
+            yield {name: column[start : start + 32] for name, column in table.items()}
+        release.wait(20)
+
+    def note(trainer):
+        rows.append(trainer.state.progress.samples_seen)
+        release.set()
+
+    trainer = make()
+    stream = IterableStream(source, event_time="time")
+    polls = stream.poll
+    stream.poll = lambda n, timeout: polls(n, timeout) if stream.position()["iterable"][0] < 3 else silent(polls, n)
+
+    def silent(polls, n):
+        return polls(n, 0.0) if release.is_set() else time.sleep(0.05)
+
+    trainer.online_train(stream, LambdaCallback(on_train_step_end=note), sink_size=8, flush_after=0.2)
+    assert rows == [96], "three batches, fewer than a full call, were trained before the source went on"
+
+
+@pytest.mark.parametrize("how", ["callback", "trainer", "seconds"])
+def test_a_stop_is_honoured_within_one_call(table, how):
+    endless = ReplayStream(table, event_time="time", repeat=None)
+
+    class Stop(Callback):
+        def on_train_step_end(self, trainer):
+            if trainer.state.progress.global_step == 12 and how == "trainer":
+                trainer.stop("enough")
+
+    class RequestStop(mindspore.train.Callback):
+        def step_end(self, run_context):
+            if run_context.original_args().cur_step_num == 12:
+                run_context.request_stop()
+
+    trainer = make()
+    limit = {"max_seconds": 0.5} if how == "seconds" else {}
+    callbacks = [RequestStop()] if how == "callback" else [Stop()]
+    trainer.online_train(endless, callbacks, batch_size=32, sink_size=4, **limit)
+    if how == "seconds":
+        assert trainer.state.stop_reason.kind == "limit"
+    else:
+        assert trainer.state.progress.global_step == 12
+        assert trainer.state.stop_reason.kind in ("callback", "user")
+
+
+def test_a_signal_while_the_stream_is_silent_leaves_a_snapshot(table, tmp_path):
+    class Silent(ReplayStream):
+        exhausted = False
+
+    trainer = make()
+    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as left:
+        trainer.online_train(Silent(table, event_time="time"), [ModelCheckpoint(tmp_path, every=1000)], batch_size=32)
+    assert left.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert trainer.state.snapshot.name == f"step_{trainer.state.progress.global_step:08d}"
+
+
+def test_a_bounded_and_an_endless_pipeline_are_streams(table):
+    pipeline = ds.NumpySlicesDataset({k: table[k] for k in ("features", "label")}, shuffle=False).batch(32)
+    trainer = make()
+    trainer.online_train(pipeline, [])
+    assert trainer.state.progress.samples_seen == ROWS
+    trainer.online_train(pipeline.repeat(-1), [], max_steps=60, sink_size=4)
+    assert trainer.state.progress.global_step == -(-ROWS // 32) + 60
+
+
+def test_mistakes_are_named(table, tmp_path):
+    with pytest.raises(ConfigurationError, match="batch_size: takes a whole number >= 1"):
+        make().online_train(replay(table), batch_size=0)
+    with pytest.raises(DataError, match=r"no column 'sites'.*did you mean 'site'"):
+        make().online_train(replay(table), [], window=Window(rows=10, group="sites"))
+    with pytest.raises(CheckpointError, match="no snapshot"):
+        make().online_train(replay(table), [], resume=tmp_path)
+    with pytest.raises(ConfigurationError, match="did you mean 'window_auc'"):
+        make().online_train(replay(table), [ModelCheckpoint(tmp_path, monitor="window_acu", mode="max")])
