@@ -1,53 +1,88 @@
 """A table's state as arrays and JSON: all of it, or what changed since the last time; and back.
 
-Taking a state is quick and happens between two steps; the rows themselves are copied afterwards, by whoever turns the
-`FrozenRows` into an array, while training goes on (`store.Cut`).
+Taking a state happens between two steps and only remembers what is meant. It is read afterwards, by whoever turns a
+`Frozen` into an array, while training goes on; what training is about to change is copied just before (`store.Cut`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from trainer.embedding.journal import Evicted, Pending
 from trainer.embedding.store import Cut
-from trainer.embedding.table import DEFAULT_ROW, Evicted, Pending, SparseTable
+from trainer.embedding.table import DEFAULT_ROW, SparseTable, dirty_column
 from trainer.errors import CheckpointDamagedError, CheckpointMismatchError
 
 
-class FrozenRows:
-    """Rows as they were at one moment, float32 [n, width]: an array for whoever asks for one, on any thread.
+class Frozen:
+    """An array as it is at one moment, made when somebody asks for it, on any thread.
 
     Attributes:
         frozen: tells writers that no copy is needed to protect it from changes.
+        dtype: type of its elements.
     """
 
     frozen = True
-    dtype = np.dtype(np.float32)
 
-    def __init__(self, cut: Cut, more: np.ndarray) -> None:
-        self._cut = cut
-        self._more = more
-        self._values: np.ndarray | None = None
-        self.shape = (len(cut.rows) + len(more), more.shape[1])
+    def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:
+        self._make: Callable[[], np.ndarray] | None = make
+        self._array: np.ndarray | None = None
+        self._lock = threading.Lock()
+        self.dtype = np.dtype(dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; makes the array."""
+        return np.asarray(self).shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self._values is None:
-            values = self._cut.values()
-            self._values = np.concatenate((values, self._more)) if len(self._more) else values
-        return self._values if dtype is None else self._values.astype(dtype, copy=False)
+        with self._lock:
+            if self._array is None:
+                self._array, self._make = self._make(), None
+        return self._array if dtype is None else self._array.astype(dtype, copy=False)
 
-    def release(self) -> None:
-        """Give up rows that will not be asked for."""
-        self._cut.release()
+
+class _Shot:
+    """What `take` remembers of a table; the columns are read by whoever is first to need them, or to change them."""
+
+    def __init__(self, table: SparseTable, cut: Cut, evicted: list[tuple[Evicted, np.ndarray]]) -> None:
+        self._table = table
+        self._cut = cut
+        self._evicted = evicted
+        self._pending = [(plan.rows, plan.meta) for plan in table.pending]
+        self._columns: dict[str, np.ndarray] | None = None
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return rows, ids and bookkeeping."""
+        table = self._table
+        with table.lock:
+            if self._columns is None:
+                rows = self._cut.rows
+                made = {"rows": rows, "ids": table.columns["id"][rows]}
+                for name in table.meta_names:
+                    made[name] = _before(table.columns[name][rows], name, rows, self._pending)
+                for one, mask in self._evicted:
+                    more = {"rows": one.rows, "ids": one.ids, **one.meta}
+                    made = {name: np.concatenate((made[name], more[name][mask])) for name in made}
+                self._columns = made
+            return self._columns
+
+    def values(self) -> np.ndarray:
+        """Return the packed rows."""
+        values = self._cut.values()
+        return np.concatenate((values, *(one.values[mask] for one, mask in self._evicted))) if self._evicted else values
 
 
 def take(table: SparseTable, follower: str, *, full: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (arrays, json) of the table after the last committed step; plans ahead of it do not show.
 
-    Arrays: "rows" int32 [n], "ids" int64 [n], "values" (`FrozenRows`, [n, width]), one per kind of bookkeeping [n],
-    "removed" int64 (ids that lost their row), and "sketch".
+    Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per kind of bookkeeping [n], all
+    `Frozen`; "removed" int64 (ids that lost their row), and "sketch".
 
     Args:
         table: the table; `follow` must have been called for `follower`.
@@ -55,30 +90,27 @@ def take(table: SparseTable, follower: str, *, full: bool) -> tuple[dict[str, An
         full: all rows, instead of those changed since the follower's last state.
     """
     with table.lock:
-        pending = list(table.pending)
-        columns, dirty = table.columns, table.columns[f"dirty.{follower}"]
-        span = slice(0, table.next_row)
-        chosen = columns["live"][span] & ~columns["unborn"][span] if full else dirty[span]
-        rows = np.flatnonzero(chosen).astype(np.int32)
+        pending, columns = list(table.pending), table.columns
+        chosen = columns["live"] & ~columns["unborn"] if full else columns[dirty_column(follower)]
+        columns[dirty_column(follower)] = np.zeros(len(chosen), np.bool_)
         evicted = [(one, _changed(one, follower, full)) for plan in pending for one in plan.evicted]
+        evicted = [(one, mask) for one, mask in evicted if mask.any()]
+        for plan in pending:
+            for one in plan.evicted:
+                one.dirty[follower] = np.zeros(len(one.rows), np.bool_)
+        shot = _Shot(table, table.store.cut(chosen), evicted)
+        table.deferred.append(shot.columns)
+        kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
-            "rows": _joined(rows, [one.rows[mask] for one, mask in evicted]),
-            "ids": _joined(columns["id"][rows], [one.ids[mask] for one, mask in evicted]),
+            name: Frozen(functools.partial(_column, shot, name), kind) for name, kind in kinds.items()
         }
-        for name in table.meta_names:
-            values = _before(columns[name][rows], name, rows, pending)
-            arrays[name] = _joined(values, [one.meta[name][mask] for one, mask in evicted])
-        more = [one.values[mask] for one, mask in evicted]
-        arrays["values"] = FrozenRows(table.store.cut(rows), _joined(np.empty((0, table.width), np.float32), more))
-        arrays["removed"] = _joined(np.zeros(0, np.int64), [] if full else table.tombstones[follower])
+        arrays["values"] = Frozen(shot.values, np.float32)
+        arrays["removed"] = np.concatenate([np.zeros(0, np.int64), *([] if full else table.tombstones[follower])])
+        table.tombstones[follower] = []
         if table.admission.sketch is not None:
             arrays["sketch"] = sketch = table.admission.sketch.copy()
             for cells in (cells for plan in pending for cells in plan.cells):
                 table.admission.forget(sketch, cells)
-        dirty[:] = False
-        for one, _ in evicted:
-            one.dirty[follower] = np.zeros(len(one.rows), np.bool_)
-        table.tombstones[follower] = []
         first = pending[0] if pending else Pending(table.step, 0, next_row=table.next_row, last_sweep=table.last_sweep)
         return arrays, {
             "full": full,
@@ -93,24 +125,24 @@ def take(table: SparseTable, follower: str, *, full: bool) -> tuple[dict[str, An
         }
 
 
+def _column(shot: _Shot, name: str) -> np.ndarray:
+    return shot.columns()[name]
+
+
 def _changed(evicted: Evicted, follower: str, full: bool) -> np.ndarray:
     if full or follower not in evicted.dirty:
         return np.full(len(evicted.rows), full)
     return evicted.dirty[follower]
 
 
-def _joined(first: np.ndarray, more: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate((first, *more)) if more else first
-
-
-def _before(values: np.ndarray, name: str, rows: np.ndarray, pending: list[Pending]) -> np.ndarray:
+def _before(values: np.ndarray, name: str, rows: np.ndarray, pending: list[tuple]) -> np.ndarray:
     """Put the bookkeeping of `rows` (ascending) back to what it was before the pending plans."""
-    for plan in reversed(pending):
-        if plan.rows is None or not len(rows):
+    for touched, meta in reversed(pending):
+        if touched is None or not len(rows):
             continue
-        places = np.minimum(np.searchsorted(rows, plan.rows), len(rows) - 1)
-        same = rows[places] == plan.rows
-        values[places[same]] = plan.meta[name][same]
+        places = np.minimum(np.searchsorted(rows, touched), len(rows) - 1)
+        same = rows[places] == touched
+        values[places[same]] = meta[name][same]
     return values
 
 
@@ -134,7 +166,7 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
                 f"{' or seed' if what == 'seed' else ''}"
             )
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
-    with table.lock:
+    with table.changing():
         table.rollback()
         if json["full"]:
             table.clear()
@@ -154,7 +186,7 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         for meta in table.meta_names:
             table.columns[meta][rows] = arrays[meta]
         for follower in table.tombstones:
-            table.columns[f"dirty.{follower}"][rows] = True
+            table.columns[dirty_column(follower)][rows] = True
         if table.admission.sketch is not None:
             table.admission.sketch[...] = arrays["sketch"]
         table.step, table.next_row = int(json["step"]), int(json["next_row"])

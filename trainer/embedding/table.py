@@ -7,9 +7,11 @@ journal until then, so a snapshot shows the state after the last *trained* step,
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from trainer.embedding.admission import Admission, MinSightings, Probability
 from trainer.embedding.eviction import Eviction, least
 from trainer.embedding.hashing import first_rows, stable_seed
 from trainer.embedding.id_map import IdMap
+from trainer.embedding.journal import Evicted, Pending
 from trainer.embedding.store import RowStore
 
 DEFAULT_ROW = 0
@@ -55,38 +58,6 @@ class TableSpec:
     padding: int | None = None
     trainable: bool = True
     path: str | None = None
-
-
-@dataclass
-class Evicted:
-    """Rows taken from their ids, and all that is needed to give them back."""
-
-    ids: np.ndarray
-    rows: np.ndarray
-    values: np.ndarray
-    dirty: dict[str, np.ndarray]
-    meta: dict[str, np.ndarray]
-
-
-@dataclass
-class Pending:
-    """What one plan changed."""
-
-    start_step: int
-    steps: int
-    rows: np.ndarray | None = None
-    born: list[np.ndarray] = field(default_factory=list)
-    evicted: list[Evicted] = field(default_factory=list)
-    cells: list[np.ndarray] = field(default_factory=list)
-    meta: dict[str, np.ndarray] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
-    next_row: int = 0
-    last_sweep: float = 0.0
-
-    def count(self, name: str, amount: int) -> None:
-        """Add to a counter that becomes valid with the commit."""
-        if amount:
-            self.counters[name] = self.counters.get(name, 0) + int(amount)
 
 
 class SparseTable:
@@ -132,6 +103,7 @@ class SparseTable:
         self.ticket = 0
         self.pending: deque[Pending] = deque()
         self.counters = dict.fromkeys(self.COUNTERS, 0)
+        self.deferred: list[Callable[[], object]] = []
         # for every follower of changes: ids that lost their row since its last delta
         self.tombstones: dict[str, list[np.ndarray]] = {}
         self.columns["live"][DEFAULT_ROW] = True
@@ -153,6 +125,15 @@ class SparseTable:
         slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
         return np.concatenate((weights, slots), axis=1)
 
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock to change what a deferred reader of this table still has to see as it is."""
+        with self.lock:
+            for read in self.deferred:
+                read()
+            self.deferred.clear()
+            yield
+
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows."""
         with self.lock:
@@ -165,7 +146,7 @@ class SparseTable:
 
     def clear(self) -> None:
         """Forget every id."""
-        with self.lock:
+        with self.changing():
             self.map = IdMap()
             for column in self.columns.values():
                 column[:] = 0
@@ -178,19 +159,20 @@ class SparseTable:
         rows = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
         self.reserve(self.next_row + len(ids))
         self.next_row += len(ids)
-        self.store.write(rows, self.packed(np.asarray(weights, np.float32)))
-        self.map.add(ids, rows)
-        self.columns["id"][rows] = ids
-        self.columns["live"][rows] = True
-        for follower in self.tombstones:
-            self.columns[_dirty(follower)][rows] = True
+        with self.changing():
+            self.store.write(rows, self.packed(np.asarray(weights, np.float32)))
+            self.map.add(ids, rows)
+            self.columns["id"][rows] = ids
+            self.columns["live"][rows] = True
+            for follower in self.tombstones:
+                self.columns[dirty_column(follower)][rows] = True
 
     def follow(self, follower: str) -> None:
         """Keep account of changed rows for `follower` from now on; everything there is counts as changed."""
         with self.lock:
             if follower not in self.tombstones:
                 self.tombstones[follower] = []
-                self.columns[_dirty(follower)] = self.columns["live"] & ~self.columns["unborn"]
+                self.columns[dirty_column(follower)] = self.columns["live"] & ~self.columns["unborn"]
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -215,9 +197,11 @@ class SparseTable:
         """
         steps, n = ids.shape
         flat = np.ascontiguousarray(ids).reshape(-1)
-        pending = Pending(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
-        self.plans += 1
-        self.ticket += 1
+        with self.lock:
+            pending = Pending(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
+            self.pending.append(pending)
+            self.plans += 1
+            self.ticket += 1
         rows = self.map.get(flat)
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN
@@ -235,13 +219,11 @@ class SparseTable:
         rows[rows == -1] = DEFAULT_ROW
         rows[rows == _UNKNOWN] = PADDING
         self.step += steps
-        with self.lock:
-            self.pending.append(pending)
         return rows.reshape(steps, n)
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
         """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`Distinct`)."""
-        with self.lock:
+        with self.changing():
             pending = self.pending[-1]
             pending.rows = rows
             if not self.meta_names:
@@ -295,9 +277,10 @@ class SparseTable:
             return
         ids, inverse, counts = np.unique(flat[places], return_inverse=True, return_counts=True)
         if step is not None:
-            admitted, cells = self.admission.admit(ids, counts, step)
-            if cells is not None:
-                pending.cells.append(cells)
+            with self.changing():
+                admitted, cells = self.admission.admit(ids, counts, step)
+                if cells is not None:
+                    pending.cells.append(cells)
             pending.count("refused", len(ids) - admitted.sum())
         else:
             admitted = np.ones(len(ids), np.bool_)
@@ -323,8 +306,8 @@ class SparseTable:
         weights = first_rows(fitting, self.spec.dim, self.seed, self.spec.initializer, self.spec.scale)
         packed = self.packed(weights)
         self.reserve(self.next_row + len(fresh))
-        self.store.write(new, packed)
-        with self.lock:
+        with self.changing():
+            self.store.write(new, packed)
             self.free = self.free[len(from_free) :]
             self.next_row += len(fresh)
             self.map.add(fitting, new)
@@ -335,7 +318,7 @@ class SparseTable:
                 self.columns[name][new] = 0
             if "in_use" in self.columns:
                 self.columns["in_use"][new] = self.ticket
-        pending.born.append(new)
+            pending.born.append(new)
         pending.count("admitted", len(new))
         rows[: len(new)] = new
         return rows
@@ -352,14 +335,14 @@ class SparseTable:
         rows = rows.astype(np.int32)
         columns = self.columns
         meta = {name: columns[name][rows] for name in self.meta_names}
-        with self.lock:
+        with self.changing():
             ids = columns["id"][rows]
-            dirty = {follower: columns[_dirty(follower)][rows] for follower in self.tombstones}
+            dirty = {follower: columns[dirty_column(follower)][rows] for follower in self.tombstones}
             pending.evicted.append(Evicted(ids, rows, self.store.read(rows), dirty, meta))
             self.map.remove(ids)
             columns["live"][rows] = False
             for follower in self.tombstones:
-                columns[_dirty(follower)][rows] = False
+                columns[dirty_column(follower)][rows] = False
             self.free = np.sort(np.concatenate((self.free, rows)))
         pending.count(counter, len(rows))
 
@@ -373,14 +356,14 @@ class SparseTable:
             for rows in pending.born:
                 self.columns["unborn"][rows] = False
             for follower, tombstones in self.tombstones.items():
-                self.columns[_dirty(follower)][pending.rows] = True
+                self.columns[dirty_column(follower)][pending.rows] = True
                 tombstones.extend(evicted.ids for evicted in pending.evicted)
             for name, amount in pending.counters.items():
                 self.counters[name] += amount
 
     def rollback(self) -> None:
         """Undo every plan that was not committed; no other thread may be planning."""
-        with self.lock:
+        with self.changing():
             while self.pending:
                 pending = self.pending.pop()
                 if pending.rows is not None:
@@ -395,7 +378,7 @@ class SparseTable:
                     self.columns["id"][evicted.rows] = evicted.ids
                     self.columns["live"][evicted.rows] = True
                     for follower, dirty in evicted.dirty.items():
-                        self.columns[_dirty(follower)][evicted.rows] = dirty
+                        self.columns[dirty_column(follower)][evicted.rows] = dirty
                     for name, old in evicted.meta.items():
                         self.columns[name][evicted.rows] = old
                 for cells in pending.cells:
@@ -410,5 +393,6 @@ class SparseTable:
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
 
-def _dirty(follower: str) -> str:
+def dirty_column(follower: str) -> str:
+    """Return the name of the column that tells which rows changed since the follower's last state."""
     return f"dirty.{follower}"

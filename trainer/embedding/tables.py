@@ -265,7 +265,7 @@ class SparseTables(nn.Cell):
     def take(self, follower: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
         """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
 
-        Rows are `FrozenRows`, copied when they are turned into an array: on a writing thread, while training goes on.
+        Rows are `state.Frozen`, read when they are turned into an array: on a writing thread, while training goes on.
 
         Args:
             follower: whose account of changes this belongs to ("snapshot", "serving").

@@ -1,6 +1,8 @@
 """Snapshots of tables: exact, incremental, and unaware of what comes after them."""
 
 import json
+import queue
+import threading
 
 import numpy as np
 import pytest
@@ -138,7 +140,7 @@ def test_a_cut_survives_growth_and_partial_copies(tmp_path):
     store = RowStore(3, 100, tmp_path / "rows")
     everything = np.arange(100)
     store.write(everything, np.repeat(everything[:, None], 3, axis=1).astype(np.float32))
-    cut = store.cut(everything[10:90])
+    cut = store.cut((everything >= 10) & (everything < 90))
     store.write(np.array([95, 50, 12]), np.float32(-1) * np.ones((3, 3), np.float32))
     store.reserve(5_000)
     store.write(np.array([50, 4_000]), np.full((2, 3), 7, np.float32))
@@ -164,3 +166,33 @@ def test_a_delta_without_its_base_is_noticed():
     commit(other)
     with pytest.raises(CheckpointDamagedError, match="does not fit the state before it"):
         restore(other, *saved(take(table, "snapshot", full=False)))
+
+
+def test_states_taken_while_another_thread_plans_are_exact():
+    table = make()
+    table.follow("snapshot")
+    ready, room = queue.Queue(), threading.Semaphore(4)
+    states = []
+
+    def prepare():
+        for turn in range(61):
+            room.acquire()
+            plan(table, turn)
+            ready.put(turn)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    for turn in range(60):
+        assert ready.get() == turn
+        commit(table)
+        if turn % 10 == 9:
+            states.append((turn + 1, take(table, "snapshot", full=turn < 10)))
+        room.release()
+    room.release()
+    thread.join()
+    resumed, alone, done = make(), make(), 0
+    for turns, state in states:
+        run(alone, done, turns, ahead=0)
+        done = turns
+        restore(resumed, *saved(state))
+        assert content(resumed) == content(alone)
