@@ -5,7 +5,7 @@ import pytest
 from mindspore import nn, ops
 
 from trainer import Trainer
-from trainer.columns import ColumnCheck, arguments_of, has_non_finite, label_columns
+from trainer.columns import ColumnCheck, arguments_of, describe_non_finite, label_columns
 from trainer.errors import DataError
 
 
@@ -37,10 +37,11 @@ def test_label_columns_are_what_the_loss_requires_after_the_prediction():
     assert label_columns(lambda prediction, label: ops.square(prediction - label)) == 1
 
 
-def test_non_finite_columns_are_named():
+def test_non_finite_columns_are_described():
     columns = (np.array([1, 2]), np.array([1.0, np.nan], np.float32))
-    assert has_non_finite(columns, ("id", "price")) == "price"
-    assert has_non_finite(columns[:1], ("id",)) is None
+    expected = "column 'price' holds NaN or infinite values, first in row 1 (1 rows)"
+    assert describe_non_finite(columns, ("id", "price")) == expected
+    assert describe_non_finite(columns[:1], ("id",)) is None
 
 
 def column(*shape, dtype=np.float32):
