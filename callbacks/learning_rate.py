@@ -133,15 +133,14 @@ class ReduceLROnPlateau(Callback):
         value = self.watched.read(trainer)
         if value is None:
             return
-        if self.cooling:
-            self.cooling -= 1
-            self.wait = 0
         if self.watched.better(value, self.best):
             self.best, self.wait = value, 0
         elif not self.cooling:
             self.wait += 1
             if self.wait >= self.patience:
                 self._reduce(trainer)
+                return
+        self.cooling = max(0, self.cooling - 1)
 
     def _reduce(self, trainer: Trainer) -> None:
         rate = trainer.learning_rate

@@ -136,10 +136,11 @@ def test_a_requested_stop_ends_the_run(fit):
             if run_context.original_args().cur_step_num == 3:
                 run_context.request_stop()
 
-    trainer = fit(Stop(), valid=False)
+    adapted = adapt(Stop())
+    trainer = fit(adapted, valid=False)
     assert trainer.state.progress.global_step == 3
     assert str(trainer.state.stop_reason) == "callback: Stop requested a stop in on_train_step_end"
-    again = fit(adapt(Stop()), valid=False, fresh=False, epochs=1)
+    again = fit(adapted, valid=False, fresh=False, epochs=1)
     assert again.state.progress.global_step == 11
 
 

@@ -13,9 +13,14 @@ def scores(values):
     return LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_auc=next(iterator)))
 
 
-def test_by_default_the_last_two_epochs_are_kept(fit, tmp_path):
+def test_by_default_the_last_two_epochs_are_kept_and_no_step_is_written_twice(fit, tmp_path, monkeypatch):
+    save, saved = Trainer.save, []
+    monkeypatch.setattr(
+        Trainer, "save", lambda self, *a, **k: saved.append(self.state.progress.epoch) or save(self, *a, **k)
+    )
     fit(ModelCheckpoint(), epochs=4, valid=False)
     assert names(tmp_path / "checkpoints") == ["step_00000024", "step_00000032"]
+    assert saved == [1, 2, 3, 4]
 
 
 def test_a_cadence_in_steps_and_a_last_one_when_the_run_ends(fit, tmp_path):

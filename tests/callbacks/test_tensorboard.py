@@ -1,4 +1,5 @@
 import struct
+import time
 from collections import defaultdict
 
 import pytest
@@ -22,6 +23,7 @@ def read(folder):
                     for step in [step for step in values if step >= event.step]:
                         del values[step]
             for value in event.summary.value:
+                assert event.step not in found[value.tag], f"{value.tag} was written twice at {event.step}"
                 text = value.tensor.string_val[0].decode() if value.tensor.string_val else value.simple_value
                 found[value.tag][event.step] = text
     return found
@@ -47,7 +49,8 @@ def test_windows_and_given_hyperparameters(online, tmp_path):
     assert "| dim | 16 |" in found["hparams/text_summary"][0]
 
 
-def test_a_resumed_run_discards_what_was_written_after_its_snapshot(fit, tmp_path):
+def test_a_resumed_run_discards_what_was_written_after_its_snapshot(fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)  # file names have whole seconds: two runs within one
     fit(TensorBoard(every=4), ModelCheckpoint(keep_last=None), epochs=2, valid=False)
     fit(TensorBoard(every=4), epochs=2, valid=False, resume=tmp_path / "checkpoints" / "step_00000008")
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
