@@ -13,6 +13,7 @@ from trainer import seed
 from trainer.export import compare
 
 if TYPE_CHECKING:
+    from trainer.snapshot import Snapshot
     from trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -88,13 +89,29 @@ def restore_tensors(
                 ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
 
 
-def restore_parts(trainer: Trainer, states: Mapping[str, Any], groups: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Put back the state of the run's parts (online metrics, tables); parts the snapshot lacks start anew."""
+def restore_parts(trainer: Trainer, snapshot: Snapshot) -> None:
+    """Put back the state of the run's parts (online metrics, tables); parts the snapshot lacks start anew.
+
+    A part with `load_states` is given the states of all snapshots that this one builds on, the first one first.
+    """
     for name, part in trainer.parts.items():
-        if name in states:
-            part.load_state_dict({"json": states[name], "arrays": groups.get(f"part.{name}", {})})
-        else:
+        states = part_states(snapshot, name)
+        if not states:
             logger.warning("the snapshot holds no state of %s; it starts anew", name)
+        elif hasattr(part, "load_states"):
+            part.load_states(states)
+        else:
+            part.load_state_dict(states[-1])
+
+
+def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
+    """Return the states of one part in a snapshot and those that it builds on, the first one first."""
+    group = f"part.{name}"
+    return [
+        {"json": link.state["parts"][name], "arrays": link.tensors(group) if group in link.groups else {}}
+        for link in snapshot.chain()
+        if name in link.state.get("parts", {})
+    ]
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

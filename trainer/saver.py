@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,30 +51,53 @@ class Saver:
         trainer = self._trainer
         step = trainer.state.progress.global_step
         path = Path(root) / checkpoint.step_name(step)
+        chain = trainer.tables.chain if trainer.tables is not None else None
+        base = None
+        if chain is not None:
+            self.wait()  # only what is on the disk can be built on
+            base = chain.base_of(path)
         groups, state = capture.take(trainer)
         self._positions[path] = state.get("loop", {}).get("position")
         arguments = (root, step, groups, state)
-        if background:
-            self._writer.submit(*arguments, config=self.config)
-            return path
-        self.wait()
-        path = checkpoint.write(*arguments, config=self.config)
-        self._became_durable(path)
+        with self._failing_breaks_the_chain():
+            if background:
+                self._writer.submit(*arguments, config=self.config, base=base)
+            else:
+                self.wait()
+                checkpoint.write(*arguments, config=self.config, base=base)
+        if chain is not None:
+            chain.written(path)
+        if not background:
+            self._became_durable(path)
         return path
+
+    @contextlib.contextmanager
+    def _failing_breaks_the_chain(self) -> Iterator[None]:
+        """Let the next snapshot hold the tables in full when one it could build on was not written."""
+        try:
+            yield
+        except BaseException:
+            if self._trainer.tables is not None:
+                self._trainer.tables.chain.broken()
+            raise
 
     def check(self) -> None:
         """Report background snapshots that became durable; raise what a background write raised."""
-        for path in self._writer.check():
+        with self._failing_breaks_the_chain():
+            durable = self._writer.check()
+        for path in durable:
             self._became_durable(path)
 
     def wait(self) -> None:
         """Wait for the background write in flight, if any, and report it."""
-        self._writer.wait()
+        with self._failing_breaks_the_chain():
+            self._writer.wait()
         self.check()
 
     def close(self) -> None:
         """Wait for the background write in flight; report it; give buffers back."""
-        self._writer.close()
+        with self._failing_breaks_the_chain():
+            self._writer.close()
         self.check()
 
     def _became_durable(self, path: Path) -> None:
@@ -108,9 +132,11 @@ class Saver:
         snapshot = checkpoint.find(snapshots_of(path))
         groups = {group: snapshot.tensors(group) for group in snapshot.groups}
         capture.restore_tensors(trainer, groups, strict=strict, weights_only=weights_only)
+        if weights_only and trainer.tables is not None:
+            trainer.tables.load_states(capture.part_states(snapshot, "tables"))
         if not weights_only:
             trainer.state.snapshot = snapshot.path
-            capture.restore_parts(trainer, snapshot.state.get("parts", {}), groups)
+            capture.restore_parts(trainer, snapshot)
             trainer.restore_state(snapshot.state)
         logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
         return snapshot
@@ -148,6 +174,8 @@ class Saver:
         snapshot = checkpoint.read(self._trainer.state.snapshot)
         groups = {group: snapshot.tensors(group) for group in snapshot.groups}
         capture.restore_tensors(self._trainer, groups, strict=True, weights_only=False)
+        if self._trainer.tables is not None:
+            self._trainer.tables.rewind(capture.part_states(snapshot, "tables"))
 
 
 def snapshots_of(path: Path) -> Path:

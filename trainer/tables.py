@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspore import nn
 
+from trainer.embedding.chain import Chain
 from trainer.embedding.fields import embedding_cells
 from trainer.embedding.tables import SparseTables
 from trainer.errors import ConfigurationError
@@ -22,6 +23,7 @@ class TableFeed:
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
+        self.chain = Chain(tables)
 
     @classmethod
     def find(
@@ -66,12 +68,26 @@ class TableFeed:
         self.tables.rollback()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches."""
-        return self.tables.take()
+        """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
+
+        All of them, or what changed since the snapshot before, as `chain` has decided.
+        """
+        return self.tables.take(Chain.FOLLOWER, full=not self.chain.delta)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.tables.restore(state)
+        """Restore one full state that `state_dict` returned."""
+        self.load_states([state])
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore a full state and the deltas that build on it, in order; a full state starts over."""
+        self.chain.broken()
+        for state in states:
+            self.tables.restore(state)
+
+    def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""
+        self.chain.broken()
+        self.tables.rewind(states)
 
 
 def has_tables(network: nn.Cell) -> bool:

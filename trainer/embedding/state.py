@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from trainer.embedding.hashing import first_rows
 from trainer.embedding.journal import Evicted, Pending
 from trainer.embedding.store import Cut
 from trainer.embedding.table import DEFAULT_ROW, SparseTable, dirty_column
 from trainer.errors import CheckpointDamagedError, CheckpointMismatchError
+
+_REWIND_BLOCK = 1 << 18
 
 
 class Frozen:
@@ -193,6 +196,33 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         table.last_sweep, table.plans = float(json["last_sweep"]), int(json["plans"])
         table.counters.update(json["counters"])
         table.set_free_rows()
+
+
+def rewind(table: SparseTable, states: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]) -> None:
+    """Put the rows back to the values of earlier states while plans go on: who has a row stays as it is.
+
+    Rows of ids that came later start anew from their first value.
+
+    Args:
+        table: the table; its preparing thread may go on meanwhile.
+        states: (arrays, json) of a full state and the deltas after it, in order.
+    """
+    spec = table.spec
+    with table.changing():
+        live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["unborn"][: table.next_row])
+        for start in range(0, len(live), _REWIND_BLOCK):
+            rows = live[start : start + _REWIND_BLOCK]
+            weights = first_rows(table.columns["id"][rows], spec.dim, table.seed, spec.initializer, spec.scale)
+            weights[rows == DEFAULT_ROW] = 0
+            table.store.write(rows, table.packed(weights))
+        for arrays, _ in states:
+            ids, values = np.asarray(arrays["ids"], np.int64), np.asarray(arrays["values"], np.float32)
+            rows = table.map.get(ids)
+            rows[np.asarray(arrays["rows"]) == DEFAULT_ROW] = DEFAULT_ROW
+            known = (rows >= 0) & ~table.columns["unborn"][rows]
+            table.store.write(rows[known], values[known])
+        for follower in table.tombstones:
+            table.columns[dirty_column(follower)][live] = True
 
 
 def _remove(table: SparseTable, ids: np.ndarray) -> None:

@@ -174,6 +174,12 @@ class SparseTable:
                 self.tombstones[follower] = []
                 self.columns[dirty_column(follower)] = self.columns["live"] & ~self.columns["unborn"]
 
+    def changed(self, follower: str) -> int:
+        """Return the number of rows changed since the follower's last state."""
+        if follower not in self.tombstones:
+            return len(self) + 1
+        return int(np.count_nonzero(self.columns[dirty_column(follower)]))
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:

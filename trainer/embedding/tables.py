@@ -103,6 +103,11 @@ def _name_by_place(network: nn.Cell, cells: Sequence[Embedding]) -> None:
             cell.spec.name = places[id(cell)] or cell.spec.name
 
 
+def _of_table(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
+    prefix = f"{name}/"
+    return {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
+
+
 class SparseTables(nn.Cell):
     """All sparse tables of a network, for the program that trains it.
 
@@ -262,6 +267,15 @@ class SparseTables(nn.Cell):
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
+    @property
+    def rows(self) -> int:
+        """Number of rows of all tables."""
+        return sum(len(table) + 1 for table in self.tables.values())
+
+    def changed(self, follower: str) -> int:
+        """Return the number of rows trained since the follower's last state; all of them before its first."""
+        return sum(table.changed(follower) for table in self.tables.values())
+
     def take(self, follower: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
         """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
 
@@ -297,10 +311,14 @@ class SparseTables(nn.Cell):
             )
         self.planner.reset()
         for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
-            prefix = f"{name}/"
-            own = {key[len(prefix) :]: value for key, value in saved["arrays"].items() if key.startswith(prefix)}
-            state.restore(table, own, saved["json"][name])
+            state.restore(table, _of_table(saved["arrays"], name), saved["json"][name])
             ops.assign(program.step, Tensor(float(saved["json"][name]["updates"]), mstype.float32))
+
+    def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
+        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+            state.rewind(table, [(_of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
+            ops.assign(program.step, Tensor(float(states[-1]["json"][name]["updates"]), mstype.float32))
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
