@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from trainer import seed
+from trainer.dropout import COUNTER
 from trainer.export import compare
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
 
 def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
     """Return the parameters of a run by group: the network, what the optimizer adds, what the step adds."""
-    model = {parameter.name: parameter for parameter in trainer.network.get_parameters()}
-    seen = {id(parameter) for parameter in model.values()}
-    groups = {MODEL: model, OPTIMIZER: {}, STEP: {}}
+    groups: dict[str, dict[str, Parameter]] = {MODEL: {}, OPTIMIZER: {}, STEP: {}}
+    for parameter in trainer.network.get_parameters():
+        # counters of stateless dropout belong to the run: the weights fit a network without them too
+        groups[STEP if parameter.name.endswith(COUNTER) else MODEL][parameter.name] = parameter
+    seen = {id(parameter) for group in groups.values() for parameter in group.values()}
     cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, trainer.optimizer), (STEP, trainer.builder.step)]
     for group, cell in cells:
         for parameter in cell.get_parameters() if cell is not None else ():

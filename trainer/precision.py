@@ -16,6 +16,7 @@ import mindspore
 from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
+from trainer.cells import put_cell
 from trainer.errors import ConfigurationError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -190,17 +191,11 @@ def _foreign_conversion(network: nn.Cell) -> str | None:
     return None
 
 
-def _replace(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
-    parent._cells[name] = cell  # the registry MindSpore's own amp writes; there is no public setter that keeps names
-    if isinstance(parent, nn.SequentialCell):
-        parent.cell_list = list(parent.cells())
-
-
 def _lower_listed(network: nn.Cell, precision: Precision) -> None:
     for name, cell in list(network.name_cells().items()):
         if isinstance(cell, precision.white_list):
             cell.to_float(precision.dtype)
-            _replace(network, name, _CastOutput(cell, mstype.float32))
+            put_cell(network, name, _CastOutput(cell, mstype.float32))
         else:
             _lower_listed(cell, precision)
     if isinstance(network, precision.white_list):
@@ -216,7 +211,7 @@ def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) 
     for name, cell in list(network.name_cells().items()):
         if isinstance(cell, keep):
             cell.to_float(mstype.float32)
-            _replace(network, name, _CastOutput(cell, dtype))
+            put_cell(network, name, _CastOutput(cell, dtype))
         else:
             _keep_listed(cell, keep, dtype)
 

@@ -15,6 +15,7 @@ from callbacks import History
 from trainer import arguments, columns, loop, precision
 from trainer.builder import StepBuilder, TrainRunner
 from trainer.compat import ModelVerbs
+from trainer.dropout import repeatable, replace_dropout
 from trainer.errors import DataError
 from trainer.feed import Chunk, Feed, FeedOptions
 from trainer.limits import Every, Limits
@@ -114,6 +115,8 @@ class Trainer(Session, ModelVerbs):
         self.scaler = precision.make_scaler(
             loss_scale if loss_scale is not None else loss_scale_manager, self.precision
         )
+        if exact_resume:
+            replace_dropout(network, self.seed)
         precision.convert(network, self.precision)
         self.exact_resume = exact_resume
         self._options = StepOptions(
@@ -222,6 +225,10 @@ class Trainer(Session, ModelVerbs):
         self.builder.train_step(self._run_options())  # the snapshot restores its parameters
         if resume is not None and self.saver.resume(resume):
             self.callbacks.call("on_load_checkpoint", self)
+            if not repeatable(self.network):
+                logger.warning(
+                    "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
+                )
         base = self._limits_base
         train.limits = self.state.limits = Limits(
             epochs=None if epochs is None else base["epoch"] + epochs,
