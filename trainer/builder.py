@@ -105,11 +105,31 @@ class StepBuilder:
         step = self.train_step(options)
         if size is None:
             return self._with_tables(_single_runner(step, options))
+        return self._with_tables(_sunk_runner(self._sunk_steps(options, size, sample), options.keep_predictions))
+
+    def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
+        """Compile what `train` would run on chunks like `sample`, without running it.
+
+        Raises:
+            GraphError: MindSpore could not compile it.
+        """
+        cell, leading = self.train_step(options), (Tensor(False),)
+        if size is not None:
+            cell = self._sunk_steps(options, size, sample)
+            leading = (Tensor(size, mstype.int32), Tensor(False))
+        with self.training():
+            cell.set_train(True)
+            try:
+                cell.compile(*leading, *sample.tensors)
+            except Exception as error:
+                raise explained(error, sample) from None
+
+    def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk) -> SunkSteps:
         shape = self.row_shape(sample) if options.keep_predictions else None
         key = (size, shape)
         if key not in self._sunk:
-            self._sunk[key] = SunkSteps(step, size, shape)
-        return self._with_tables(_sunk_runner(self._sunk[key], shape is not None))
+            self._sunk[key] = SunkSteps(self.train_step(options), size, shape)
+        return self._sunk[key]
 
     def _with_tables(self, run: TrainRunner) -> TrainRunner:
         tables = self.tables

@@ -155,8 +155,7 @@ class Session:
     @contextlib.contextmanager
     def _session(self, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
         """Everything around a run that must happen whatever happens inside it."""
-        if self.state.phase is not Phase.IDLE:
-            raise ConfigurationError(f"the trainer is busy with {self.state.phase.value}; one run at a time")
+        self._check_idle()
         state = self.state
         trained_with = self.callbacks, self.history
         self._use(callbacks)
@@ -177,6 +176,10 @@ class Session:
                 self.callbacks, self.history = trained_with
             state.phase, self._loop, self._online = Phase.IDLE, None, None
             self._close_saver()
+
+    def _check_idle(self) -> None:
+        if self.state.phase is not Phase.IDLE:
+            raise ConfigurationError(f"the trainer is busy with {self.state.phase.value}; one run at a time")
 
     def _close_saver(self) -> None:
         if self.state.exception is None:

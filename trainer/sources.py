@@ -283,7 +283,7 @@ class IterableSource(Source):
         self.data = data
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.stays = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
-        self._one_shot = not self._is_factory and iter_is_self(data)
+        self.one_shot = not self._is_factory and iter_is_self(data)
         self._used = False
         self._told = False
         self._peeked: list[Any] = []
@@ -294,7 +294,7 @@ class IterableSource(Source):
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """Return the columns of one batch; what a one-pass iterator gave up for it is delivered later."""
         for item in self.data() if self._is_factory else self.data:
-            if self._one_shot:
+            if self.one_shot:
                 self._peeked.append(item)
             columns, self.names = _as_columns(item, self.names)
             return columns
@@ -306,7 +306,7 @@ class IterableSource(Source):
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches, each with the state its object tells."""
-        if self._one_shot and self._used:
+        if self.one_shot and self._used:
             raise DataError(
                 f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
                 "generator, a list, or an object with __iter__"

@@ -16,7 +16,7 @@ from trainer import arguments, columns, loop, precision
 from trainer.builder import StepBuilder, TrainRunner
 from trainer.compat import ModelVerbs
 from trainer.dropout import repeatable, replace_dropout
-from trainer.errors import DataError
+from trainer.errors import ConfigurationError, DataError
 from trainer.feed import Chunk, Feed, FeedOptions
 from trainer.limits import Every, Limits
 from trainer.metrics import get_metrics
@@ -245,6 +245,45 @@ class Trainer(Session, ModelVerbs):
                 self.saver.wait()
         finally:
             train.feed.close()
+
+    def compile(
+        self,
+        sample: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = -1,
+        *,
+        batch_size: int | None = None,
+    ) -> None:
+        """Compile the training program for data like `sample` ahead of time; nothing is trained and nothing changes.
+
+        Args:
+            sample: data as `fit` takes it; its first batches are read and their shapes used. A generator would lose
+                them: pass a function that returns one.
+            callbacks: those of the run to come; some of them (`TerminateOnNaN`, `SkipNonFinite`) change the program.
+            dataset_sink_mode, sink_size, batch_size: as they will be given to `fit`.
+
+        Raises:
+            ConfigurationError, DataError: as `fit` does; GraphError: MindSpore could not compile it.
+        """
+        source = make_source(sample, batch_size=batch_size, seed=self.seed)
+        if getattr(source, "one_shot", False):
+            raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
+        if self.builder.tables is not None:
+            raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
+        self._check_idle()
+        self._use(callbacks if callbacks is not None else [])
+        feed = self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size))
+        chunks = feed.chunks({})
+        try:
+            chunk = next(chunks, None)
+        finally:
+            chunks.close()
+            feed.close()
+        if chunk is None:
+            raise DataError("compile: the dataset delivered no batches")
+        size = len(chunk.arrays[0]) if chunk.stacked else None
+        self.builder.compile(self._run_options(), size, chunk)
 
     def _steps_per_epoch(self, source: Source) -> int | None:
         return None if source.size is None else -(-source.size // self.accumulate)

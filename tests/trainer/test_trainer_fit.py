@@ -10,8 +10,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from trainer import Callback, Every, Trainer
-from trainer.errors import ConfigurationError, GraphError
+from trainer import Callback, Every, TerminateOnNaN, Trainer
+from trainer.errors import ConfigurationError, DataError, GraphError
 
 RATE = 0.5
 
@@ -305,3 +305,51 @@ class TestNothingGlobalChanges:
         with pytest.raises(KeyError):
             fit(trainer, data, batch_size=64, callbacks=Fail(), sink_size=1)
         assert (network.training, [cell.training for cell in network]) == (False, [False, True, False, False])
+
+
+class TestCompile:
+    @pytest.mark.parametrize("sink_size", [1, 4])
+    def test_ahead_of_time_changes_nothing_and_is_what_fit_runs(
+        self, sink_size, mlp, batches, values, same, monkeypatch
+    ):
+        network = mlp()
+        optimizer = nn.Adam(network.trainable_params(), 0.01)
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, loss_scale=8)
+        before = values(network, optimizer)
+        trainer.compile(batches(64, 8), [TerminateOnNaN()], sink_size=sink_size)
+        assert same(before, values(network, optimizer))
+        assert trainer.state.progress.global_step == 0
+        assert not network.training
+
+        compiled = []
+
+        class Counting:
+            """MindSpore's graph executor, with its compilations counted."""
+
+            def __init__(self, executor):
+                self.executor = executor
+
+            def __call__(self, *args):
+                return self.executor(*args)
+
+            def __getattr__(self, name):
+                if name == "compile":
+                    compiled.append(1)
+                return getattr(self.executor, name)
+
+        executor = mindspore.common.api._cell_graph_executor
+        monkeypatch.setattr(executor, "_graph_executor", Counting(executor._graph_executor))
+        fit(trainer, batches(64, 8), callbacks=[TerminateOnNaN()], sink_size=sink_size)
+        assert compiled == []
+        fit(trainer, batches(32, 8), callbacks=[TerminateOnNaN()], sink_size=sink_size)
+        assert compiled == [1]
+
+    def test_says_what_is_wrong(self, linear, batches):
+        network = linear()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), RATE))
+        with pytest.raises(ConfigurationError, match="would use up the generator; pass a function"):
+            trainer.compile(batch for batch in batches(64))
+        with pytest.raises(DataError, match="received 1 columns"):
+            trainer.compile([(x,) for x, _ in batches(64)])
+        with pytest.raises(GraphError, match=r"column_0: float32\[64, 29\]"):
+            trainer.compile([(x[:, :29], y) for x, y in batches(64)], sink_size=1)
