@@ -27,7 +27,7 @@ class Tell(Callback):
 class Hang(Callback):
     def on_train_end(self, trainer):
         print("stopping", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 
 rng = np.random.default_rng(0)
 data = {"x": rng.normal(size=(320, 30)).astype(np.float32), "y": rng.integers(0, 2, (320, 1)).astype(np.float32)}
