@@ -92,6 +92,14 @@ class Session:
         self.state.skipped_steps = counters["skipped"]
         return counters
 
+    def read_bad_steps(self) -> list[int]:
+        """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        step = self.builder.step
+        if not hasattr(step, "bad_steps"):
+            return []
+        offset = self.state.progress.global_step - int(step.steps_done.asnumpy()) + 1
+        return sorted(int(index) + offset for index in step.bad_steps.asnumpy() if index >= 0)
+
     @property
     def position(self) -> dict[str, Any] | None:
         """Place in the data right after the last row trained on; None outside a run."""

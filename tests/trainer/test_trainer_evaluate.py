@@ -203,3 +203,20 @@ class TestPredict:
 
         logits, signs = Trainer(Two(), amp_level="O2").predict((cancer["x"],), batch_size=100)
         assert (logits.dtype, logits.shape, signs.dtype, signs.shape) == (np.float32, (569, 1), np.int32, (569, 30))
+
+
+def test_a_callback_may_evaluate_while_training_goes_on(linear, cancer, values, same):
+    seen = []
+
+    class Evaluate(Callback):
+        def on_train_epoch_end(self, trainer):
+            seen.append(trainer.evaluate(cancer, batch_size=100))
+
+    runs = []
+    for callbacks in ([], [Evaluate()]):
+        network = linear()
+        runs.append(Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), {"auc"}))
+        runs[-1].fit(cancer, 2, batch_size=100, callbacks=callbacks)
+    assert len(seen) == 2
+    assert seen[-1] == runs[1].evaluate(cancer, batch_size=100)
+    assert same(values(runs[0].network), values(runs[1].network))
