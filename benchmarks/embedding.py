@@ -78,7 +78,7 @@ def ours(rows: int, ids: str):
     table = network.embedding.host_table()
     for start in range(0, rows, 1 << 19):
         numbers = np.arange(start, min(rows, start + (1 << 19)))
-        table.preload(numbers * SPREAD, np.zeros((len(numbers), DIM), np.float32))
+        table.put(numbers * SPREAD, np.zeros((len(numbers), DIM), np.float32))
     window()
     return window
 

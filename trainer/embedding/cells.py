@@ -247,7 +247,7 @@ class Embedding(nn.Cell):
             self.host.table = SparseTable(self.spec, slots)
             self.host.optimizer = optimizer
             if self.preset is not None:
-                self.host.table.preload(*self.preset)
+                self.host.table.put(*self.preset)
         return self.host.table
 
     def places(self, positions):

@@ -50,6 +50,31 @@ class FieldMap:
     components: list[Component] = field(default_factory=list)
     dense: list[tuple[int, np.ndarray, int, str]] = field(default_factory=list)
 
+    def to_json(self) -> list[dict]:
+        """Return the components as JSON."""
+        return [
+            {
+                "specs": component.specs,
+                "parts": [[column, None if chosen is None else chosen.tolist()] for column, chosen in component.parts],
+                "reads": [mask.tolist() for mask in component.reads],
+            }
+            for component in self.components
+        ]
+
+    @classmethod
+    def from_json(cls, components: list[dict]) -> FieldMap:
+        """Return what `to_json` was called on, without the dense tables."""
+        return cls(
+            [
+                Component(
+                    one["specs"],
+                    [(column, None if chosen is None else np.array(chosen)) for column, chosen in one["parts"]],
+                    [np.array(mask, np.bool_) for mask in one["reads"]],
+                )
+                for one in components
+            ]
+        )
+
 
 def embedding_cells(network: nn.Cell) -> list[Embedding]:
     """Return all embedding cells of a network."""

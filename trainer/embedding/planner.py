@@ -76,10 +76,16 @@ class Planner:
         trainable: whether each table is trained.
         fields: what feeds them.
         accumulate: batches that share one optimizer update.
+        read_sizes: rows of each table's window in a program of fixed shape that only reads; None lets them grow.
     """
 
     def __init__(
-        self, tables: Sequence[SparseTable], trainable: Sequence[bool], fields: FieldMap, accumulate: int = 1
+        self,
+        tables: Sequence[SparseTable],
+        trainable: Sequence[bool],
+        fields: FieldMap,
+        accumulate: int = 1,
+        read_sizes: Sequence[int] | None = None,
     ) -> None:
         self.tables = list(tables)
         self.trainable = list(trainable)
@@ -87,8 +93,10 @@ class Planner:
         self.accumulate = accumulate
         self._work_sizes = [0] * len(self.tables)
         self._step_sizes = [0] * len(self.tables)
-        self._read_sizes = [0] * len(self.tables)
+        self._read_sizes = list(read_sizes or [0] * len(self.tables))
         self._map_sizes: dict[tuple[int, bool], int] = {}
+        for index in range(len(self.tables)) if read_sizes else ():
+            self._map_sizes[index, False] = max(read_sizes)
         self._carry: dict[int, np.ndarray] = {}
         # training and evaluation may be prepared on two threads at once
         self._rows, self._steps, self._seen = Distinct(), Distinct(), Distinct()

@@ -157,9 +157,11 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         CheckpointDamagedError: a delta does not fit the state it is applied to.
     """
     name = table.spec.name
+    # a table that is only read has no slots and takes the weights alone
+    width = json["width"] if table.width == table.spec.dim else table.width
     checks = (
         ("dim", table.spec.dim, "dim"),
-        ("width", table.width, "optimizer"),
+        ("width", width, "optimizer"),
         ("seed", f"{table.seed:016x}", "name"),
     )
     for what, own, reason in checks:
@@ -173,7 +175,7 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         table.rollback()
         if json["full"]:
             table.clear()
-        _remove(table, np.asarray(arrays["removed"], np.int64))
+        table.discard(np.asarray(arrays["removed"], np.int64))
         own = rows != DEFAULT_ROW
         present = table.map.get(ids[own])
         fits = (present < 0) | (present == rows[own])
@@ -183,7 +185,7 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
             raise CheckpointDamagedError(f"the delta of table {name!r} does not fit the state before it")
         table.reserve(int(json["next_row"]))
         table.map.add(ids[own][present < 0], rows[own][present < 0])
-        table.store.write(rows, np.asarray(arrays["values"], np.float32))
+        table.store.write(rows, np.asarray(arrays["values"], np.float32)[:, : table.width])
         table.columns["id"][rows] = ids
         table.columns["live"][rows] = True
         for meta in table.meta_names:
@@ -223,10 +225,3 @@ def rewind(table: SparseTable, states: Sequence[tuple[Mapping[str, np.ndarray], 
             table.store.write(rows[known], values[known])
         for follower in table.tombstones:
             table.columns[dirty_column(follower)][live] = True
-
-
-def _remove(table: SparseTable, ids: np.ndarray) -> None:
-    ids = np.unique(ids)
-    rows = table.map.get(ids)
-    table.map.remove(ids)
-    table.columns["live"][rows[rows >= 0]] = False

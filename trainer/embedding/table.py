@@ -154,18 +154,35 @@ class SparseTable:
             self.next_row = DEFAULT_ROW + 1
             self.set_free_rows()
 
-    def preload(self, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Give `ids` (int64 [n], all new) rows with the given weights, float32 [n, dim]."""
-        rows = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
-        self.reserve(self.next_row + len(ids))
-        self.next_row += len(ids)
+    def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids are given rows.
+
+        Not for a table whose plans are under way.
+        """
+        weights = np.asarray(weights, np.float32)
         with self.changing():
-            self.store.write(rows, self.packed(np.asarray(weights, np.float32)))
-            self.map.add(ids, rows)
+            rows = self.map.get(ids)
+            new = np.flatnonzero(rows < 0)
+            free, self.free = self.free[: len(new)], self.free[len(new) :]
+            fresh = np.arange(self.next_row, self.next_row + len(new) - len(free), dtype=np.int32)
+            rows[new] = np.concatenate((free, fresh))
+            self.next_row += len(fresh)
+            self.reserve(self.next_row)
+            self.map.add(ids[new], rows[new])
+            self.store.write(rows, self.packed(weights))
             self.columns["id"][rows] = ids
             self.columns["live"][rows] = True
             for follower in self.tombstones:
                 self.columns[dirty_column(follower)][rows] = True
+
+    def discard(self, ids: np.ndarray) -> None:
+        """Take the rows of `ids` (int64 [n]) from them; unknown ids are ignored. Not while plans are under way."""
+        ids = np.unique(ids)
+        with self.changing():
+            rows = self.map.get(ids)
+            self.map.remove(ids)
+            self.columns["live"][rows[rows >= 0]] = False
+            self.set_free_rows()
 
     def follow(self, follower: str) -> None:
         """Keep account of changed rows for `follower` from now on; everything there is counts as changed."""

@@ -14,7 +14,7 @@ from mindspore import dtype as mstype
 from trainer.embedding import state
 from trainer.embedding.cells import FIRST_WINDOW, Embedding, hide
 from trainer.embedding.fields import FieldMap, embedding_cells, find_fields
-from trainer.embedding.optimizers import RowOptimizer, row_optimizer_like
+from trainer.embedding.optimizers import RowOptimizer, RowSGD, row_optimizer_like
 from trainer.embedding.planner import Planner, SparsePlan, TablePlan
 from trainer.errors import CheckpointMismatchError, ConfigurationError
 
@@ -150,10 +150,13 @@ class SparseTables(nn.Cell):
         hide(self, "tables", {})
         programs = []
         for cell in position.values():
-            optimizer = cell.row_optimizer or cell.host.optimizer or row_optimizer_like(dense_optimizer)
+            optimizer = cell.row_optimizer or cell.host.optimizer
+            if optimizer is None and dense_optimizer is not None:
+                optimizer = row_optimizer_like(dense_optimizer)
             table = cell.host_table(optimizer)
             self.tables[cell.spec.name] = table
-            programs.append(TableProgram(cell, cell.host.optimizer, table.first_slots))
+            # without any optimizer the rows are only read and have no slots
+            programs.append(TableProgram(cell, cell.host.optimizer or RowSGD(), table.first_slots))
         self.programs = nn.CellList(programs, auto_prefix=False)
         order = {index: place for place, index in enumerate(position)}
         for component in fields.components:
