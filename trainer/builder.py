@@ -17,6 +17,7 @@ from trainer.arguments import is_training_step
 from trainer.columns import label_columns
 from trainer.errors import ConfigurationError, GraphError
 from trainer.feed import Chunk, to_tensor
+from trainer.graphcall import GraphCall
 from trainer.program import (
     CustomStep,
     EvalStep,
@@ -239,7 +240,7 @@ class StepBuilder:
 
 def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
     step.set_train(True)
-    run = step.compile_and_run
+    run = GraphCall(step)
     flags = (Tensor(False), Tensor(True))
     keep = options.keep_predictions
 
@@ -255,7 +256,7 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
 
 def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
     sunk.set_train(True)
-    run = sunk.compile_and_run
+    run = GraphCall(sunk)
     flags = (Tensor(False), Tensor(True))
     counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
 

@@ -1,0 +1,43 @@
+"""Calling a compiled cell without the search for its program at every call."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from mindspore import Tensor, nn
+
+# `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell while doing so: hundreds of
+# Python calls, more than half of the host time of a small step. MindSpore has no public name for running a program that
+# is known to be compiled.
+try:
+    from mindspore.common.api import _cell_graph_executor
+
+    _execute: Any = getattr(_cell_graph_executor, "_exec_pip", None)
+except ImportError:
+    _execute = None
+
+
+class GraphCall:
+    """Runs a cell as a graph, by its compiled program at once where the arguments are like those of an earlier call.
+
+    Args:
+        cell: the cell; only tensors are passed to it.
+    """
+
+    def __init__(self, cell: nn.Cell) -> None:
+        self._cell = cell
+        self._programs: dict[Any, str] = {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Return what the cell's graph returns; compiles it for arguments of new shapes or dtypes."""
+        cell = self._cell
+        key = (cell.phase, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        program = self._programs.get(key)
+        if program is not None:
+            return _execute(cell, *tensors, phase=program)
+        outputs = cell.compile_and_run(*tensors)
+        if _execute is not None:
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                self._programs[key] = cell.phase_cache[cell.phase]
+        return outputs
