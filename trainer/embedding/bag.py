@@ -69,7 +69,7 @@ class EmbeddingBag(Embedding):
             norm = norm.sum(1)
         else:
             places = ops.arange(values.shape[0])
-            bags = ops.cast(ops.searchsorted(offsets, places, right=True), mstype.int32) - 1
+            bags = ops.cast(ops.searchsorted(ops.cast(offsets, places.dtype), places, right=True), mstype.int32) - 1
             total = ops.unsorted_segment_sum(values, bags, offsets.shape[0])
             norm = ops.unsorted_segment_sum(norm, bags, offsets.shape[0])
         if self.combiner == "sum":
