@@ -92,6 +92,10 @@ class Model:
         outputs = tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
         return outputs if len(outputs) > 1 else outputs[0]
 
+    def graph_tables(self) -> dict[str, SparseTable]:
+        """Return the tables being served, by name; not to be changed."""
+        return self._graph.tables
+
     def _columns(self, graph: ServedGraph, batch: Any) -> list[np.ndarray]:
         names, shapes = graph.about["columns"], graph.about["shapes"]
         if isinstance(batch, Mapping):
