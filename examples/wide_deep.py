@@ -9,6 +9,9 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import HeNormal, Normal, initializer
 
 from examples.movielens import SIZES
+from trainer.embedding import Embedding
+
+RAW_IDS = ("user", "item")
 
 
 class WideDeep(nn.Cell):
@@ -22,9 +25,14 @@ class WideDeep(nn.Cell):
         hidden: widths of the perceptron's hidden layers.
         sigma: standard deviation of the embeddings' first values.
         sizes: rows of each table, by feature name; those of `examples.movielens` by default.
+        crosses: give the linear model products of features too: each user's weight for every genre and year, and each
+            item's for every gender and age. With few users known, they generalize better than ids alone.
+        raw_ids: look users and items up in tables that take any ids and grow with them, instead of numbering them. An
+            id that training has not seen then reads zeros, as row 0 does otherwise.
 
     Inputs:
-        user, item, age, gender, occupation, year: int32 [B], below their sizes.
+        user, item, age, gender, occupation, year: int32 [B], below their sizes; with `raw_ids`, user and item may be
+            any integers or strings.
         genres: float32 [B, number of genres], 0 or 1.
 
     Outputs:
@@ -37,14 +45,20 @@ class WideDeep(nn.Cell):
         hidden: Sequence[int] = (64, 32),
         sigma: float = 0.01,
         sizes: Mapping[str, int] = SIZES,
+        crosses: bool = False,
+        raw_ids: bool = False,
     ) -> None:
         super().__init__()
 
-        def wide(name: str) -> nn.Embedding:
-            return nn.Embedding(sizes[name], 1, embedding_table="zeros")
+        def wide(name: str, width: int = 1) -> nn.Cell:
+            if raw_ids and name in RAW_IDS:
+                return Embedding(width, initializer="zeros")
+            return nn.Embedding(sizes[name], width, embedding_table="zeros")
 
-        def deep(name: str) -> nn.Embedding:
-            unseen = 0 if name in ("user", "item") else None
+        def deep(name: str) -> nn.Cell:
+            if raw_ids and name in RAW_IDS:
+                return Embedding(dim, scale=sigma)
+            unseen = 0 if name in RAW_IDS else None
             return nn.Embedding(sizes[name], dim, embedding_table=Normal(sigma), padding_idx=unseen)
 
         self.wide_user, self.user = wide("user"), deep("user")
@@ -55,6 +69,12 @@ class WideDeep(nn.Cell):
         self.wide_year, self.year = wide("year"), deep("year")
         self.wide_genres = Parameter(initializer("zeros", (sizes["genres"], 1)), name="wide_genres")
         self.genres = Parameter(initializer(Normal(sigma), (sizes["genres"], dim)), name="genres")
+
+        self.crosses = crosses
+        if crosses:
+            self.user_by_film = wide("user", sizes["genres"] + sizes["year"])
+            self.item_by_person = wide("item", sizes["gender"] + sizes["age"])
+        self.sizes = dict(sizes)
 
         widths = [dim * len(sizes), *hidden]
         layers: list[nn.Cell] = []
@@ -75,6 +95,11 @@ class WideDeep(nn.Cell):
             + self.wide_year(year)
             + ops.matmul(genres, self.wide_genres)
         )
+        if self.crosses:
+            film = self.concat((genres, self._one_hot("year", year)))
+            person = self.concat((self._one_hot("gender", gender), self._one_hot("age", age)))
+            wide += (self.user_by_film(user) * film).sum(axis=1, keepdims=True)
+            wide += (self.item_by_person(item) * person).sum(axis=1, keepdims=True)
         deep = self.deep(
             self.concat(
                 (
@@ -89,3 +114,6 @@ class WideDeep(nn.Cell):
             )
         )
         return (wide + deep).reshape(-1)
+
+    def _one_hot(self, name, values):
+        return ops.one_hot(values, self.sizes[name], 1.0, 0.0)
