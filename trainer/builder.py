@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from trainer.arguments import is_training_step
+from trainer.boost import Boost, share_state, slice_optimizer
 from trainer.columns import label_columns
 from trainer.errors import ConfigurationError, GraphError
 from trainer.feed import Chunk, to_tensor
@@ -48,6 +50,8 @@ class StepBuilder:
         cast: whether outputs are cast to float32 (some cells compute in low precision).
         eval_network: cell returning loss, prediction and label, or None to build one.
         options: what each step does; `keep_predictions`, `guard` and `halt` are set per run.
+        boost: which layers freeze when; see `trainer.boost`.
+        steps_done: returns the number of optimizer steps done, which decides what is frozen.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class StepBuilder:
         cast: bool = False,
         eval_network: nn.Cell | None = None,
         options: StepOptions | None = None,
+        boost: Boost | None = None,
+        steps_done: Callable[[], int] = lambda: 0,
     ) -> None:
         self.network = network
         self.loss_fn = loss_fn
@@ -66,11 +72,14 @@ class StepBuilder:
         self.cast = cast
         self.eval_network = eval_network
         self.options = options or StepOptions()
+        self.boost = boost or Boost()
+        self.steps_done = steps_done
         self.label_count = label_columns(loss_fn)
         self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
         self.tables: SparseTables | None = None
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None
+        self._frozen: dict[int, TrainStep] = {}
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
         self._predict: nn.Cell | None = None
@@ -98,15 +107,50 @@ class StepBuilder:
                 self.tables,
             )
         self._step_options = options
+        self._frozen.clear()
         self._sunk.clear()
         return self.step
 
+    def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
+        """Return the step that leaves the first `depth` parameters as they are; it counts where the whole one does."""
+        whole = self.train_step(options)
+        if not depth:
+            return whole
+        if depth not in self._frozen:
+            step = TrainStep(
+                self.forward,
+                slice_optimizer(self.optimizer, depth),
+                self.optimizer.parameters[depth:],
+                dataclasses.replace(options, transform=self.boost.transform(depth)),
+                moving_statistics(self.network),
+            )
+            share_state(step, whole, depth)
+            self._frozen[depth] = step
+        return self._frozen[depth]
+
+    @property
+    def _depths(self) -> tuple[int, ...]:
+        freezing = self.boost.freezing if self.tables is None else None
+        return (0,) if freezing is None else (0, *freezing.depths)
+
     def train(self, options: StepOptions, size: int | None, sample: Chunk) -> TrainRunner:
         """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""
-        step = self.train_step(options)
+        runners = {0: self._runner(options, size, sample, 0)}
+        if len(self._depths) == 1:
+            return self._with_tables(runners[0])
+
+        def train(chunk: Chunk) -> StepOutputs:
+            depth = self.boost.freezing.next(self.steps_done(), "fill" in chunk.position)
+            if depth not in runners:
+                runners[depth] = self._runner(options, size, sample, depth)
+            return runners[depth](chunk)
+
+        return train
+
+    def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return self._with_tables(_single_runner(step, options))
-        return self._with_tables(_sunk_runner(self._sunk_steps(options, size, sample), options.keep_predictions))
+            return _single_runner(self._frozen_step(options, depth), options)
+        return _sunk_runner(self._sunk_steps(options, size, sample, depth), options.keep_predictions)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
         """Compile what `train` would run on chunks like `sample`, without running it.
@@ -114,22 +158,24 @@ class StepBuilder:
         Raises:
             GraphError: MindSpore could not compile it.
         """
-        cell, leading = self.train_step(options), (Tensor(False),)
-        if size is not None:
-            cell = self._sunk_steps(options, size, sample)
-            leading = (Tensor(size, mstype.int32), Tensor(False))
-        with self.training():
-            cell.set_train(True)
-            try:
-                cell.compile(*leading, *sample.tensors)
-            except Exception as error:
-                raise explained(error, sample) from None
+        for depth in self._depths:
+            cell: nn.Cell = self._frozen_step(options, depth)
+            leading = (Tensor(False),)
+            if size is not None:
+                cell = self._sunk_steps(options, size, sample, depth)
+                leading = (Tensor(size, mstype.int32), Tensor(False))
+            with self.training():
+                cell.set_train(True)
+                try:
+                    cell.compile(*leading, *sample.tensors)
+                except Exception as error:
+                    raise explained(error, sample) from None
 
-    def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk) -> SunkSteps:
+    def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk, depth: int) -> SunkSteps:
         shape = self.row_shape(sample) if options.keep_predictions else None
-        key = (size, shape)
+        key = (size, shape, depth)
         if key not in self._sunk:
-            self._sunk[key] = SunkSteps(self.train_step(options), size, shape)
+            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape)
         return self._sunk[key]
 
     def _with_tables(self, run: TrainRunner) -> TrainRunner:

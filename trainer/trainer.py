@@ -12,6 +12,8 @@ from mindspore import nn
 
 from callbacks import History
 from trainer import arguments, columns, loop, precision
+from trainer.boost import MOST_STEPS_A_CALL as MOST_FROZEN_STEPS
+from trainer.boost import make_boost
 from trainer.builder import StepBuilder, TrainRunner
 from trainer.compat import ModelVerbs
 from trainer.dropout import repeatable, replace_dropout
@@ -116,6 +118,10 @@ class Trainer(Inference, ModelVerbs):
         )
         if exact_resume:
             replace_dropout(network, self.seed)
+        self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
+        self.boost_parts = self.boost.parts
+        if self.boost.freezing is not None:
+            self.parts["boost"] = self.boost.freezing
         precision.convert(network, self.precision)
         self.exact_resume = exact_resume
         self._options = StepOptions(
@@ -123,6 +129,8 @@ class Trainer(Inference, ModelVerbs):
             accumulate=self.accumulate,
             clip_norm=arguments.check_positive("clip_norm", clip_norm),
             clip_value=arguments.check_positive("clip_value", clip_value),
+            transform=self.boost.transform(),
+            reduce=self.boost.reduce,
         )
         self.builder = StepBuilder(
             network,
@@ -131,6 +139,8 @@ class Trainer(Inference, ModelVerbs):
             cast=self.precision.lowers,
             eval_network=eval_network,
             options=self._options,
+            boost=self.boost,
+            steps_done=lambda: self.state.progress.global_step,
         )
         self.label_count = self.builder.label_count
         self.tables: TableFeed | None = None
@@ -291,10 +301,9 @@ class Trainer(Inference, ModelVerbs):
         def batches_per_call(item: Item) -> int:
             steps = steps_per_call
             if steps is None:
+                most = MOST_SUNK_STEPS if self.boost.freezing is None else MOST_FROZEN_STEPS
                 size = max(1, sum(column.nbytes for column in item.columns) * self.accumulate)
-                steps = max(
-                    1, min(MOST_SUNK_STEPS, MOST_SUNK_BYTES // size, self._steps_per_epoch(source) or MOST_SUNK_STEPS)
-                )
+                steps = max(1, min(most, MOST_SUNK_BYTES // size, self._steps_per_epoch(source) or most))
             self.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step a call"
             logger.info("sink mode: %s", self.sink_mode)
             return steps * self.accumulate
