@@ -1,0 +1,251 @@
+"""Contenders side by side: each a process of its own that works when told to, window by window in turn.
+
+On a shared machine the weather changes from second to second, and absolute times say little. So every contender does
+a window of work, then the next one, round after round; what is reported is the ratio of windows that lie side by side:
+its median over the rounds and the quartiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+OURS, PEERS = "ours", "peers"
+MARK = "\x1e"
+PATIENCE = 1800.0
+AGREEMENT = 2e-3  # largest relative difference of two loss curves that counts as the same computation
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A comparison.
+
+    Attributes:
+        ours: name of the contender above the line.
+        other: name of the contender below it.
+        goal: largest value wanted, or None.
+        plus: microseconds a step that `ours` may take besides (goals such as "the raw loop + 20 us").
+    """
+
+    ours: str
+    other: str
+    goal: float | None = None
+    plus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Contenders that do the same work.
+
+    Attributes:
+        case: letter of the case.
+        title: what is done.
+        module: name of the module in `benchmarks.cases` that makes the contenders.
+        contenders: name -> `OURS` or `PEERS`, the environment it needs.
+        options: handed to whoever makes a contender.
+        ratios: what is compared.
+        same: sets of contenders whose losses must agree.
+        unit: of the figures: "us/step", "rows/s", "ms" or "s".
+        goals: smallest value wanted, by contender, where there is no peer.
+    """
+
+    case: str
+    title: str
+    module: str
+    contenders: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+    ratios: tuple[Ratio, ...] = ()
+    same: tuple[tuple[str, ...], ...] = ()
+    unit: str = "us/step"
+    goals: dict[str, float] = field(default_factory=dict)
+
+
+class ContenderError(RuntimeError):
+    """A contender could not be made or ended early."""
+
+
+class Contender:
+    """A process that works on demand.
+
+    Args:
+        group: what it belongs to.
+        name: which contender it is.
+        python: the interpreter to run it.
+        log: file for what it prints.
+    """
+
+    def __init__(self, group: Group, name: str, python: Path, log: Path) -> None:
+        self.name, self.log = name, log
+        self.windows: list[dict[str, float]] = []
+        command = [str(python), "-m", "benchmarks.worker", group.module, name, json.dumps(group.options)]
+        self._errors = open(log, "ab")  # noqa: SIM115 (open as long as the process)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+
+    def ask(self, what: str) -> Any:
+        """Return the answer to "ready", "losses" or "window".
+
+        Raises:
+            ContenderError: it has ended instead.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(what + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[1:])
+        tail = self.log.read_text("utf-8", "replace").splitlines()[-12:]
+        raise ContenderError(f"{self.name} ended early:\n" + "\n".join(tail))
+
+    def close(self) -> None:
+        """Let it end."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+@dataclass
+class Measured:
+    """What came of a group.
+
+    Attributes:
+        group: what was measured.
+        values: contender -> one value a window, in the group's unit.
+        extra: contender -> further figures, medians over the windows.
+        agreement: largest relative difference of losses that should be the same; NaN where there is nothing to compare.
+        problems: contenders that could not take part, and losses that differ.
+    """
+
+    group: Group
+    values: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, dict[str, float]] = field(default_factory=dict)
+    agreement: float = float("nan")
+    problems: list[str] = field(default_factory=list)
+
+    def ratio(self, ratio: Ratio) -> tuple[float, float, float] | None:
+        """Return the median of the paired ratios and their quartiles; None when one side is missing."""
+        if not (self.values.get(ratio.ours) and self.values.get(ratio.other)):
+            return None
+        ours, other = np.array(self.values[ratio.ours]), np.array(self.values[ratio.other])
+        count = min(len(ours), len(other))
+        pairs = ours[:count] / other[:count]
+        low, middle, high = np.percentile(pairs, [25, 50, 75])
+        return float(middle), float(low), float(high)
+
+    def met(self, ratio: Ratio) -> bool | None:
+        """Return whether the goal of a ratio is met; None when there is none, or nothing was measured."""
+        found = self.ratio(ratio)
+        if found is None or (ratio.goal is None and not ratio.plus):
+            return None
+        if ratio.plus:
+            ours, other = (np.median(self.values[name]) for name in (ratio.ours, ratio.other))
+            return bool(ours <= other + ratio.plus)
+        return found[0] <= ratio.goal
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain form."""
+        return {
+            "case": self.group.case,
+            "title": self.group.title,
+            "unit": self.group.unit,
+            "values": self.values,
+            "extra": self.extra,
+            "agreement": self.agreement,
+            "problems": self.problems,
+            "ratios": [
+                {"ours": r.ours, "other": r.other, "goal": r.goal, "plus": r.plus, "found": self.ratio(r)}
+                for r in self.group.ratios
+            ],
+        }
+
+
+def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path, check: bool = True) -> Measured:
+    """Measure a group: start every contender, check that they compute the same, then let them work in turn.
+
+    Args:
+        group: what to measure.
+        windows: rounds.
+        interpreters: environment -> interpreter; contenders without one are left out.
+        folder: for the contenders' logs.
+        check: whether to compare losses first.
+    """
+    measured = Measured(group)
+    with contextlib.ExitStack() as stack:
+        contenders: list[Contender] = []
+        for name, environment in group.contenders.items():
+            if environment not in interpreters:
+                measured.problems.append(f"{name}: left out, its environment is missing")
+                continue
+            contender = Contender(group, name, interpreters[environment], folder / f"{group.module}-{len(contenders)}.log")
+            stack.callback(contender.close)
+            with _noting(measured, contender, contenders):
+                contender.ask("ready")
+                contenders.append(contender)
+        if check and group.same:
+            compare(measured, {c.name: c.ask("losses") for c in contenders if any(c.name in s for s in group.same)})
+        for number in range(windows):
+            # back and forth, so that nobody is always measured right after the same neighbour
+            for contender in list(contenders if number % 2 == 0 else contenders[::-1]):
+                with _noting(measured, contender, contenders):
+                    contender.windows.append(contender.ask("window"))
+        for contender in contenders:
+            collect(measured, contender)
+    return measured
+
+
+@contextlib.contextmanager
+def _noting(measured: Measured, contender: Contender, contenders: list[Contender]) -> Iterator[None]:
+    try:
+        yield
+    except ContenderError as error:
+        measured.problems.append(str(error))
+        print(error, file=sys.stderr)
+        if contender in contenders:
+            contenders.remove(contender)
+
+
+def compare(measured: Measured, losses: dict[str, Sequence[float]]) -> None:
+    """Note how far losses differ that should be the same."""
+    worst = []
+    for names in measured.group.same:
+        curves = {name: np.array(losses[name]) for name in names if name in losses}
+        first = next(iter(curves.values()), None)
+        for name, curve in list(curves.items())[1:]:
+            difference = float(np.max(np.abs(curve - first) / np.maximum(np.abs(first), 1e-3)))
+            worst.append(difference)
+            if not difference <= AGREEMENT:
+                measured.problems.append(f"the losses of {name} and {names[0]} differ by up to {difference:.1%}")
+    measured.agreement = max(worst, default=float("nan"))
+
+
+def collect(measured: Measured, contender: Contender) -> None:
+    """Take over a contender's windows: a value each, and the medians of everything else it told."""
+    unit = measured.group.unit
+    values = []
+    for window in contender.windows:
+        if unit == "us/step":
+            values.append(window["seconds"] / window["steps"] * 1e6)
+        elif unit == "rows/s":
+            values.append(window["rows"] / window["seconds"])
+        else:
+            values.append(window["seconds"] * (1e3 if unit == "ms" else 1.0))
+    measured.values[contender.name] = values
+    names = {name for window in contender.windows for name in window} - {"seconds", "steps", "rows"}
+    medians = {name: [window[name] for window in contender.windows if name in window] for name in sorted(names)}
+    measured.extra[contender.name] = {name: float(np.median(found)) for name, found in medians.items()}

@@ -1,0 +1,32 @@
+"""A contender's process: makes one contender of a case and does what standard input says, line by line.
+
+    python -m benchmarks.worker MODULE NAME OPTIONS
+
+"ready" is answered when it is made, "losses" with the losses of its first steps, "window" with what a window of work
+took. Answers are lines of JSON after a mark, since frameworks print as they like.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+os.environ.setdefault("GLOG_v", "3")
+
+MARK = "\x1e"
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    module, name, options = sys.argv[1:4]
+    contender = importlib.import_module(f"benchmarks.cases.{module}").make(name, json.loads(options))
+    for line in sys.stdin:
+        what = line.strip()
+        answer = 1 if what == "ready" else getattr(contender, what)()
+        print(f"\n{MARK}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
