@@ -34,7 +34,7 @@ class TableFeed:
         optimizer: nn.Cell | None,
         accumulate: int,
     ) -> TableFeed | None:
-        """Return the feed of the network's sparse tables, or None when all its embeddings are dense.
+        """Return the feed of the network's tables, or None when there is nothing to translate or to check.
 
         Args:
             network: network with embedding cells.
@@ -47,7 +47,8 @@ class TableFeed:
             ConfigurationError: a cell's ids do not come unchanged from a column.
         """
         tables = SparseTables.find(network, sample, names, optimizer, accumulate)
-        return cls(tables) if tables is not None and tables.input_count else None
+        used = tables is not None and (tables.input_count or tables.planner.fields.dense)
+        return cls(tables) if used else None
 
     def prepare(
         self, columns: Columns, stacked: bool, batches: int, fill: int, flush: bool, now: float | None

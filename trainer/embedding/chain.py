@@ -37,6 +37,7 @@ class Chain:
         self._changed = self.tables.changed(self.FOLLOWER)
         self.delta = (
             newest is not None
+            and bool(self.tables.tables)
             and newest.parent == path.parent
             and newest.name != path.name
             and newest.is_dir()

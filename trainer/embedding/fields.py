@@ -44,11 +44,11 @@ class FieldMap:
 
     Attributes:
         components: groups of sparse tables.
-        dense: (column, elements, capacity, table name) of ordinary dense embeddings, for range checks.
+        dense: (column, elements, capacity, padding or None, table name) of ordinary dense embeddings, for range checks.
     """
 
     components: list[Component] = field(default_factory=list)
-    dense: list[tuple[int, np.ndarray, int, str]] = field(default_factory=list)
+    dense: list[tuple[int, np.ndarray, int, int | None, str]] = field(default_factory=list)
 
     def to_json(self) -> list[dict]:
         """Return the components as JSON."""
@@ -122,7 +122,7 @@ def _fields_of(cell: Embedding) -> tuple[str, ...]:
 def _trace(network, traced, cells, columns, names, owners, keys) -> None:
     sample = [_sample(np.asarray(column)) for column in columns]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
-    if not candidates:
+    if not candidates and any(not cell.is_dense for cell in traced):
         raise ConfigurationError("the network has embedding cells, but no input column holds integers or strings")
     marked = _mark(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
@@ -150,12 +150,13 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
             if cell.field is None:
                 for element in set((offsets[inside] % max(1, marked[i].size // _ROWS)).tolist()):
                     owners[i][element].add(keys.index(id(cell.spec)))
-        if strict and hits < len(flat) and cell.field is None:
+        if strict and hits < len(flat) and cell.field is None and not cell.is_dense:
             raise ConfigurationError(_untraceable(cell, names))
         if hits:
             reached.add(id(cell))
     for cell in traced:
-        if id(cell) not in reached:
+        # a dense table may be fed with anything that is in range
+        if id(cell) not in reached and not cell.is_dense:
             text = _untraceable(cell, names)
             raise ConfigurationError(text if failure is None else f"{text}; the trial run failed with: {failure}")
 
@@ -250,7 +251,9 @@ def _group(tables: list[Embedding], owners, shapes, names: Sequence[str]) -> Fie
                 capacity = min(tables[m].spec.capacity for m in members)
                 everything = np.arange(int(np.prod(shapes[column])))
                 name = tables[members[0]].spec.name
-                result.dense.append((column, everything if chosen is None else chosen, capacity, name))
+                padding = tables[members[0]].spec.padding
+                chosen = everything if chosen is None else chosen
+                result.dense.append((column, chosen, capacity, padding, name))
         else:
             result.components.append(Component(members, parts, [np.array(mask, np.bool_) for mask in reads]))
     return result

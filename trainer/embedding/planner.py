@@ -152,7 +152,7 @@ class Planner:
     # -- columns -------------------------------------------------------------------------------------------------
 
     def _check_dense(self, columns: Sequence[np.ndarray], stacked: bool, num_batches: int) -> None:
-        for column, elements, capacity, name in self.fields.dense:
+        for column, elements, capacity, padding, name in self.fields.dense:
             values = _batches(np.asarray(columns[column]), stacked)[:num_batches]
             if values.dtype.kind not in "iu":
                 raise DataError(
@@ -160,10 +160,12 @@ class Planner:
                     "mode='sparse' takes any ids"
                 )
             values = values.reshape(-1, int(np.prod(values.shape[2:])))[:, elements]
+            if padding is not None:
+                values = values[values != padding]
             low, high = int(values.min(initial=0)), int(values.max(initial=0))
-            if high >= capacity or low < -1:
+            if high >= capacity or low < 0:
                 raise DataError(
-                    f"dense table {name!r} takes ids from 0 to {capacity - 1}; received {low if low < -1 else high}. "
+                    f"dense table {name!r} takes ids from 0 to {capacity - 1}; received {low if low < 0 else high}. "
                     "mode='sparse' takes any ids"
                 )
 

@@ -8,6 +8,7 @@ from mindspore import nn
 from callbacks import Callback
 from trainer import Trainer, checkpoint
 from trainer.embedding import Embedding, Eviction
+from trainer.errors import DataError
 
 BATCH, STEPS = 16, 24
 
@@ -112,3 +113,12 @@ def test_weights_alone_bring_the_rows_along(tmp_path):
     fit(other, stop=2)
     other.load(tmp_path, weights_only=True)
     assert content(other)[:2] == content(run)[:2]
+
+
+def test_dense_tables_name_an_id_out_of_range():
+    network = nn.SequentialCell(Embedding(4, 10, name="small"), nn.Flatten(), nn.Dense(8, 1))
+    run = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params()))
+    labels = np.zeros((16, 1), np.float32)
+    run.fit((np.full((16, 2), 9), labels), batch_size=8)
+    with pytest.raises(DataError, match=r"'small' takes ids from 0 to 9; received 10"):
+        run.fit((np.full((16, 2), 10), labels), batch_size=8)

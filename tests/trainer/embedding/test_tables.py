@@ -246,9 +246,9 @@ def test_the_network_keeps_its_own_parameters_to_itself(single):
 
 
 class Computed(nn.Cell):
-    def __init__(self):
+    def __init__(self, capacity=None):
         super().__init__()
-        self.embedding = Embedding(DIM, name="computed")
+        self.embedding = Embedding(DIM, capacity, name="computed")
 
     def construct(self, ids):
         return self.embedding(ids % 10).sum()
@@ -257,6 +257,11 @@ class Computed(nn.Cell):
 def test_ids_that_were_computed_with_are_refused():
     with pytest.raises(ConfigurationError, match=r"'computed' receives do not come unchanged .*columns: user.*field="):
         SparseTables.find(Computed(), [np.zeros((4, 2), np.int64)], ("user",))
+
+
+def test_a_dense_table_takes_computed_numbers():
+    tables = SparseTables.find(Computed(10), [np.zeros((4, 2), np.int64)], ("user",))
+    assert not tables.tables
 
 
 def test_a_field_must_exist():
@@ -271,6 +276,8 @@ def test_small_tables_are_dense_parameters_with_checked_ids():
     assert not tables.tables
     with pytest.raises(DataError, match=r"'small' takes ids from 0 to 99; received 100.*mode='sparse'"):
         tables.planner.plan((np.full((4, FIELDS), 100),), False, 1)
+    with pytest.raises(DataError, match="received -1"):
+        tables.planner.plan((np.full((4, FIELDS), -1),), False, 1)
 
 
 def test_networks_without_embeddings_have_no_tables():
