@@ -1,0 +1,62 @@
+"""DeepFM on MovieLens-100K, fed with the ids that are in the files."""
+
+import json
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from examples.deepfm import DeepFM, DeepFMHead, FactorizationMachine
+from examples.movielens import MovieLens
+from trainer.embedding import Embedding
+from trainer.experiment.cli import main
+
+
+def test_the_factorization_machine_is_the_sum_over_all_pairs():
+    vectors = np.random.default_rng(0).standard_normal((5, 7, 4)).astype(np.float32)
+    pairs = [(i, j) for i in range(7) for j in range(i)]
+    wanted = sum((vectors[:, i] * vectors[:, j]).sum(axis=1) for i, j in pairs)
+    np.testing.assert_allclose(FactorizationMachine()(Tensor(vectors)).asnumpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_both_halves_read_the_same_vectors():
+    head = DeepFMHead(3, 2, hidden=[4])
+    vectors = Tensor(np.random.default_rng(1).standard_normal((6, 3, 2)).astype(np.float32))
+    wanted = head.pairs(vectors) + head.deep(vectors).reshape(-1)
+    np.testing.assert_allclose(head(vectors).asnumpy(), wanted.asnumpy(), rtol=1e-5, atol=1e-6)
+    assert [p.shape for p in head.trainable_params()] == [(4, 6), (4,), (1, 4), (1,)]
+
+
+def test_people_and_films_need_no_numbering():
+    sparse = {name for name, cell in DeepFM().cells_and_names() if isinstance(cell, Embedding)}
+    assert sparse == {"linear_user", "user", "linear_item", "item"}
+
+
+@pytest.fixture
+def _in_project(project_root, monkeypatch):
+    monkeypatch.chdir(project_root)
+
+
+@pytest.mark.usefixtures("_in_project")
+def test_the_experiment_beats_the_item_mean_and_the_linear_model(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["fit", "configs/deepfm_movielens.yaml", "--set", f"run_dir={run}"]) == 0
+    scores = json.loads((run / "metrics.json").read_text())["report"]
+    assert scores["DeepFM"]["auc"] >= 0.726
+    assert scores["DeepFM"]["auc"] > max(scores["linear"]["auc"], scores["item mean"]["auc"])
+    assert "71% of them by new users" in capsys.readouterr().out
+    assert (MovieLens("test", share_unknown=False).columns["user"] > 0).all()
+
+
+@pytest.mark.usefixtures("_in_project")
+def test_a_stream_gives_every_new_id_its_row(tmp_path):
+    run = tmp_path / "run"
+    segments = {"rows": 8_000, "folder": tmp_path / "segments"}
+    sets = [f"data.stream.init_args.path.init_args.{name}={value}" for name, value in segments.items()]
+    sets += [f"run_dir={run}", "online.batch_size=20", "online.window.init_args.rows=3000"]
+    command = ["online", "configs/deepfm_movielens_online.yaml", *(word for s in sets for word in ("--set", s))]
+    assert main(command) == 0
+    results = json.loads((run / "metrics.json").read_text())["results"]
+    assert results["lifetime_rows"] == 8_000
+    # scored before learned, half of the people new: far above chance all the same
+    assert results["window_auc"] > 0.62
