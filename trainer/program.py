@@ -71,16 +71,24 @@ class Forward(nn.Cell):
             prediction = self.network(*columns[: -self.labels])
             if self.cast_outputs:
                 prediction = _to_float32(prediction)
-            loss = self.loss_fn(prediction, *columns[-self.labels :])
-            return loss, prediction
+            return _scalar_loss(self.loss_fn(prediction, *columns[-self.labels :])), prediction
         outputs = self.network(*columns)
         if self.cast_outputs:
             outputs = _to_float32(outputs)
         if isinstance(outputs, tuple):
             if len(outputs) > 1:
-                return outputs[0], outputs[1]
-            return outputs[0], outputs[0]
-        return outputs, outputs
+                return _scalar_loss(outputs[0]), outputs[1]
+            return _scalar_loss(outputs[0]), outputs[0]
+        return _scalar_loss(outputs), outputs
+
+
+def _scalar_loss(loss):
+    if loss.size != 1:
+        raise ValueError(
+            "the loss must be one number, the mean over the batch; received one of shape " + str(loss.shape) + "; many "
+            "loss functions give that with reduction='mean'"
+        )
+    return ops.reshape(loss, ())
 
 
 def _to_float32(value):
@@ -273,9 +281,8 @@ class CustomStep(nn.Cell):
     def construct(self, flush, *columns):
         """Train one batch; returns (loss, loss). Of a tuple of outputs the first is the loss."""
         outputs = self.step(*columns)
-        if isinstance(outputs, tuple):
-            return outputs[0], outputs[0]
-        return outputs, outputs
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        return ops.mean(loss), loss
 
 
 class SunkSteps(nn.Cell):

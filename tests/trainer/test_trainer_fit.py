@@ -136,6 +136,12 @@ class TestRefused:
             fit(trainer, batches(64, 1), callbacks=Again())
         assert trainer.state.phase == "idle"
 
+    def test_a_loss_of_one_value_a_row(self, linear, batches):
+        network = linear()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(reduction="none"), nn.SGD(network.trainable_params(), RATE))
+        with pytest.raises(GraphError, match=r"loss must be one number.*received one of shape \(64, 1\).*reduction="):
+            fit(trainer, batches(64, 1), sink_size=1)
+
     def test_a_network_that_does_not_fit_the_columns_says_what_it_was_fed(self, linear, batches):
         network = linear()
         trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), RATE))
