@@ -76,8 +76,8 @@ def ours(rows: int, ids: str):
 
     window(2 * PER_CALL, offset=1)
     table = network.embedding.host_table()
-    for start in range(0, rows, 1 << 19):
-        numbers = np.arange(start, min(rows, start + (1 << 19)))
+    for start in range(0, rows, 1 << 16):
+        numbers = np.arange(start, min(rows, start + (1 << 16)))
         table.put(numbers * SPREAD, np.zeros((len(numbers), DIM), np.float32))
     window()
     return window

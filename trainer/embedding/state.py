@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.embedding.hashing import first_rows
 from trainer.embedding.journal import Evicted, Pending
 from trainer.embedding.store import Cut
 from trainer.embedding.table import DEFAULT_ROW, SparseTable, dirty_column
 from trainer.errors import CheckpointDamagedError, CheckpointMismatchError
-
-_REWIND_BLOCK = 1 << 18
 
 
 class Frozen:
@@ -209,14 +206,10 @@ def rewind(table: SparseTable, states: Sequence[tuple[Mapping[str, np.ndarray], 
         table: the table; its preparing thread may go on meanwhile.
         states: (arrays, json) of a full state and the deltas after it, in order.
     """
-    spec = table.spec
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["unborn"][: table.next_row])
-        for start in range(0, len(live), _REWIND_BLOCK):
-            rows = live[start : start + _REWIND_BLOCK]
-            weights = first_rows(table.columns["id"][rows], spec.dim, table.seed, spec.initializer, spec.scale)
-            weights[rows == DEFAULT_ROW] = 0
-            table.store.write(rows, table.packed(weights))
+        table.write_first(live, table.columns["id"][live])
+        table.store.write(np.array([DEFAULT_ROW]), table.packed(np.zeros((1, table.spec.dim), np.float32)))
         for arrays, _ in states:
             ids, values = np.asarray(arrays["ids"], np.int64), np.asarray(arrays["values"], np.float32)
             rows = table.map.get(ids)

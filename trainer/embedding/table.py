@@ -27,6 +27,7 @@ PADDING = -1
 _UNKNOWN = -2
 PINNED_PLANS = 8
 _TTL_SWEEPS = 32
+_FIRST_BLOCK = 1 << 15
 
 
 @dataclass
@@ -142,7 +143,9 @@ class SparseTable:
             if rows > size:
                 size = max(rows, 2 * size)
                 for name, column in self.columns.items():
-                    self.columns[name] = np.concatenate((column, np.zeros(size - len(column), column.dtype)))
+                    # pages of zeros that nobody writes to take no memory
+                    self.columns[name] = np.zeros(size, column.dtype)
+                    self.columns[name][: len(column)] = column
 
     def clear(self) -> None:
         """Forget every id."""
@@ -326,11 +329,9 @@ class SparseTable:
         from_free = self.free[: len(fitting)]
         fresh = np.arange(self.next_row, self.next_row + len(fitting) - len(from_free), dtype=np.int32)
         new = np.concatenate((from_free, fresh))
-        weights = first_rows(fitting, self.spec.dim, self.seed, self.spec.initializer, self.spec.scale)
-        packed = self.packed(weights)
         self.reserve(self.next_row + len(fresh))
         with self.changing():
-            self.store.write(new, packed)
+            self.write_first(new, fitting)
             self.free = self.free[len(from_free) :]
             self.next_row += len(fresh)
             self.map.add(fitting, new)
@@ -345,6 +346,14 @@ class SparseTable:
         pending.count("admitted", len(new))
         rows[: len(new)] = new
         return rows
+
+    def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Give `rows` the first values of `ids`, slots included; block by block to keep memory small."""
+        spec = self.spec
+        for start in range(0, len(rows), _FIRST_BLOCK):
+            block = slice(start, start + _FIRST_BLOCK)
+            weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
+            self.store.write(rows[block], self.packed(weights))
 
     def _make_room(self, wanted: int, pending: Pending) -> int:
         key = "frequency" if self.spec.eviction.when_full == "lfu" else "last_step"
