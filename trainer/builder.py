@@ -24,6 +24,7 @@ from trainer.program import (
     CustomStep,
     EvalStep,
     Forward,
+    OneStep,
     PredictStep,
     StepOptions,
     SunkSteps,
@@ -80,6 +81,7 @@ class StepBuilder:
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None
         self._frozen: dict[int, TrainStep] = {}
+        self._single: dict[int, OneStep] = {}
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
         self._predict: nn.Cell | None = None
@@ -108,6 +110,7 @@ class StepBuilder:
             )
         self._step_options = options
         self._frozen.clear()
+        self._single.clear()
         self._sunk.clear()
         return self.step
 
@@ -149,7 +152,7 @@ class StepBuilder:
 
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return _single_runner(self._frozen_step(options, depth), options)
+            return _single_runner(self._one_step(options, depth), options)
         return _sunk_runner(self._sunk_steps(options, size, sample, depth), options.keep_predictions)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
@@ -159,8 +162,8 @@ class StepBuilder:
             GraphError: MindSpore could not compile it.
         """
         for depth in self._depths:
-            cell: nn.Cell = self._frozen_step(options, depth)
-            leading = (Tensor(False),)
+            cell: nn.Cell = self._one_step(options, depth)
+            leading = () if isinstance(cell, OneStep) else (Tensor(False),)
             if size is not None:
                 cell = self._sunk_steps(options, size, sample, depth)
                 leading = (Tensor(size, mstype.int32), Tensor(False))
@@ -170,6 +173,14 @@ class StepBuilder:
                     cell.compile(*leading, *sample.tensors)
                 except Exception as error:
                     raise explained(error, sample) from None
+
+    def _one_step(self, options: StepOptions, depth: int) -> nn.Cell:
+        step = self._frozen_step(options, depth)
+        if options.accumulate > 1:
+            return step
+        if depth not in self._single:
+            self._single[depth] = OneStep(step)
+        return self._single[depth]
 
     def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk, depth: int) -> SunkSteps:
         shape = self.row_shape(sample) if options.keep_predictions else None
@@ -287,12 +298,12 @@ class StepBuilder:
 def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
     step.set_train(True)
     run = GraphCall(step)
-    flags = (Tensor(False), Tensor(True))
+    leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
     keep = options.keep_predictions
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
-            loss, prediction = run(flags[chunk.flush], *chunk.tensors)
+            loss, prediction = run(*leading[chunk.flush], *chunk.tensors)
         except Exception as error:
             raise explained(error, chunk) from None
         return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)

@@ -285,6 +285,22 @@ class CustomStep(nn.Cell):
         return ops.mean(loss), loss
 
 
+class OneStep(nn.Cell):
+    """A step without accumulation, and so without `flush`: on CPU an input nobody reads costs 0.1 ms a call.
+
+    Args:
+        step: a `TrainStep` or `CustomStep`.
+    """
+
+    def __init__(self, step: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, *columns):
+        """Train one batch; returns (loss, prediction)."""
+        return self.step(False, *columns)
+
+
 class SunkSteps(nn.Cell):
     """Up to `size` batches in one call: a graph loop over stacked columns, bit-identical to single calls.
 
