@@ -209,6 +209,8 @@ class AdaptedCallback(Callback):
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         """Begin an epoch."""
         self._params["cur_epoch_num"] = trainer.state.progress.epoch + 1
+        if trainer.state.total_steps is not None:  # data without a size of its own has one after an epoch
+            self._params["batch_num"] = trainer.state.total_steps
         self._in_epoch = True
         self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
         self._call("on_train_epoch_begin", trainer)
@@ -233,8 +235,8 @@ class AdaptedCallback(Callback):
         self._in_epoch = False
         if trainer.state.outputs is not None:
             self._set_outputs(trainer)
-        if trainer.state.total_steps is None:
-            self._params["batch_num"] = max(1, trainer.state.progress.global_step - self._first_step)
+        steps = trainer.state.progress.global_step - self._first_step
+        self._params["batch_num"] = trainer.state.total_steps or max(1, steps)
         self._call("on_train_epoch_end", trainer)
         self._params.pop("metrics", None)
         self._params.pop("eval_results", None)

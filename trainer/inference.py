@@ -32,22 +32,20 @@ class Inference(Session):
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
+        A callback may call it in the middle of a training, which then goes on undisturbed.
+
         Args:
             dataset: as in `fit`; not shuffled.
-            callbacks: their on_eval_* hooks run.
+            callbacks: their on_eval_* hooks run; those of a training under way do not.
             dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
             batch_size: rows a batch, for arrays.
         """
         feed = self._inference_feed(dataset, batch_size)
-        if self.state.phase in (Phase.FIT, Phase.ONLINE):  # called by a callback: the run under way goes on after it
-            with contextlib.closing(feed):
-                return self._evaluate(feed)
+        alone = self._loop is None  # else a callback asks, who is given results even when a signal wants the run to end
         with self._session(Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
             self.callbacks.call("setup", self)
-            try:
-                results = self._evaluate(feed)
-            finally:
-                feed.close()
+            with contextlib.closing(feed):
+                results = self._evaluate(feed, interruptible=alone)
             self.state.metrics = results
             self.callbacks.call("on_eval_end", self)
         signals.leave()
@@ -59,11 +57,11 @@ class Inference(Session):
             self.state.metrics = {f"val_{name}": value for name, value in results.items()}
             self.callbacks.call("on_eval_end", self)
 
-    def _evaluate(self, feed: Feed) -> dict[str, float]:
+    def _evaluate(self, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
         self._find_tables(feed)
         cell = self.builder.evaluate_cell()
         with self.builder.inference(cell):
-            return loop.evaluate(self, feed, cell, self.metrics, self.eval_indexes)
+            return loop.evaluate(self, feed, cell, self.metrics, self.eval_indexes, interruptible=interruptible)
 
     def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
         """Apply the network.

@@ -181,11 +181,17 @@ class TrainLoop:
 
 
 def evaluate(
-    trainer: Trainer, feed: Feed, cell: Any, metrics: Mapping[str, Any], eval_indexes: tuple[int, ...] | None
+    trainer: Trainer,
+    feed: Feed,
+    cell: Any,
+    metrics: Mapping[str, Any],
+    eval_indexes: tuple[int, ...] | None,
+    *,
+    interruptible: bool = True,
 ) -> dict[str, float]:
     """Run one evaluation and return its metrics; "loss" is the mean over samples.
 
-    Returns an empty dict when a signal asked to leave in the middle.
+    Returns an empty dict when a signal asked to leave in the middle, unless it is not `interruptible`.
     """
     call = trainer.callbacks.call
     loss = WeightedMean()
@@ -195,7 +201,7 @@ def evaluate(
     chunk = None
     for chunk in feed.chunks({}):
         reason = trainer.state.stop_reason
-        if reason is not None and reason.kind == "signal":
+        if interruptible and reason is not None and reason.kind == "signal":
             return {}
         call("on_eval_step_begin", trainer)
         outputs = trainer.builder.infer(cell, chunk)

@@ -163,6 +163,9 @@ class Session:
     @contextlib.contextmanager
     def _session(self, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
         """Everything around a run that must happen whatever happens inside it."""
+        if self._loop is not None and phase in (Phase.EVALUATE, Phase.PREDICT):
+            yield from self._aside(phase, callbacks)
+            return
         self._check_idle()
         state = self.state
         trained_with = self.callbacks, self.history
@@ -184,6 +187,19 @@ class Session:
                 self.callbacks, self.history = trained_with
             state.phase, self._loop, self._online = Phase.IDLE, None, None
             self._close_saver()
+
+    def _aside(self, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+        """Let a callback of the run under way evaluate or predict, and put back what the run goes on with."""
+        state = self.state
+        kept = self.callbacks, self.history, state.phase, state.metrics
+        self._use(callbacks)
+        state.phase = phase
+        try:
+            yield StopOnSignal(lambda name: None)  # the run's own handlers stay in place
+        finally:
+            for error in self.callbacks.call_all("teardown", self):
+                logger.error("teardown failed: %s", error)
+            self.callbacks, self.history, state.phase, state.metrics = kept
 
     def _check_idle(self) -> None:
         if self.state.phase is not Phase.IDLE:

@@ -152,6 +152,18 @@ def test_loss_monitor(fit, capsys):
     assert "Eval result: epoch 1, metrics: {'loss': " in out
 
 
+def test_steps_are_numbered_within_the_epoch_when_data_has_no_size(fit, cancer, capsys):
+    def batches():
+        for first in range(0, 512, 64):
+            yield cancer["train"]["x"][first : first + 64], cancer["train"]["y"][first : first + 64]
+
+    fit(ms.LossMonitor(4), ms.TimeMonitor(), data=batches, batch_size=None, valid=False, epochs=2)
+    out = capsys.readouterr().out
+    assert re.findall(r"epoch: (\d) step: (\d+)", out) == [("1", "4"), ("1", "8"), ("2", "4"), ("2", "8")]
+    epoch, step = map(float, re.search(r"epoch time: +([\d.]+) ms, per step time: +([\d.]+)", out).groups())
+    assert step == pytest.approx(epoch / 8, abs=0.01)
+
+
 def test_time_monitor(fit, capsys):
     fit(ms.TimeMonitor(data_time=True), epochs=2)
     out = capsys.readouterr().out

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 from mindspore.train import MAE, Accuracy, Recall
+from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer import Callback, Trainer
 from trainer.errors import ConfigurationError, DataError
+from trainer.state import Phase
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +222,33 @@ def test_a_callback_may_evaluate_while_training_goes_on(linear, cancer, values, 
     assert len(seen) == 2
     assert seen[-1] == runs[1].evaluate(cancer, batch_size=100)
     assert same(values(runs[0].network), values(runs[1].network))
+
+
+def test_hooks_and_results_of_a_training_are_not_mixed_with_what_its_callbacks_evaluate(linear, cancer):
+    hooks, monitored = [], []
+
+    class Aside(Callback):
+        def on_eval_end(self, trainer):
+            hooks.append((trainer.state.phase, sorted(trainer.state.metrics)))
+
+    class Evaluate(Callback):
+        def on_eval_begin(self, trainer):
+            hooks.append("of the training")
+
+        def on_train_epoch_end(self, trainer):
+            assert trainer.evaluate(cancer, Aside(), batch_size=100)["auc"] > 0
+            assert trainer.predict(cancer["x"][:7]).shape == (7, 1)
+            monitored.append(sorted(trainer.state.metrics))
+
+    class InTheOldStyle(MindSporeCallback):
+        def epoch_end(self, run_context):
+            losses.append(float(run_context.original_args().net_outputs.asnumpy()))
+
+    losses = []
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), {"auc"})
+    trainer.fit(cancer, 2, cancer, batch_size=100, callbacks=[Evaluate(), InTheOldStyle()])
+    assert hooks == ["of the training", (Phase.EVALUATE, ["auc", "loss"])] * 2
+    assert monitored == [["val_auc", "val_loss"]] * 2
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
