@@ -126,11 +126,10 @@ def rows(tables, ids, name="t"):
     return table.store.read(table.lookup(np.unique(ids)))
 
 
-@pytest.mark.parametrize("per_call", [4, 5])
-def test_steps_per_call_do_not_change_a_bit(single, per_call):
+def test_steps_per_call_do_not_change_a_bit(single):
     losses, _, tables = single
     _, ids, labels = data()
-    again, _, others = trained(Embedding(DIM, name="t"), per_call, (ids, labels))
+    again, _, others = trained(Embedding(DIM, name="t"), 5, (ids, labels))  # the last call is not full
     assert np.array_equal(losses, again)
     assert np.array_equal(rows(tables, ids), rows(others, ids))
     assert losses[-1] < losses[0]
