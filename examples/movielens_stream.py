@@ -32,7 +32,7 @@ NAME = "ratings"
 def schema(raw_ids: bool = False) -> Schema:
     """Return the schema of a rating: the columns of `examples.movielens`, with the time of the rating as event time.
 
-    With `raw_ids`, users and items may be any integers (int64) instead of those that a table of fixed size has rows for.
+    With `raw_ids`, users and items may be any integers (int64), not only those that a table of fixed size has rows for.
     """
     ids = {name: {"dtype": "int32", "minimum": 0, "maximum": SIZES[name] - 1} for name in FEATURES if name != "genres"}
     if raw_ids:
