@@ -43,9 +43,13 @@ def main() -> int:
             f"MindSpore has no wheel for {platform.system()}-{platform.machine()}; it runs on {known}", file=sys.stderr
         )
         return 2
-    wanted = _digest()
+    wanted = digest()
     if _installed() == wanted:
         return 0
+    if sys.prefix != sys.base_prefix:
+        # Run by the environment itself, which is about to be replaced: let the interpreter it was made with do that.
+        base = getattr(sys, "_base_executable", sys.executable)
+        return subprocess.run([base, __file__]).returncode
     with _exclusive():
         if _installed() == wanted:  # another run has finished the job while this one waited
             return 0
@@ -64,11 +68,12 @@ def main() -> int:
     return 0
 
 
-def _digest() -> str:
-    digest = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.path.realpath(sys.executable)}".encode())
+def digest() -> str:
+    """Return what stands for an up-to-date `.venv`; the same from inside it as from the interpreter it is made with."""
+    found = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}".encode())
     for name in INPUTS:
-        digest.update((ROOT / name).read_bytes())
-    return digest.hexdigest()
+        found.update((ROOT / name).read_bytes())
+    return found.hexdigest()
 
 
 def _installed() -> str | None:
@@ -84,7 +89,7 @@ def _python() -> Path:
 
 def _install(wanted: str) -> None:
     STAMP.unlink(missing_ok=True)
-    venv.create(VENV, with_pip=True, clear=VENV.exists())
+    venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
     pip = [_python(), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     subprocess.run([*pip, "--require-hashes", "--requirement", ROOT / "requirements.lock"], check=True, cwd=ROOT)
     # The lock holds setuptools, so the build needs no environment and no download of its own.

@@ -3,7 +3,11 @@
 import configparser
 import importlib.util
 import re
+import shutil
 import subprocess
+import sys
+from types import SimpleNamespace
+from venv import create
 
 import pytest
 from packaging.markers import Marker
@@ -102,8 +106,10 @@ def setup_env(project_root, tmp_path, monkeypatch):
             raise subprocess.CalledProcessError(1, command)
 
     module.fails = "nothing"
-    monkeypatch.setattr(module.subprocess, "run", run)
+    calls = SimpleNamespace(run=run, CalledProcessError=subprocess.CalledProcessError)
+    monkeypatch.setattr(module, "subprocess", calls)
     monkeypatch.setattr(module.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
+    monkeypatch.setattr(module.sys, "prefix", sys.base_prefix)  # as when run by a system's Python
     return module
 
 
@@ -127,6 +133,16 @@ def test_a_broken_off_installation_is_done_again(setup_env, capsys):
     setup_env.commands.clear()
     assert setup_env.main() == 0
     assert "--require-hashes" in setup_env.commands[0]
+
+
+def test_the_environment_finds_itself_up_to_date(setup_env, project_root, tmp_path, monkeypatch):
+    """`make` asks the interpreter in .venv first, so what that finds must be what its maker noted."""
+    monkeypatch.setattr(setup_env.venv, "create", lambda folder, **how: create(folder, **{**how, "with_pip": False}))
+    shutil.copy(project_root / "scripts" / "setup_env.py", tmp_path / "scripts")
+    shutil.copy(project_root / "Makefile", tmp_path)
+    assert setup_env.main() == 0
+    done = _make(tmp_path, "venv")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # setting up would say so
 
 
 def test_a_machine_without_wheels_is_refused(setup_env, monkeypatch, capsys):
