@@ -154,6 +154,7 @@ class Feed:
         accumulate = self.options.accumulate
         left = None if max_steps is None else max_steps * accumulate - fill
         for items, last in self._groups(epoch, batch, state, left):
+            first = batch
             batch += len(items)
             state = items[-1].state if items[-1].state is not None else state
             before = fill
@@ -167,7 +168,11 @@ class Feed:
                 place["fill"] = fill
             if state is not None:
                 place["state"] = state
-            yield self._chunk(items, before, steps, flush, ends, place)
+            try:
+                chunk = self._chunk(items, before, steps, flush, ends, place)
+            except DataError as error:
+                raise DataError(f"{self._place(first, epoch)}: {error}") from error
+            yield chunk
 
     def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group."""
@@ -212,7 +217,7 @@ class Feed:
             except StopIteration:
                 return
             except Exception as error:
-                place = f"batch {number} of epoch {epoch}" if not self.source.endless else f"batch {number}"
+                place = self._place(number, epoch)
                 if isinstance(error, TrainerError):
                     error.args = (f"{place}: {error}",)
                     raise
@@ -226,6 +231,9 @@ class Feed:
                     # batches wait in a group while the next one is read
                     item = item._replace(columns=tuple(np.array(column) for column in item.columns))
             yield item
+
+    def _place(self, number: int, epoch: int) -> str:
+        return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _check(self, item: Item, number: int, epoch: int) -> None:
         names = self.source.names or ()

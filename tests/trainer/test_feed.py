@@ -126,7 +126,10 @@ class TestBadBatches:
         [
             ((np.ones((4, 2)), np.ones(3)), r"batch 2 of epoch 0: columns have different numbers of rows"),
             ((np.ones((0, 2)),), r"batch 2 of epoch 0: the batch has no rows"),
-            ((np.array(["a"]),), r"batch 2 of epoch 0: column 'column_0': received dtype <U1"),
+            (
+                (np.array(["a"]),),
+                r"batch 2 of epoch 0: column 'column_0': received dtype <U1; accepted are bool, integ",
+            ),
             ((3.5,), r"batch 2 of epoch 0: column 'column_0': received a scalar"),
         ],
         ids=["rows", "empty", "text", "scalar"],
@@ -183,7 +186,7 @@ class TestPrefetch:
         feed.close()
 
     def test_prepare_runs_there_and_its_result_rides_along(self):
-        def prepare(columns, stacked, count):
+        def prepare(columns, stacked, count, fill, flush, now):
             return tuple(column + 1 for column in columns), (stacked, count)
 
         first, last = chunks(numbered(3), 2, prepare=prepare)
