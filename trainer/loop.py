@@ -219,9 +219,12 @@ def evaluate(
 
 
 def predictions(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
-    """Yield the host copy of the network's output for each batch."""
+    """Yield the host copy of the network's output for each batch, until a signal asks to leave."""
     call = trainer.callbacks.call
     for chunk in feed.chunks({}):
+        reason = trainer.state.stop_reason
+        if reason is not None and reason.kind == "signal":
+            return
         yield _host(trainer.builder.infer(cell, chunk))
         call("on_predict_step_end", trainer)
 

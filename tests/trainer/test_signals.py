@@ -144,6 +144,15 @@ def test_in_the_middle_of_an_evaluation(verb, trainer, batches, tmp_path):
     assert not trainer.network.training
 
 
+def test_in_the_middle_of_a_prediction(trainer, batches):
+    stream = trainer.predict(batches(64), stream=True)
+    next(stream)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        next(stream)
+    assert trainer.state.phase == "idle"
+
+
 def test_another_thread_changes_no_handlers():
     before = signal.getsignal(signal.SIGTERM)
     inside = []
