@@ -15,7 +15,7 @@ from pathlib import Path
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 _RANGES = {"mindspore": ((2, 7), (2, 11)), "numpy": ((1, 25), (2,))}
-_REQUIRED = ("hirola", "pyyaml", "safetensors", "tensorboardX", "tqdm")
+_REQUIRED = ("pyyaml", "safetensors", "tensorboardX", "tqdm")
 _EXTRAS = {
     "examples": ("matplotlib", "scikit-learn"),
     "redis": ("redis",),

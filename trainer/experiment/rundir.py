@@ -41,7 +41,7 @@ CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
 )
 CHECKPOINTS = "checkpoints"
 DISTRIBUTION = "mindspore-trainer"
-_PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "hirola", "tensorboardX", "tqdm")
+_PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
 
 
 def claim_run_dir(wanted: Path) -> Path:
