@@ -6,6 +6,8 @@ import time
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer.errors import DataError
 from trainer.feed import Feed, FeedOptions, to_tensor
@@ -26,7 +28,8 @@ def chunks(data, size=1, accumulate=1, position=None, max_steps=None, **options)
 
 
 def content(chunk):
-    return [int(batch[0, 0]) for batch in chunk.arrays[0][: chunk.num_batches]]
+    batches = chunk.arrays[0][: chunk.num_batches] if chunk.stacked else chunk.arrays[:1]
+    return [int(batch[0, 0]) for batch in batches]
 
 
 class TestGrouping:
@@ -85,6 +88,32 @@ class TestPositions:
         assert [chunk.num_steps for chunk in found] == [4, 2]
         assert not found[-1].ends_epoch
         assert len(read) <= 8
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        shapes=st.lists(st.sampled_from([4, 4, 4, 3]), min_size=1, max_size=14),
+        size=st.integers(1, 4),
+        accumulate=st.integers(1, 3),
+        max_steps=st.none() | st.integers(1, 5),
+    )
+    def test_any_grouping_is_complete_and_resumable(self, shapes, size, accumulate, max_steps):
+        data = [batch for number, rows in enumerate(shapes) for batch in numbered(number + 1, rows)[number:]]
+        found = chunks(data, size * accumulate, accumulate, max_steps=max_steps)
+        seen = [number for chunk in found for number in content(chunk)]
+        steps = sum(chunk.num_steps for chunk in found)
+        all_steps = -(-len(data) // accumulate)
+        if max_steps is None or max_steps >= all_steps:
+            assert (seen, steps, found[-1].ends_epoch) == (list(range(len(data))), all_steps, True)
+        else:
+            assert (seen, steps) == (list(range(max_steps * accumulate)), max_steps)
+            assert not any(chunk.ends_epoch for chunk in found)
+        for done, chunk in enumerate(found, 1):
+            assert len({batch.shape for batch in chunk.arrays[0]} if chunk.stacked else {1}) == 1
+            rest = [] if chunk.ends_epoch else chunks(data, size * accumulate, accumulate, chunk.position)
+            assert seen[: sum(c.num_batches for c in found[:done])] + [n for c in rest for n in content(c)] == list(
+                range(len(data))
+            )
+            assert sum(c.num_steps for c in found[:done]) + sum(c.num_steps for c in rest) == all_steps
 
 
 class TestAccumulation:
@@ -171,7 +200,8 @@ class TestPrefetch:
         assert [int(chunk.arrays[0][0, 0]) for chunk in chunks(source)] == list(range(6))
         assert [content(chunk) for chunk in chunks(source, 3)] == [[0, 1, 2], [3, 4, 5]]
 
-    def test_waiting_ends_when_somebody_asks_to_stop(self):
+    def test_waiting_ends_when_somebody_asks_to_stop(self, monkeypatch):
+        monkeypatch.setattr("trainer.feed.JOIN_SECONDS", 0.1)
         release = threading.Event()
 
         def source():
@@ -191,7 +221,7 @@ class TestPrefetch:
 
         first, last = chunks(numbered(3), 2, prepare=prepare)
         assert (first.sparse, last.sparse) == ((True, 2), (True, 1))
-        assert int(first.tensors[0][1, 0, 0]) == 2
+        assert int(first.tensors[0].asnumpy()[1, 0, 0]) == 2
         assert int(first.arrays[0][1, 0, 0]) == 1
 
 
@@ -199,8 +229,8 @@ def test_to_tensor_shares_memory_unless_it_must_not():
     array = np.ones((3, 2), np.float32)
     tensor = to_tensor(array)
     array[0, 0] = 7
-    assert tensor[0, 0] == 7
+    assert tensor.asnumpy()[0, 0] == 7
     frozen = np.ones((3, 2), np.float32)
     frozen.flags.writeable = False
-    assert to_tensor(frozen)[0, 0] == 1
+    assert to_tensor(frozen).asnumpy()[0, 0] == 1
     assert (to_tensor(np.arange(6.0, dtype=np.float32).reshape(2, 3).T).asnumpy()[:, 1] == [3, 4, 5]).all()
