@@ -87,12 +87,19 @@ class CallbackParams(dict):
 
 
 class _TrainNetwork(nn.Cell):
-    """Network and optimizer as one cell, so that what saves "the train network" saves both, under their own names."""
+    """Network and optimizer as one cell."""
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell | None) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.optimizer = optimizer
+
+
+def train_network(trainer: Trainer) -> nn.Cell:
+    """Return network and optimizer as one cell: what saves "the train network" saves both, under their own names."""
+    if trainer.optimizer is None:
+        return trainer.network
+    return _TrainNetwork(trainer.network, trainer.optimizer)
 
 
 def monitored_name(monitor: str) -> str:
@@ -182,14 +189,8 @@ class AdaptedCallback(Callback):
             net_outputs=None,
             initial_step=state.progress.global_step,
         )
-        params.on_demand("train_network", lambda: self._train_network(trainer))
+        params.on_demand("train_network", lambda: train_network(trainer))
         params.on_demand("eval_network", lambda: getattr(trainer, "eval_network", None))
-
-    @staticmethod
-    def _train_network(trainer: Trainer) -> nn.Cell:
-        if trainer.optimizer is None:
-            return trainer.network
-        return _TrainNetwork(trainer.network, trainer.optimizer)
 
     def _set_outputs(self, trainer: Trainer) -> None:
         outputs = trainer.state.outputs

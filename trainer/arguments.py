@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 from mindspore import experimental, nn
 
 from trainer.errors import ConfigurationError
+from trainer.precision import device_target
 
 
 def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
@@ -18,17 +20,22 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
             the network's parameters.
     """
     if not isinstance(network, nn.Cell):
-        raise ConfigurationError(f"network: takes a mindspore.nn.Cell; received {type(network).__name__}")
-    if loss_fn is not None and not isinstance(loss_fn, nn.Cell) and not callable(loss_fn):
-        raise ConfigurationError(f"loss_fn: takes a Cell, a function or None; received {type(loss_fn).__name__}")
+        raise ConfigurationError(f"network: takes a mindspore.nn.Cell; received {_kind(network)}")
+    if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
+        raise ConfigurationError(f"loss_fn: takes a Cell, a function or None; received {_kind(loss_fn)}")
     if eval_network is not None and not isinstance(eval_network, nn.Cell):
-        raise ConfigurationError(f"eval_network: takes a Cell or None; received {type(eval_network).__name__}")
+        raise ConfigurationError(f"eval_network: takes a Cell or None; received {_kind(eval_network)}")
     if optimizer is None:
         return
     if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
         raise ConfigurationError(
             "optimizer: takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
-            f"{type(optimizer).__name__}"
+            f"{_kind(optimizer)}"
+        )
+    if type(optimizer).__module__.startswith("mindspore.mint.optim") and device_target() == "CPU":
+        raise ConfigurationError(
+            f"optimizer: mint.optim.{type(optimizer).__name__} updates nothing on CPU, and says so nowhere; use "
+            f"mindspore.experimental.optim.{type(optimizer).__name__}, which takes the same arguments, or one of nn"
         )
     if isinstance(network, nn.TrainOneStepCell):
         raise ConfigurationError(
@@ -42,6 +49,12 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
             "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
             "network that is trained"
         )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}; pass an instance, {value.__name__}(...)"
+    return type(value).__name__
 
 
 def is_training_step(network: nn.Cell) -> bool:
@@ -103,8 +116,22 @@ def check_positive(name: str, value: Any, *, whole: bool = False) -> Any:
     kinds = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         what = "a whole number >= 1" if whole else "a number > 0"
-        raise ConfigurationError(f"{name}: takes {what}; received {value!r}")
+        raise ConfigurationError(f"{name}: takes {what}; received {reprlib.repr(value)}")
     return value
+
+
+def check_epochs(epochs: Any) -> None:
+    """Check the number of epochs.
+
+    Raises:
+        ConfigurationError: anything but a whole number >= 1.
+    """
+    if hasattr(epochs, "shape") or isinstance(epochs, list | tuple):
+        raise ConfigurationError(
+            "epochs: received data; inputs and labels go together into the first argument: "
+            "fit((x, y), epochs, batch_size=...)"
+        )
+    check_positive("epochs", epochs, whole=True)
 
 
 def check_sink(dataset_sink_mode: Any, sink_size: Any) -> int | None:

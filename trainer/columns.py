@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from mindspore import nn
 
 from trainer.errors import DataError
@@ -62,9 +62,14 @@ class ColumnCheck:
         label = (
             f" and the last {self.labels} ({', '.join(names[-self.labels :])}) go to the loss" if self.labels else ""
         )
+        number = self.least + self.labels
+        expected = "1 column is expected" if number == 1 else f"{number} columns are expected"
+        hint = ""
+        if not self.labels and self.most is not None and given == self.most + 1:
+            hint = "; if the last one is a label, a loss_fn is missing"
         raise DataError(
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
-            f"({', '.join(self.parameters)}){label}, so {self.least + self.labels} columns are expected"
+            f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
         )
 
 
@@ -77,13 +82,11 @@ def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
     return least, most, [p.name for p in positional] or ["*columns"]
 
 
-def describe_non_finite(columns: Columns, names: tuple[str, ...]) -> str | None:
-    """Return which column holds NaN or infinite values, and the first such row; None when all are finite."""
-    for name, column in zip(names, columns, strict=False):
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            rows = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
-            return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"
-    return None
+def in_order_of(model: Any, data: Any) -> Any:
+    """Return `data` with its columns in the order of `model`, when both are dicts of the same columns."""
+    if isinstance(model, Mapping) and isinstance(data, Mapping) and set(model) == set(data):
+        return {name: data[name] for name in model}
+    return data
 
 
 def label_columns(loss_fn: nn.Cell | None) -> int:

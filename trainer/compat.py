@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from mindspore import nn
+
+from callbacks.cadence import Every
+from callbacks.mindspore_adapter import train_network
+from trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from callbacks import History
@@ -10,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ModelVerbs:
-    """`train` and `eval` as `mindspore.Model` has them."""
+    """What `mindspore.Model` has under another name than `Trainer`."""
 
     def train(
         self: Trainer,
@@ -22,14 +30,13 @@ class ModelVerbs:
         initial_epoch: int = 0,
     ) -> History:
         """Train from epoch `initial_epoch` up to `epoch`; the same as `fit` otherwise."""
-        if initial_epoch:
-            self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
         return self.fit(
+            epoch,
             train_dataset,
-            epoch - initial_epoch,
             callbacks=callbacks,
             dataset_sink_mode=dataset_sink_mode,
             sink_size=sink_size,
+            initial_epoch=initial_epoch,
         )
 
     def eval(
@@ -37,3 +44,88 @@ class ModelVerbs:
     ) -> dict[str, float]:
         """The same as `evaluate`."""
         return self.evaluate(valid_dataset, callbacks, dataset_sink_mode)
+
+    def build(
+        self: Trainer,
+        train_dataset: Any = None,
+        valid_dataset: Any = None,
+        sink_size: int = -1,
+        epoch: int = 1,
+        sink_mode: bool = True,
+    ) -> None:
+        """Compile the training program ahead of time as `compile` does; evaluation is compiled when first used."""
+        if train_dataset is not None:
+            self.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
+
+    @property
+    def train_network(self: Trainer) -> nn.Cell:
+        """A cell that holds the parameters of network and optimizer, as `mindspore.save_checkpoint` takes one."""
+        return train_network(self)
+
+    @property
+    def predict_network(self: Trainer) -> nn.Cell:
+        """The network."""
+        return self.network
+
+
+def also_as_model(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `Trainer.fit` take the arguments of `mindspore.Model.fit` as well: the number of epochs comes first there."""
+
+    @functools.wraps(fit)
+    def fit_either(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
+            initial_epoch, args, kwargs = _as_fit_takes_them(*args, **kwargs)
+            if initial_epoch:
+                self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
+        return fit(self, *args, **kwargs)
+
+    return fit_either
+
+
+def _as_fit_takes_them(
+    epoch: int,
+    train_dataset: Any,
+    valid_dataset: Any = None,
+    valid_frequency: int = 1,
+    callbacks: Any = None,
+    dataset_sink_mode: bool = False,
+    valid_dataset_sink_mode: bool = False,
+    sink_size: int = -1,
+    initial_epoch: int = 0,
+    **others: Any,
+) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
+    """Return `initial_epoch` and the arguments of `Trainer.fit` for those of `mindspore.Model.fit`.
+
+    Raises:
+        ConfigurationError: epochs that are none, or a list of epochs to validate after.
+    """
+    if not isinstance(valid_frequency, int) or isinstance(valid_frequency, bool) or valid_frequency < 1:
+        raise ConfigurationError(f"valid_frequency: takes a whole number of epochs >= 1; received {valid_frequency!r}")
+    if not isinstance(initial_epoch, int) or not 0 <= initial_epoch < max(epoch, 1):
+        raise ConfigurationError(
+            f"initial_epoch: takes a whole number from 0 below epoch={epoch}; received {initial_epoch!r}"
+        )
+    every = None if valid_frequency == 1 else Every(epochs=valid_frequency)
+    options = {
+        "valid_dataset": valid_dataset,
+        "valid_every": every,
+        "callbacks": callbacks,
+        "dataset_sink_mode": dataset_sink_mode,
+        "sink_size": sink_size,
+    }
+    return initial_epoch, (train_dataset, epoch - initial_epoch), {**options, **others}
+
+
+def renamed(old: str, new: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a method take its argument `new` by the keyword `old` as well."""
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def take_either(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if old in kwargs:
+                kwargs[new] = kwargs.pop(old)
+            return method(self, *args, **kwargs)
+
+        return take_either
+
+    return decorate

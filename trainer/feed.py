@@ -240,7 +240,10 @@ class Feed:
         rows = {len(column) for column in item.columns}
         if len(rows) > 1:
             shapes = {name: column.shape for name, column in zip(names, item.columns, strict=True)}
-            raise DataError(f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}")
+            raise DataError(
+                f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes} "
+                "(is the dataset not batched?)"
+            )
         if rows == {0}:
             raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
         trouble = self.options.inspect(item.columns, names) if self.options.inspect is not None else None

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.errors import ConfigurationError, DataError
+from trainer.finite import describe_non_finite
 
 logger = logging.getLogger(__name__)
 
 Columns = tuple[np.ndarray, ...]
 _KINDS = "biuf"
+INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
 
@@ -109,7 +111,10 @@ def as_array(value: Any, name: str) -> np.ndarray:
         else:
             value = np.asarray(value)
     if value.ndim == 0:
-        raise DataError(f"column {name!r}: received a scalar; expected an array with the rows of the batch on axis 0")
+        raise DataError(
+            f"column {name!r}: received a scalar; expected an array with the rows of the batch on axis 0 "
+            "(is the dataset not batched?)"
+        )
     return value.astype(np.float32) if value.dtype == np.float64 else value
 
 
@@ -167,6 +172,10 @@ class ArraySource(Source):
         self.shuffle = shuffle
         self.seed = seed
         self.size = -(-self.rows // batch_size)
+        if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
+            trouble = describe_non_finite(self._columns, self.names)
+            if trouble is not None:
+                logger.warning("the dataset: %s", trouble)
 
     def describe(self) -> dict[str, Any]:
         """Return kind, rows, batch size, shuffle and seed."""
@@ -368,8 +377,9 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
             "arrays with batch_size, an iterable of batches, or a function that returns one"
         )
     if batch_size is not None:
+        hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(data, tuple | list | dict) else ""
         raise ConfigurationError(
-            f"batch_size={batch_size!r} goes with arrays; {type(data).__name__} already delivers batches"
+            f"batch_size={batch_size!r} goes with arrays; a {type(data).__name__} is taken to deliver batches{hint}"
         )
     return source
 

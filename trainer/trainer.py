@@ -15,10 +15,11 @@ from trainer import arguments, columns, loop, precision
 from trainer.boost import MOST_STEPS_A_CALL as MOST_FROZEN_STEPS
 from trainer.boost import make_boost
 from trainer.builder import StepBuilder, TrainRunner
-from trainer.compat import ModelVerbs
+from trainer.compat import ModelVerbs, also_as_model, renamed
 from trainer.dropout import repeatable, replace_dropout
 from trainer.errors import ConfigurationError, DataError
 from trainer.feed import Chunk, Feed, FeedOptions
+from trainer.finite import describe_non_finite
 from trainer.inference import Inference
 from trainer.limits import Every, Limits
 from trainer.metrics import get_metrics
@@ -148,6 +149,7 @@ class Trainer(Inference, ModelVerbs):
 
     # -- training ------------------------------------------------------------------------------------------------
 
+    @also_as_model
     def fit(
         self,
         train_dataset: Any,
@@ -189,16 +191,15 @@ class Trainer(Inference, ModelVerbs):
             ConfigurationError, DataError, CheckpointError: see there; SystemExit(143) or KeyboardInterrupt after a
             signal asked to stop and the run was wound up.
         """
-        if isinstance(train_dataset, int) and not isinstance(epochs, int):
-            train_dataset, epochs = epochs, train_dataset  # the order of mindspore.Model.fit
+        arguments.check_epochs(epochs)
         valid = None
         if valid_dataset is not None:
+            valid_dataset = columns.in_order_of(train_dataset, valid_dataset)
             valid = self._inference_feed(valid_dataset, batch_size if is_arrays(valid_dataset) else None)
             if is_arrays(valid_dataset) and not is_arrays(train_dataset):
                 batch_size = None  # it was for the validation arrays
         source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
-        arguments.check_positive("epochs", epochs, whole=True)
         progress = self.state.progress
         progress.step_in_epoch = 0
         self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
@@ -312,7 +313,7 @@ class Trainer(Inference, ModelVerbs):
             batches_per_call, self.accumulate, check=columns.ColumnCheck(self.network, self.label_count)
         )
         if self._run_options().guard:
-            options.inspect = columns.describe_non_finite
+            options.inspect = describe_non_finite
         feed = Feed(source, options)
         self._find_tables(feed, training=True)
         return feed
@@ -330,6 +331,7 @@ class Trainer(Inference, ModelVerbs):
             keep_predictions=self._online is not None and self._online.metrics is not None,
         )
 
+    @renamed("train_dataset", "stream")
     def online_train(
         self,
         stream: Any,

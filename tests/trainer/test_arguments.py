@@ -1,7 +1,7 @@
 """Mistakes in a trainer's arguments are reported by its constructor, not by its first step."""
 
 import pytest
-from mindspore import nn
+from mindspore import mint, nn
 
 from trainer import Trainer
 from trainer.arguments import is_training_step
@@ -11,7 +11,8 @@ from trainer.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"network": nn.Dense}, "network: takes a mindspore.nn.Cell; received type"),
+        ({"network": nn.Dense}, "network: takes a mindspore.nn.Cell; received the class Dense; pass an instance"),
+        ({"loss_fn": nn.MSELoss}, r"received the class MSELoss; pass an instance, MSELoss\(...\)"),
         ({"loss_fn": 3}, "loss_fn: takes a Cell, a function or None; received int"),
         ({"optimizer": "adam"}, r"optimizer: takes a MindSpore optimizer such as nn.Adam\(.*received str"),
         ({"eval_network": "net"}, "eval_network: takes a Cell or None; received str"),
@@ -37,6 +38,12 @@ def test_refused(change, message, linear):
     }
     with pytest.raises(ConfigurationError, match=message):
         Trainer(**arguments)
+
+
+def test_an_optimizer_that_would_train_nothing_is_refused(linear):
+    network = linear()
+    with pytest.raises(ConfigurationError, match=r"mint.optim.Adam updates nothing on CPU.*experimental.optim.Adam"):
+        Trainer(network, nn.BCEWithLogitsLoss(), mint.optim.Adam(network.trainable_params()))
 
 
 def test_an_optimizer_of_another_network_is_refused(linear):
@@ -77,3 +84,10 @@ def test_epochs_are_counted(epochs, linear, batches):
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(ConfigurationError, match="epochs: takes a whole number >= 1; received"):
         trainer.fit(batches(64, 1), epochs, callbacks=[])
+
+
+def test_labels_are_part_of_the_dataset(linear, cancer):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(ConfigurationError, match=r"epochs: received data; .* fit\(\(x, y\), epochs, batch_size=...\)"):
+        trainer.fit(cancer["x"], cancer["y"], batch_size=64)

@@ -5,8 +5,9 @@ import pytest
 from mindspore import nn, ops
 
 from trainer import Trainer
-from trainer.columns import ColumnCheck, arguments_of, describe_non_finite, label_columns
+from trainer.columns import ColumnCheck, arguments_of, label_columns
 from trainer.errors import DataError
+from trainer.finite import describe_non_finite
 
 
 class TwoInputs(nn.Cell):
@@ -42,6 +43,28 @@ def test_non_finite_columns_are_described():
     expected = "column 'price' holds NaN or infinite values, first in row 1 (1 rows)"
     assert describe_non_finite(columns, ("id", "price")) == expected
     assert describe_non_finite(columns[:1], ("id",)) is None
+
+
+def test_arrays_with_nan_are_told_of_when_they_are_given(linear, caplog):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.0))
+    x = np.zeros((8, 30), np.float32)
+    x[5, 2] = np.inf
+    trainer.fit({"x": x, "y": np.ones((8, 1), np.float32)}, batch_size=8, callbacks=[])
+    assert "column 'x' holds NaN or infinite values, first in row 5 (1 rows)" in caplog.text
+
+
+def test_a_label_without_a_loss_is_told_of(linear):
+    with pytest.raises(DataError, match="so 1 column is expected; if the last one is a label, a loss_fn is missing"):
+        Trainer(linear()).evaluate((np.zeros((8, 30), np.float32), np.zeros((8, 1), np.float32)), batch_size=8)
+
+
+def test_dicts_of_one_fit_may_order_their_columns_differently(linear, cancer):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    swapped = {"y": cancer["y"], "x": cancer["x"]}
+    history = trainer.fit(cancer, 1, swapped, batch_size=100, callbacks=[], max_steps=6)
+    assert history.history["val_loss"] == [pytest.approx(trainer.evaluate(cancer, batch_size=100)["loss"])]
 
 
 def column(*shape, dtype=np.float32):

@@ -10,6 +10,8 @@ from mindspore import Model, nn
 from mindspore.train import LossMonitor
 
 from trainer import Trainer
+from trainer.compat import _as_fit_takes_them
+from trainer.errors import ConfigurationError
 
 
 def script(kind, linear, data):
@@ -42,6 +44,38 @@ def test_fit_takes_epoch_and_dataset_in_models_order(linear, cancer):
     assert trainer.state.progress.epoch == 2
     trainer.train(3, dataset, callbacks=[], initial_epoch=2)
     assert trainer.state.progress.epoch == 3
+
+
+def test_fit_takes_all_arguments_of_models_fit(linear, cancer):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    dataset = ms_dataset.NumpySlicesDataset(cancer, shuffle=False).batch(64)
+    history = trainer.fit(
+        epoch=5,
+        train_dataset=dataset,
+        valid_dataset=dataset,
+        valid_frequency=2,
+        callbacks=[LossMonitor(100)],
+        valid_dataset_sink_mode=False,
+        initial_epoch=1,
+    )
+    assert (trainer.state.progress.epoch, trainer.state.progress.global_step) == (5, 4 * 9)
+    assert len(history.history["val_loss"]) == 2
+    with pytest.raises(ConfigurationError, match=r"valid_frequency: takes a whole number of epochs >= 1; received \[2"):
+        trainer.fit(5, dataset, dataset, [2, 4])
+    accepted = set(inspect.signature(_as_fit_takes_them).parameters) | {"self"}
+    assert set(inspect.signature(Model.fit).parameters) <= accepted
+
+
+def test_the_other_names_of_model(linear, cancer, batches, tmp_path):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.1))
+    trainer.build(ms_dataset.NumpySlicesDataset(cancer, shuffle=False).batch(64))
+    trainer.online_train(train_dataset=batches(64, 2), callbacks=[])
+    assert trainer.state.progress.global_step == 2
+    assert trainer.predict_network is network
+    mindspore.save_checkpoint(trainer.train_network, str(tmp_path / "all.ckpt"))
+    assert {"0.weight", "moment1.0.weight", "global_step"} <= set(mindspore.load_checkpoint(str(tmp_path / "all.ckpt")))
 
 
 def test_the_constructor_takes_models_arguments_in_its_order():

@@ -153,7 +153,12 @@ class TestArrays:
             ({"x": np.ones(4)}, None, ConfigurationError, "arrays are given, so a batch_size is needed"),
             ({"x": np.ones(4)}, 0, ConfigurationError, "whole number >= 1; received 0"),
             ({"x": np.ones(4)}, True, ConfigurationError, "whole number >= 1; received True"),
-            ([np.ones(4)], 2, ConfigurationError, "batch_size=2 goes with arrays; list already delivers batches"),
+            (
+                [np.ones(4)],
+                2,
+                ConfigurationError,
+                "batch_size=2 goes with arrays; a list is taken to deliver .*tuple or dict of",
+            ),
             (7, None, DataError, "received int; accepted are a mindspore.dataset pipeline, a dict or tuple"),
             ([], None, DataError, "empty"),
         ],
