@@ -6,19 +6,19 @@ import contextlib
 import dataclasses
 import logging
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from trainer.arguments import is_training_step
 from trainer.boost import Boost, share_state, slice_optimizer
 from trainer.columns import label_columns
-from trainer.errors import ConfigurationError, GraphError
+from trainer.errors import ConfigurationError
 from trainer.feed import Chunk, to_tensor
+from trainer.graph_errors import explained
 from trainer.graphcall import GraphCall
 from trainer.program import (
     CustomStep,
@@ -325,19 +325,6 @@ def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
 
     return train
-
-
-def explained(error: Exception, chunk: Chunk | None, arrays: Sequence[np.ndarray] | None = None) -> Exception:
-    """Return a `GraphError` with the first part of MindSpore's message and the columns that were fed."""
-    if isinstance(error, GraphError):
-        return error
-    arrays = arrays if arrays is not None else (chunk.arrays if chunk is not None else ())
-    names = chunk.names if chunk is not None and chunk.names else tuple(f"column_{i}" for i in range(len(arrays)))
-    fed = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in zip(names, arrays, strict=False))
-    logger.debug("MindSpore's whole message: %s", error)
-    text = str(error).split("\n---")[0].strip() or type(error).__name__
-    text = "\n".join(line for line in text.splitlines() if line.strip())
-    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {text}")
 
 
 @contextlib.contextmanager

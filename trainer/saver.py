@@ -154,12 +154,14 @@ class Saver:
         folders += [Path(c.root) for c in self._trainer.callbacks if getattr(c, "root", None) is not None]
         if not folders:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
-        for folder in folders:
+        reasons = []
+        for folder in dict.fromkeys(folder.resolve() for folder in folders):
             try:
                 self.load(folder)
                 return True
             except checkpoint.CheckpointNotFoundError as error:
-                logger.warning("resume='auto': %s; starting from the beginning", error)
+                reasons.append(str(error))
+        logger.warning("resume='auto': %s; starting from the beginning", ", ".join(reasons))
         return False
 
     def rollback(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import ConfigurationError, DataError, did_you_mean
-from trainer.sources import Columns, Item, Source, as_array
+from trainer.sources import Columns, Item, Source, as_array, is_arrays
 from trainer.streams import Batch, IterableStream, Stream, advance, concat, resolve
 
 POLL_SECONDS = 0.1
@@ -20,8 +20,13 @@ def as_stream(data: Any) -> Stream:
     """Return `data` if it is a stream, else an `IterableStream` over it (a `mindspore.dataset`, generator, list).
 
     Raises:
-        ConfigurationError: nothing that can be iterated.
+        ConfigurationError: nothing that can be iterated, or arrays.
     """
+    if is_arrays(data):
+        raise ConfigurationError(
+            "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
+            "or use fit"
+        )
     return data if hasattr(data, "poll") else IterableStream(data)
 
 

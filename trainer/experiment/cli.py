@@ -119,12 +119,12 @@ class _Console(logging.StreamHandler):
 
 @contextlib.contextmanager
 def _logging_to(handler: logging.Handler) -> Iterator[None]:
-    """Show what the package logs, and only errors of MindSpore, until the command is done."""
+    """Show what the package logs until the command is done; MindSpore's errors are told once, by the exceptions."""
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
     if quiet:
-        os.environ["GLOG_v"] = "3"  # noqa: SIM112 (MindSpore spells it so)
+        os.environ["GLOG_v"] = "4"  # noqa: SIM112 (MindSpore spells it so)
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

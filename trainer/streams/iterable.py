@@ -37,7 +37,8 @@ class IterableStream(BufferedStream):
 
     Args:
         source: the iterable, the factory, or the dataset.
-        names: names of tuple items' columns; of a MindSpore dataset its own names are used.
+        names: names of tuple items' columns, "column_0" and so on when None; of a MindSpore dataset its own names
+            are used.
         event_time: name of the column with seconds since the epoch, or None.
         rows: "batch": items hold many rows; "single": one; "auto": told by the first item, which is a single row
             when any of its values is a scalar.
@@ -135,7 +136,9 @@ class IterableStream(BufferedStream):
             pairs = item.items()
         else:
             values = item if isinstance(item, tuple | list) else (item,)
-            if self._names is None or len(self._names) != len(values):
+            if self._names is None:
+                self._names = [f"column_{index}" for index in range(len(values))]
+            if len(self._names) != len(values):
                 raise DataError(
                     f"item {self._item} of the iterable has {len(values)} values; "
                     f"names= must name each: received {self._names}"

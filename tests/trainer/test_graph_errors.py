@@ -1,0 +1,43 @@
+"""What MindSpore says of a graph that fails, as a user gets to see it."""
+
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from trainer import Trainer
+from trainer.errors import GraphError
+from trainer.graph_errors import gist
+
+
+class Wrong(nn.Cell):
+    """Multiplies two matrices that do not fit."""
+
+    def construct(self, x):
+        return ops.matmul(x, x)
+
+
+def test_the_users_line_is_named_and_no_stack_is_shown():
+    with pytest.raises(GraphError) as raised:
+        Trainer(Wrong()).predict(np.ones((4, 8), np.float32))
+    message = str(raised.value)
+    assert "(column_0: float32[4, 8]): For 'MatMul" in message
+    assert f"[{__file__}:" in message
+    assert "return ops.matmul(x, x)]" in message
+    assert "C++" not in message
+
+
+def test_the_shapes_are_those_of_one_batch(linear, batches):
+    network = linear()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    narrow = [(x[:, :7], y) for x, y in batches(32, 4)]
+    with pytest.raises(GraphError, match=r"column_0: float32\[32, 7\], column_1: float32\[32, 1\]"):
+        trainer.fit(narrow, callbacks=[], sink_size=2)
+
+
+def test_a_message_that_begins_with_a_heading_is_not_lost():
+    rule = "-" * 52
+    message = (
+        f"\n{rule}\n- Kernel select failed:\n{rule}\nUnsupported op [X] on CPU\nnode: y\n\n{rule}\n- C++ Call Stack:\n"
+    )
+    assert gist(message) == "Unsupported op [X] on CPU\nnode: y"
+    assert gist(f"plain\n\n{rule}\n- C++ Call Stack:\n{rule}\nfile.cc") == "plain"
