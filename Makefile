@@ -3,8 +3,11 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-# PYTHON chooses the interpreter: `PYTHON=python3.12 make run`. Without it that of `.venv` stays, or the first that fits.
-CANDIDATES := $(if $(PYTHON),$(PYTHON),$(wildcard .venv/bin/python) python3.12 python3.11 python3.10 python3 python)
+# PYTHON chooses the interpreter: `PYTHON=python3.12 make run`. Without it the one that made `.venv` stays, or the first
+# that fits is taken.
+MADE_BY := $(shell sed -n 's/^home = //p' .venv/pyvenv.cfg 2>/dev/null)
+MADE_BY := $(MADE_BY:%=%/$(shell sed -n 's/^version = \(3\.[0-9]*\).*/python\1/p' .venv/pyvenv.cfg 2>/dev/null))
+CANDIDATES := $(if $(PYTHON),$(PYTHON),$(MADE_BY) python3.12 python3.11 python3.10 python3 python)
 PY := .venv/bin/python
 CONFIG ?= configs/wide_deep_movielens.yaml
 ARGS ?=

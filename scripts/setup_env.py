@@ -46,10 +46,6 @@ def main() -> int:
     wanted = digest()
     if _installed() == wanted:
         return 0
-    if sys.prefix != sys.base_prefix:
-        # Run by the environment itself, which is about to be replaced: let the interpreter it was made with do that.
-        base = getattr(sys, "_base_executable", sys.executable)
-        return subprocess.run([base, __file__]).returncode
     with _exclusive():
         if _installed() == wanted:  # another run has finished the job while this one waited
             return 0
@@ -89,7 +85,8 @@ def _python() -> Path:
 
 def _install(wanted: str) -> None:
     STAMP.unlink(missing_ok=True)
-    venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
+    if Path(sys.prefix).resolve() != VENV:  # the environment's own interpreter cannot replace itself
+        venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
     pip = [_python(), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     subprocess.run([*pip, "--require-hashes", "--requirement", ROOT / "requirements.lock"], check=True, cwd=ROOT)
     # The lock holds setuptools, so the build needs no environment and no download of its own.

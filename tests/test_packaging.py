@@ -5,7 +5,6 @@ import importlib.util
 import re
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 from venv import create
 
@@ -109,7 +108,6 @@ def setup_env(project_root, tmp_path, monkeypatch):
     calls = SimpleNamespace(run=run, CalledProcessError=subprocess.CalledProcessError)
     monkeypatch.setattr(module, "subprocess", calls)
     monkeypatch.setattr(module.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
-    monkeypatch.setattr(module.sys, "prefix", sys.base_prefix)  # as when run by a system's Python
     return module
 
 
@@ -135,14 +133,23 @@ def test_a_broken_off_installation_is_done_again(setup_env, capsys):
     assert "--require-hashes" in setup_env.commands[0]
 
 
-def test_the_environment_finds_itself_up_to_date(setup_env, project_root, tmp_path, monkeypatch):
-    """`make` asks the interpreter in .venv first, so what that finds must be what its maker noted."""
+def test_the_environment_is_found_up_to_date_whoever_asks(setup_env, project_root, tmp_path, monkeypatch):
+    """The interpreter that made .venv, which `make` prefers, and the one in it must come to the same answer."""
     monkeypatch.setattr(setup_env.venv, "create", lambda folder, **how: create(folder, **{**how, "with_pip": False}))
     shutil.copy(project_root / "scripts" / "setup_env.py", tmp_path / "scripts")
     shutil.copy(project_root / "Makefile", tmp_path)
     assert setup_env.main() == 0
-    done = _make(tmp_path, "venv")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # setting up would say so
+    for arguments in ([], ["PYTHON=.venv/bin/python"]):
+        done = _make(tmp_path, "venv", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # setting up would say so
+
+
+def test_the_environment_never_replaces_itself_while_it_runs(setup_env, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup_env.sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr(setup_env.venv, "create", lambda *_, **__: pytest.fail("replaced"))
+    (tmp_path / ".venv").mkdir()
+    assert setup_env.main() == 0
+    assert "--require-hashes" in setup_env.commands[0]
 
 
 def test_a_machine_without_wheels_is_refused(setup_env, monkeypatch, capsys):
