@@ -36,6 +36,7 @@ class ColumnCheck:
         """
         if self._expected is None:
             self._check_number(columns, names)
+            self._check_order(names)
             self._expected = [
                 (name, column.shape[1:], column.dtype) for name, column in zip(names, columns, strict=True)
             ]
@@ -71,6 +72,15 @@ class ColumnCheck:
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
         )
+
+    def _check_order(self, names: tuple[str, ...]) -> None:
+        """Refuse columns that bear the names of the network's arguments but stand in other places."""
+        wanted = self.parameters[: max(self.least, 1)]
+        if set(wanted) <= set(names) and list(names[: len(wanted)]) != wanted:
+            raise DataError(
+                f"columns are taken by position: received ({', '.join(names)}), and {self.kind}.construct takes "
+                f"({', '.join(wanted)}) first; put the columns in that order"
+            )
 
 
 def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:

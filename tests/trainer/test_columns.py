@@ -84,6 +84,16 @@ class TestCheck:
         ):
             ColumnCheck(TwoInputs(), 1)((column(4),) * 2, ("user", "label"))
 
+    def test_names_of_arguments_in_other_places_are_refused(self):
+        check = ColumnCheck(TwoInputs(), 1)
+        with pytest.raises(
+            DataError,
+            match=r"received \(item, user, label\), and TwoInputs.construct takes \(user, item\) first",
+        ):
+            check((column(4),) * 3, ("item", "user", "label"))
+        for names in (("user", "item", "label"), ("item", "price", "label"), ("a", "b", "user")):
+            ColumnCheck(TwoInputs(), 1)((column(4),) * 3, names)
+
     @pytest.mark.parametrize(
         ("later", "message"),
         [
