@@ -2,6 +2,7 @@
 
 import configparser
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -59,7 +60,12 @@ def test_every_pin_has_a_checksum_and_no_host_is_named(project_root):
 
 
 def _make(project_root, *arguments):
-    return subprocess.run(["make", *arguments], cwd=project_root, capture_output=True, text=True, timeout=60)
+    # Free of what a `make test` around this one hands down.
+    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "ARGS")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    return subprocess.run(
+        ["make", *arguments], cwd=project_root, capture_output=True, text=True, timeout=60, env=environment
+    )
 
 
 def test_another_python_is_refused_with_what_is_needed(project_root, tmp_path):
