@@ -108,16 +108,16 @@ class DeepFM(nn.Cell):
             + self.linear_gender(gender)
             + self.linear_occupation(occupation)
             + self.linear_year(year)
-            + ops.matmul(genres, self.linear_genres)
+            + ops.matmul(genres, self.linear_genres.astype(genres.dtype))
         )
         vectors = self.stack(
             (
-                self.user(user),
-                self.item(item),
+                self.user(user).astype(share.dtype),
+                self.item(item).astype(share.dtype),
                 self.age(age),
                 self.gender(gender),
                 self.occupation(occupation),
-                ops.matmul(share, self.genres),
+                ops.matmul(share, self.genres.astype(share.dtype)),
                 self.year(year),
             )
         )

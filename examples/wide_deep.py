@@ -93,7 +93,7 @@ class WideDeep(nn.Cell):
             + self.wide_gender(gender)
             + self.wide_occupation(occupation)
             + self.wide_year(year)
-            + ops.matmul(genres, self.wide_genres)
+            + ops.matmul(genres, self.wide_genres.astype(genres.dtype))
         )
         if self.crosses:
             film = self.concat((genres, self._one_hot("year", year)))
@@ -108,7 +108,7 @@ class WideDeep(nn.Cell):
                     self.age(age),
                     self.gender(gender),
                     self.occupation(occupation),
-                    ops.matmul(share, self.genres),
+                    ops.matmul(share, self.genres.astype(share.dtype)),
                     self.year(year),
                 )
             )

@@ -194,7 +194,11 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
     """Run the network eagerly in inference mode and return (cell, ids) for every call of an embedding cell."""
     received: list[tuple] = []
     training = [(cell, cell.training) for _, cell in network.cells_and_names()]
+    # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
+    precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
     mode = network.training
+    for cell, _ in precision:
+        cell.mixed_precision_type = None
     for cell in cells:
         cell.probe = received
     network.set_train(False)
@@ -209,6 +213,8 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
         network.set_train(mode)
         for cell, flag in training:
             cell.add_flags(training=flag)
+        for cell, kind in precision:
+            cell.mixed_precision_type = kind
     return received
 
 
