@@ -191,7 +191,7 @@ class TestFreezing:
 
     @pytest.mark.parametrize(
         ("options", "sink_size", "step"),
-        [({}, 2, 8), ({"gradient_accumulation_steps": 2, "amp_level": "O2"}, 1, 3)],
+        [({}, 2, 8), ({"gradient_accumulation_steps": 2}, 1, 3)],
         ids=["sunk", "accumulated"],
     )
     def test_resumes_bit_for_bit(self, options, sink_size, step, mlp, cancer, values, same, tmp_path):
