@@ -145,7 +145,6 @@ class Trainer(Inference, ModelVerbs):
         )
         self.label_count = self.builder.label_count
         self.tables: TableFeed | None = None
-        check_trainable(network, optimizer)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -299,6 +298,8 @@ class Trainer(Inference, ModelVerbs):
         return None if source.size is None else -(-source.size // self.accumulate)
 
     def _train_feed(self, source: Source, steps_per_call: int | None) -> Feed:
+        check_trainable(self.network, self.optimizer)
+
         def batches_per_call(item: Item) -> int:
             steps = steps_per_call
             if steps is None:

@@ -305,3 +305,10 @@ def test_kill_9_loses_no_row_and_trains_none_twice(data, tmp_path):
     assert_same(dict(np.load(tmp_path / "end.npz")), whole)
     manifests = [json.loads(path.read_text()) for path in tmp_path.glob("snapshots/step_*/manifest.json")]
     assert any(manifest["snapshot"]["base"] for manifest in manifests)
+
+
+def test_a_network_without_an_optimizer_is_applied_but_not_trained(data):
+    trainer = Trainer(Taste())
+    assert trainer.predict(data["ids"][:5], data["x"][:5]).shape == (5, 1)
+    with pytest.raises(ConfigurationError, match="2 sparse Embedding cells"):
+        trainer.fit(data, batch_size=BATCH)
