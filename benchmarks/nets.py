@@ -1,4 +1,4 @@
-"""The same networks, with the same first weights, in MindSpore and in PyTorch. Frameworks are imported when asked for."""
+"""The same networks, with the same first weights, in MindSpore and in PyTorch."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from examples.movielens import cache_folder
 
 TORCH = "torch==2.13.0"
 # torch first and alone: it decides on the versions of what the others share
-STAGES = ((TORCH,), ("lightning", "keras", "numpy"))
+STAGES = ((TORCH,), ("lightning", "keras", "numpy", "scikit-learn"))
 DONE = "complete"
 VARIABLE = "BENCHMARK_PEERS"
 

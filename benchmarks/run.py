@@ -1,0 +1,252 @@
+"""Measure this trainer side by side with what a user would pick instead.
+
+    python benchmarks/run.py                      all cases; about 40 minutes on two quiet cores
+    python benchmarks/run.py --cases a c --quick  small sizes, few windows: to see that it works
+    python benchmarks/run.py --readme             write the table of the last measurement into README.md
+
+Every case first checks that all sides compute the same losses from the same first weights and data. Then they work
+in turn, window by window; ratios are of windows side by side, as median and quartiles. Lower is better for ours, except
+where a unit says rows/s. Results go to runs/benchmarks: results.json, table.md, ratios.png. The peers' environment is
+built in the user's cache folder on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measure, peers  # noqa: E402
+from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
+
+CASES = {
+    "a": "mlp",
+    "b": "lenet",
+    "c": "wide_deep",
+    "d": "online",
+    "e": "evaluation",
+    "f": "startup",
+    "g": "checkpoint",
+    "h": "loop",
+}
+OUTPUT = ROOT / "runs" / "benchmarks"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+PACKAGES = ("mindspore", "numpy", "torch", "lightning", "keras")
+SCRIPT = (
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+)
+
+
+def groups_of(letter: str, quick: bool) -> list[Group]:
+    """Return the groups of a case."""
+    return importlib.import_module(f"benchmarks.cases.{CASES[letter]}").groups(quick)
+
+
+def measure_all(cases: Sequence[str], quick: bool, windows: int, only: str | None) -> dict[str, Any]:
+    """Measure and return everything in plain form."""
+    interpreters = {OURS: Path(sys.executable)}
+    chosen = [group for letter in cases for group in groups_of(letter, quick) if not only or only in group.title]
+    if any(PEERS in group.contenders.values() for group in chosen):
+        try:
+            interpreters[PEERS] = peers.python()
+        except RuntimeError as error:
+            print(f"peers are left out: {error}", file=sys.stderr)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for group in chosen:
+            began = time.monotonic()
+            measured = measure.run(group, windows, interpreters, Path(folder))
+            results.append(measured.to_dict())
+            print(f"{group.case}: {group.title} ({time.monotonic() - began:.0f} s)", flush=True)
+            for line in lines_of(measured):
+                print("  " + line, flush=True)
+    return {"date": date.today().isoformat(), "quick": quick, "machine": machine(interpreters), "results": results}
+
+
+def machine(interpreters: dict[str, Path]) -> dict[str, Any]:
+    """Return processor, cores, load and versions."""
+    versions: dict[str, str] = {}
+    for interpreter in interpreters.values():
+        done = subprocess.run([str(interpreter), "-c", SCRIPT], capture_output=True, text=True)
+        found = json.loads(done.stdout) if done.returncode == 0 else {}
+        versions = {**{name.lower(): version for name, version in found.items()}, **versions}
+    processor = platform.processor() or platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+        processor = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "versions": {name: versions[name] for name in PACKAGES if name in versions},
+    }
+
+
+def lines_of(measured: Measured) -> list[str]:
+    """Return what a terminal shows of a group."""
+    lines = [f"{name:28} {number(values, measured.group.unit)}" for name, values in measured.values.items()]
+    if not np.isnan(measured.agreement):
+        lines.append(f"losses agree within {measured.agreement:.2%}")
+    for ratio in measured.group.ratios:
+        found = measured.ratio(ratio)
+        if found:
+            verdict = {True: "met", False: "MISSED", None: ""}[measured.met(ratio)]
+            lines.append(f"{ratio.ours} / {ratio.other}: {spread(found)}  {goal_text(ratio)} {verdict}".rstrip())
+    for name, least in measured.group.goals.items():
+        if measured.values.get(name):
+            verdict = "met" if np.median(measured.values[name]) >= least else "MISSED"
+            lines.append(f"{name}: goal >= {least:,.0f} {measured.group.unit} {verdict}")
+    return lines + [f"PROBLEM: {problem}" for problem in measured.problems]
+
+
+def number(values: Sequence[float], unit: str) -> str:
+    """Return median and quartiles."""
+    if not values:
+        return "-"
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    digits = 0 if unit == "rows/s" or middle >= 1000 else 1 if middle >= 10 else 2
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f}) {unit}"
+
+
+def spread(found: Sequence[float]) -> str:
+    """Return a ratio with its quartiles."""
+    middle, low, high = found
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def goal_text(ratio: Ratio) -> str:
+    """Return the goal in words."""
+    if ratio.plus:
+        return f"goal: + {ratio.plus:.0f} us at most"
+    return "" if ratio.goal is None else f"goal: <= {ratio.goal:g}"
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    info = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
+    place = f"{info['cores']} cores of {info['processor']}"
+    lines = [f"Measured {report['date']} on {place}; Python {info['python']}, {versions}."]
+    if report["quick"]:
+        lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
+    lines += ["", "| case | ours | other | ratio of times (quartiles) | goal |", "| --- | --- | --- | --- | --- |"]
+    for result in report["results"]:
+        group = rebuilt(result)
+        for ratio in group.group.ratios:
+            found = group.ratio(ratio)
+            if found:
+                verdict = {True: ", met", False: ", missed", None: ""}[group.met(ratio)]
+                ours = f"{ratio.ours}: {number(group.values[ratio.ours], result['unit'])}"
+                other = f"{ratio.other}: {number(group.values[ratio.other], result['unit'])}"
+                goal = goal_text(ratio).removeprefix("goal: ") + verdict
+                lines.append(f"| {result['title']} | {ours} | {other} | {spread(found)} | {goal} |")
+    alone = [result for result in report["results"] if not result["ratios"]]
+    if alone:
+        lines += ["", "| case | measured | goal |", "| --- | --- | --- |"]
+    for result in alone:
+        for name, values in result["values"].items():
+            goal = result["goals"].get(name)
+            extra = "; ".join(f"{key} {value:.4g}" for key, value in result["extra"].get(name, {}).items())
+            shown = number(values, result["unit"]) if goal else extra
+            verdict = "" if not goal else f">= {goal:,.0f}, {'met' if np.median(values) >= goal else 'missed'}"
+            lines.append(f"| {result['title']} | {shown} | {verdict} |")
+    return "\n".join(lines)
+
+
+def rebuilt(result: dict[str, Any]) -> Measured:
+    """Return the `Measured` behind its plain form."""
+    ratios = tuple(Ratio(r["ours"], r["other"], r["goal"], r["plus"]) for r in result["ratios"])
+    group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"])
+    return Measured(group, result["values"], result["extra"], result["agreement"], result["problems"])
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw all ratios with their quartiles, goals beside them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = []
+    for result in report["results"]:
+        group = rebuilt(result)
+        for ratio in group.group.ratios:
+            if found := group.ratio(ratio):
+                rows.append((f"{result['title']}: {ratio.ours} / {ratio.other}", found, ratio.goal))
+    if not rows:
+        return
+    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.28 * len(rows)), dpi=150)
+    for place, (_, (middle, low, high), goal) in enumerate(reversed(rows)):
+        color = "tab:gray" if goal is None else "tab:green" if middle <= goal else "tab:red"
+        axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], fmt="o", color=color, markersize=4)
+        if goal is not None:
+            axes.plot(goal, place, "|", color="black", markersize=9)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in reversed(rows)], fontsize=6)
+    axes.axvline(1.0, color="lightgray", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("time of ours / time of the other (median and quartiles; | goal)")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def refresh_readme(text: str, path: Path = ROOT / "README.md") -> None:
+    """Put `text` between the markers of the README.
+
+    Raises:
+        ValueError: it has no markers.
+    """
+    content = path.read_text("utf-8")
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{path} has no {BEGIN} ... {END} to put the table between")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, draw; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES))
+    parser.add_argument("--quick", action="store_true", help="small sizes and three windows")
+    parser.add_argument("--windows", type=int, help="rounds; default 9, or 3 with --quick")
+    parser.add_argument("--only", help="groups whose title contains this text")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of results.json, table.md, ratios.png")
+    parser.add_argument("--readme", action="store_true", help="write the table of the last measurement into README.md")
+    given = parser.parse_args(argv)
+    if given.readme:
+        try:
+            refresh_readme((given.output / "table.md").read_text("utf-8").strip())
+        except (OSError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 2
+        return 0
+    report = measure_all(given.cases, given.quick, given.windows or (3 if given.quick else 9), given.only)
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "results.json").write_text(json.dumps(report, indent=1), "utf-8")
+    (given.output / "table.md").write_text(table(report) + "\n", "utf-8")
+    draw(report, given.output / "ratios.png")
+    print(f"\n{table(report)}\n\nresults, table and picture in {given.output}")
+    return 1 if any(result["problems"] for result in report["results"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
