@@ -123,6 +123,7 @@ class KafkaStream(BufferedStream):
             raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
         self._target: Position = {}
         self._assigned = False
+        self._ends: dict[int, int] = {}
         self._turns = Turns({}, {}, quota, turn_timeout)
         self._skip: dict[int, tuple[int, int]] = {}
         self._paused: set[int] = set()
@@ -197,9 +198,11 @@ class KafkaStream(BufferedStream):
         position: Position = {}
         starts: dict[int, int] = {}
         skip: dict[int, tuple[int, int]] = {}
+        ends: dict[int, int] = {}
         for tp in topics:
             name = self._name(tp.partition)
             low, high = self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
+            ends[tp.partition] = high
             offset, row = self._target.get(name) or (self._first(tp, low, high), 0)
             if not low <= offset <= high:
                 offset, row = self._missing(name, offset, low, high), 0
@@ -217,7 +220,7 @@ class KafkaStream(BufferedStream):
         self._clear()
         self._turns = Turns(starts, bases, begun["quota"], self.turn_timeout, self.order == "round_robin")
         self._skip, self._paused = skip, set()
-        self._position = position
+        self._position, self._ends = position, ends
         self._assigned = True
         self._retry.succeeded()
 
@@ -284,6 +287,7 @@ class KafkaStream(BufferedStream):
             messages = self._consumer.consume(2000, 0)
             if not messages and timeout:
                 messages = self._consumer.consume(1, timeout)
+            self._note_ends()
         for message in messages:
             error = message.error()
             if error is None:
@@ -368,14 +372,17 @@ class KafkaStream(BufferedStream):
         """Return the messages waiting, by the ends of the partitions as last seen; None before anything was fetched."""
         if not self._assigned:
             return None
-        waiting = self._ready_rows
-        for partition, offset in list(self._turns.next.items()):
+        ends = self._ends
+        behind = (ends.get(partition, 0) - offset for partition, offset in list(self._turns.next.items()))
+        return self._ready_rows + sum(max(0, count) for count in behind)
+
+    def _note_ends(self) -> None:
+        # Here and not in `lag`, which other threads call: asking the client while it consumes can deadlock, one side
+        # with the interpreter's lock and the other with the client's.
+        for partition in self._ends:
             tp = self._kafka.TopicPartition(self.topic, partition)
-            if self._closed:
-                return None
             _, high = self._consumer.get_watermark_offsets(tp, cached=True)
-            waiting += max(0, high - offset)
-        return waiting
+            self._ends[partition] = max(high, self._ends[partition])
 
     def close(self) -> None:
         """Close the client and the dead-letter file."""

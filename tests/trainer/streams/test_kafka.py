@@ -205,3 +205,26 @@ def test_wrong_arguments_are_refused(make_kafka, stream, schema):
         stream(cluster, partitions=[0, 3]).poll(1, LONG)
     with pytest.raises(StreamError, match="position of KafkaStream"):
         stream(cluster).seek({"other:0": [0, 0]})
+
+
+def test_lag_is_told_at_once_while_another_thread_waits_for_messages(make_kafka, stream, rows):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 3)])
+    one = stream(cluster)
+    assert one.poll(3, LONG) is not None
+    done = threading.Event()
+
+    def wait():
+        while not done.is_set():
+            one.poll(3, 0.2)
+
+    reader = threading.Thread(target=wait, daemon=True)
+    reader.start()
+    told = []
+    asker = threading.Thread(target=lambda: told.extend(one.lag() for _ in range(200)), daemon=True)
+    asker.start()
+    asker.join(LONG)
+    done.set()
+    reader.join(LONG)
+    assert len(told) == 200
+    assert told[-1] == 0
