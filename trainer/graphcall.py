@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 
 from mindspore import Tensor, nn
 
+
 # `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell while doing so: hundreds of
 # Python calls, more than half of the host time of a small step. MindSpore has no public name for running a program that
 # is known to be compiled.
-try:
-    from mindspore.common.api import _cell_graph_executor
+def _find() -> Any:
+    for module in ("mindspore.graph.api", "mindspore.common.api"):  # since 2.9 and before
+        with contextlib.suppress(ImportError):
+            executor = getattr(importlib.import_module(module), "_cell_graph_executor", None)
+            if executor is not None:
+                return getattr(executor, "_exec_pip", None)
+    return None
 
-    _execute: Any = getattr(_cell_graph_executor, "_exec_pip", None)
-except ImportError:
-    _execute = None
+
+_execute = _find()
 
 
 class GraphCall:
