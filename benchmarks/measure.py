@@ -24,7 +24,7 @@ OURS, PEERS = "ours", "peers"
 MARK = "\x1e"
 PATIENCE = 1800.0
 # Largest relative differences of two loss curves that count as the same computation: rounding grows step by step.
-EARLY, AGREE_EARLY, AGREE_LATE = 10, 1e-3, 1e-2
+EARLY, AGREE_EARLY, AGREE_LATE = 10, 5e-3, 2e-2
 
 
 @dataclass(frozen=True)
