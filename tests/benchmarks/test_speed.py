@@ -1,0 +1,97 @@
+"""A guard against slow steps that no busy machine can upset: Python calls a step are counted; times are only told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks are not installed
+
+from benchmarks import run  # noqa: E402
+from benchmarks.cases import mlp, wide_deep  # noqa: E402
+from benchmarks.measure import Group, Measured, Ratio, compare  # noqa: E402
+
+STEPS = 64
+
+
+def python_calls(work):
+    """Return how many Python functions `work` calls on this thread."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.fixture(scope="module")
+def contenders():
+    """The contenders of case (a) that need no other environment, warm."""
+    made = {name: mlp.make(name, {"steps": STEPS}) for name in (mlp.RAW, mlp.SINGLE, mlp.SUNK)}
+    for contender in made.values():
+        contender.epoch()
+        contender.epoch()
+    return made
+
+
+def test_a_step_of_fit_takes_fewer_python_calls_than_a_hand_written_one(contenders, record_property):
+    calls = {name: python_calls(contender.epoch) / STEPS for name, contender in contenders.items()}
+    record_property("python_calls_a_step", calls)
+    assert calls[mlp.SINGLE] <= 120, calls
+    assert calls[mlp.SINGLE] <= 0.6 * calls[mlp.RAW], calls
+    assert calls[mlp.SUNK] <= 60, calls
+
+
+def test_ratios_of_times_are_reported(contenders, record_property):
+    windows = {name: [contender.window() for _ in range(3)] for name, contender in contenders.items()}
+    values = {name: [w["seconds"] / w["steps"] * 1e6 for w in found] for name, found in windows.items()}
+    pairs = (Ratio(mlp.SINGLE, mlp.RAW, plus=20), Ratio(mlp.SUNK, mlp.RAW, 0.5))
+    measured = Measured(Group("a", "MLP", "mlp", {}, ratios=pairs), values)
+    lines = run.lines_of(measured)
+    record_property("ratios", lines)
+    print(*lines, sep="\n")
+    assert any(mlp.SUNK in line and " / " in line for line in lines)
+
+
+def test_wide_and_deep_computes_what_model_computes(record_property):
+    options = {"batch": 64, "rows": 20_000, "steps": 8}
+    ours, model = (wide_deep.make(name, options) for name in (wide_deep.DENSE, wide_deep.MODEL))
+    measured = Measured(wide_deep.group(64, 20_000, 8))
+    compare(measured, {wide_deep.DENSE: ours.losses(), wide_deep.MODEL: model.losses()})
+    assert measured.problems == []
+    record_property("losses_agree_within", measured.agreement)
+    record_property("thread_us", {"ours": ours.window()["thread_us"], "model": model.window()["thread_us"]})
+
+
+def test_losses_that_differ_are_a_problem():
+    group = wide_deep.group(64, 10_000, 8)
+    measured = Measured(group)
+    falling = np.linspace(0.7, 0.5, 50)
+    compare(measured, {wide_deep.DENSE: falling, wide_deep.MODEL: falling, wide_deep.TORCH_DENSE: falling * 1.05})
+    assert measured.agreement == pytest.approx(0.05)
+    assert "torch, Adam" in measured.problems[0]
+
+
+def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
+    ratio = Ratio("ours", "theirs", 0.5)
+    measured = Measured(Group("a", "work", "mlp", {}, ratios=(ratio,)), {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]})
+    machine = {"processor": "p", "cores": 2, "load": 0.1, "python": "3.11", "versions": {"numpy": "1.26"}}
+    report = {"date": "2026-01-01", "quick": False, "machine": machine, "results": [measured.to_dict()]}
+    text = run.table(report)
+    assert "| 0.38 (0.31 to 0.44) | <= 0.5, met |" in text
+    run.draw(report, tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").read_bytes()[1:4] == b"PNG"
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{run.BEGIN}\nold\n{run.END}\nafter\n")
+    run.refresh_readme(text, readme)
+    assert readme.read_text() == f"before\n{run.BEGIN}\n{text}\n{run.END}\nafter\n"
