@@ -46,6 +46,7 @@ PATIENCE = 300.0  # seconds for a process to reach the moment it is to be killed
 POLL = 0.0005
 EVERY = 4  # steps between snapshots
 BATCH = 128
+TABLES = "part.tables"
 SHOWN = 8  # differences named one by one
 
 
@@ -262,14 +263,11 @@ def differences(first: Path, second: Path) -> list[str]:
     one, other = checkpoint.find(first), checkpoint.find(second)
     found = [f"group {group}" for group in set(one.groups) ^ set(other.groups)]
     for group in sorted(set(one.groups) & set(other.groups)):
-        a, b = one.tensors(group), other.tensors(group)
+        a, b = whole(one, group), whole(other, group)
         found += [f"{group}: {name}" for name in sorted(set(a) ^ set(b))]
         for name in sorted(set(a) & set(b)):
-            if (
-                a[name].dtype != b[name].dtype
-                or a[name].shape != b[name].shape
-                or a[name].tobytes() != b[name].tobytes()
-            ):
+            same_kind = a[name].dtype == b[name].dtype and a[name].shape == b[name].shape
+            if not same_kind or a[name].tobytes() != b[name].tobytes():
                 found.append(f"{group}: {name}")
     for key in ("progress", "metrics"):
         if one.state[key] != other.state[key]:
@@ -277,6 +275,34 @@ def differences(first: Path, second: Path) -> list[str]:
     if one.state["loop"]["meter"] != other.state["loop"]["meter"]:
         found.append("loss sums")
     return found
+
+
+def whole(snapshot: checkpoint.Snapshot, group: str) -> dict[str, np.ndarray]:
+    """Return the tensors of a group; those of sparse tables put together from a full state and its changes.
+
+    Of a table come all ids in order and what belongs to each. In which row of memory an id lives is left out: it says
+    nothing about the model.
+    """
+    if group != TABLES:
+        return snapshot.tensors(group)
+    tables: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    for link in snapshot.chain():
+        tensors = link.tensors(group)
+        for table in {name.rpartition("/")[0] for name in tensors}:
+            columns = {n.rpartition("/")[2]: array for n, array in tensors.items() if n.rpartition("/")[0] == table}
+            ids, rows = columns.pop("ids"), tables.setdefault(table, {})
+            for gone in columns.pop("removed", np.zeros(0, np.int64)):
+                rows.pop(int(gone), None)
+            columns.pop("rows", None)
+            for place, number in enumerate(ids.tolist()):
+                rows[number] = {name: array[place] for name, array in columns.items() if len(array) == len(ids)}
+    merged = {}
+    for table, rows in tables.items():
+        numbers = sorted(rows)
+        merged[f"{table}/ids"] = np.array(numbers)
+        for name in rows[numbers[0]] if numbers else ():
+            merged[f"{table}/{name}"] = np.array([rows[number][name] for number in numbers])
+    return merged
 
 
 @contextlib.contextmanager

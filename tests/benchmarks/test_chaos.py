@@ -73,6 +73,27 @@ def test_one_bit_is_a_difference(tmp_path):
     assert chaos.differences(tmp_path / "a", tmp_path / "c") == ["model: w"]
 
 
+def test_tables_are_the_same_however_their_snapshots_divide_them(tmp_path):
+    state = {"progress": {"global_step": 2}, "metrics": {}, "loop": {"meter": {}}}
+
+    def table(ids, removed=()):
+        values = np.array([[number / 10, number] for number in ids], np.float32)
+        rows = np.arange(len(ids), dtype=np.int32)
+        parts = {"ids": np.array(ids), "removed": np.array(removed, np.int64), "rows": rows, "values": values}
+        return {chaos.TABLES: {f"user/{name}": array for name, array in parts.items()}}
+
+    checkpoint.write(tmp_path / "full", 2, table([5, 7, 9]), state)
+    checkpoint.write(tmp_path / "changes", 1, table([9, 3, 5]), state)
+    checkpoint.write(tmp_path / "changes", 2, table([7], removed=[3]), state, base="step_00000001")
+    checkpoint.write(tmp_path / "kept", 1, table([9, 3, 5]), state)
+    checkpoint.write(tmp_path / "kept", 2, table([7]), state, base="step_00000001")
+    assert chaos.differences(tmp_path / "full", tmp_path / "changes") == []
+    assert chaos.differences(tmp_path / "full", tmp_path / "kept") == [
+        "part.tables: user/ids",
+        "part.tables: user/values",
+    ]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
 def test_killed_runs_lose_nothing_repeat_nothing_and_end_bit_for_bit_as_undisturbed_ones(tmp_path):
     def torment(source: str, kills: int, terms: int) -> chaos.Result:
