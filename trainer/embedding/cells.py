@@ -221,7 +221,7 @@ class Embedding(nn.Cell):
     def __call__(self, ids):
         """Read rows outside of a graph; see the class."""
         if self.probe is not None:
-            self.probe.append((self, ids.asnumpy()))
+            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view dies with the run
             return ops.zeros((*ids.shape, self.dim), mstype.float32)
         return super().__call__(ids) if self.is_dense else self._read(ids)
 

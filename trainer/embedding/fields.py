@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
 
 from trainer.embedding.cells import Embedding
 from trainer.embedding.hashing import to_ids
 from trainer.errors import ConfigurationError, did_you_mean
+from trainer.graph_errors import gist
 
 _logger = logging.getLogger(__name__)
 _ROWS = 2
 _FIRST_MARKER = 1_000_000_007
+_MOST_FAILURES = 100  # operators of one eager run that may fail after it
 
 
 @dataclass
@@ -126,18 +130,15 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
         raise ConfigurationError("the network has embedding cells, but no input column holds integers or strings")
     marked = _mark(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
-    failure: Exception | None = None
-    try:
-        received = _run(network, cells, marked)
-        strict = True
-    except Exception as error:
+    received, failure = _run(network, cells, marked)
+    strict = failure is None
+    if not strict:
         # Some column may hold lengths or indices that cannot take a marker: then mark one column at a time.
-        received, strict, failure = [], False, error
         for candidate in candidates:
             alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
-            try:
-                received += _run(network, cells, alone)
-            except Exception as error:
+            seen, error = _run(network, cells, alone)
+            received += seen
+            if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
     reached: set[int] = set()
     for cell, values in received:
@@ -158,7 +159,9 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
         # a dense table may be fed with anything that is in range
         if id(cell) not in reached and not cell.is_dense:
             text = _untraceable(cell, names)
-            raise ConfigurationError(text if failure is None else f"{text}; the trial run failed with: {failure}")
+            raise ConfigurationError(
+                text if failure is None else f"{text}; the trial run failed with: {gist(str(failure))}"
+            )
 
 
 def _untraceable(cell: Embedding, names: Sequence[str]) -> str:
@@ -190,9 +193,14 @@ def _mark(sample: list[np.ndarray], candidates: list[int]) -> list[np.ndarray]:
     return marked
 
 
-def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndarray]) -> list[tuple]:
-    """Run the network eagerly in inference mode and return (cell, ids) for every call of an embedding cell."""
+def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndarray]) -> tuple[list, Exception | None]:
+    """Run the network eagerly in inference mode.
+
+    Returns:
+        (cell, ids) for every call of an embedding cell, up to the failure if there is one; the failure or None.
+    """
     received: list[tuple] = []
+    failure: Exception | None = None
     training = [(cell, cell.training) for _, cell in network.cells_and_names()]
     # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
     precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
@@ -203,11 +211,15 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
         cell.probe = received
     network.set_train(False)
     try:
-        outputs = network.construct(*(Tensor(column) for column in columns))
-        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
-            if isinstance(output, Tensor):
-                output.asnumpy()
+        with _any_id(network):
+            outputs = network.construct(*(Tensor(column) for column in columns))
+            for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+                if isinstance(output, Tensor):
+                    output.asnumpy()
+    except Exception as error:
+        failure = error
     finally:
+        _settle()
         for cell in cells:
             cell.probe = None
         network.set_train(mode)
@@ -215,7 +227,37 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
             cell.add_flags(training=flag)
         for cell, kind in precision:
             cell.mixed_precision_type = kind
-    return received
+    return received, failure
+
+
+@contextmanager
+def _any_id(network: nn.Cell) -> Iterator[None]:
+    """Let MindSpore's own embedding cells give zeros for any id: markers are no rows of theirs."""
+    lookups = [cell for _, cell in network.cells_and_names() if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
+
+    def zeros_from(table: Parameter) -> Callable[[Tensor], Tensor]:
+        return lambda ids: ops.zeros((*ids.shape, table.shape[-1]), table.dtype)
+
+    lookups = [cell for cell in lookups if "construct" not in vars(cell)]
+    for cell in lookups:
+        vars(cell)["construct"] = zeros_from(cell.embedding_table)
+    try:
+        yield
+    finally:
+        for cell in lookups:
+            del vars(cell)["construct"]
+
+
+def _settle() -> None:
+    """Wait for eager operators still under way, so that their failures do not surface in what runs next."""
+    for _ in range(_MOST_FAILURES):
+        try:
+            # the queue is first in, first out: what answers here comes after everything else
+            (ops.zeros((1,), mstype.float32) + 1).asnumpy()
+        except RuntimeError as error:
+            _logger.debug("a failure that came late: %s", error)
+        else:
+            return
 
 
 def _group(tables: list[Embedding], owners, shapes, names: Sequence[str]) -> FieldMap:

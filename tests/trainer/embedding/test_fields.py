@@ -1,0 +1,103 @@
+"""Which input columns feed which table: found by one run of the network on marked ids, whatever else it reads."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from trainer.embedding import Embedding
+from trainer.embedding import fields as tracing
+from trainer.embedding.fields import find_fields
+from trainer.errors import ConfigurationError
+
+NAMES = ("user", "age")
+COLUMNS = (np.array([7, 9], np.int64), np.array([1, 2], np.int32))
+
+
+class BesideMindSporesEmbedding(nn.Cell):
+    """Raw ids beside a column that indexes an ordinary nn.Embedding of seven rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = Embedding(4)
+        self.age = nn.Embedding(7, 4)
+
+    def construct(self, user, age):
+        return self.age(age) + self.user(user)
+
+
+class BesidePlainGather(nn.Cell):
+    """Raw ids beside a column that indexes a parameter of seven rows, read first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ages = Parameter(Tensor(np.ones((7, 4), np.float32)), name="ages")
+        self.user = Embedding(4)
+
+    def construct(self, user, age):
+        ages = ops.gather(self.ages, age, 0)
+        return self.user(user) + ages
+
+
+class ComputedIds(nn.Cell):
+    """Ids that are no input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ages = Parameter(Tensor(np.ones((7, 4), np.float32)), name="ages")
+        self.user = Embedding(4)
+
+    def construct(self, user, age):
+        return self.user(user * 3) + ops.gather(self.ages, age, 0)
+
+
+@pytest.mark.parametrize("network", [BesideMindSporesEmbedding, BesidePlainGather])
+def test_raw_ids_are_found_beside_columns_that_index_small_tables(network):
+    component = find_fields(network(), COLUMNS, NAMES).components[0]
+    assert [column for column, _ in component.parts] == [0]
+
+
+def test_ids_are_found_when_a_failure_of_the_first_run_surfaces_in_every_later_one(monkeypatch):
+    # Eager operators fail late: how late depends on the machine. Here no run but the first comes through.
+    run, runs = tracing._run, []
+
+    def late(network, cells, columns):
+        runs.append(columns)
+        received, failure = run(network, cells, columns)
+        return (received, failure) if len(runs) == 1 else ([], RuntimeError("left over"))
+
+    monkeypatch.setattr(tracing, "_run", late)
+
+    class ReadFirst(BesidePlainGather):
+        def construct(self, user, age):
+            return self.user(user) + ops.gather(self.ages, age, 0)
+
+    component = find_fields(ReadFirst(), COLUMNS, NAMES).components[0]
+    assert len(runs) == 3
+    assert [column for column, _ in component.parts] == [0]
+
+
+def test_mindspores_embeddings_take_any_id_in_the_trial_only():
+    network = BesideMindSporesEmbedding()
+    received, failure = tracing._run(network, tracing.embedding_cells(network), [c + 1_000_000_007 for c in COLUMNS])
+    assert failure is None
+    assert len(received) == 1
+    rows = network.age(Tensor(np.array([3], np.int32))).asnumpy()
+    np.testing.assert_array_equal(rows[0], network.age.embedding_table.asnumpy()[3])
+
+
+def test_nothing_that_failed_late_is_left_for_the_next_operator():
+    class Unused(BesidePlainGather):
+        def construct(self, user, age):
+            for _ in range(20):
+                ops.gather(self.ages, age, 0)
+            return self.user(user)
+
+    tracing._run(Unused(), [], [np.array([7, 9], np.int32), np.array([10**9, 10**9], np.int32)])
+    np.testing.assert_array_equal((Tensor([1.0]) + 1).asnumpy(), [2.0])
+
+
+def test_computed_ids_are_refused_without_mindspores_stack():
+    with pytest.raises(ConfigurationError, match="do not come unchanged from an input column") as caught:
+        find_fields(ComputedIds(), COLUMNS, NAMES)
+    assert "input_indices" in str(caught.value)
+    assert "Call Stack" not in str(caught.value)
