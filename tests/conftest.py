@@ -1,6 +1,7 @@
 """What every test session needs: MindSpore kept quiet, and a scratch folder to litter in instead of the checkout."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def _scratch_folder(tmp_path_factory):
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mode_as_found():
+    """Put MindSpore's global mode back: some tests set it, as users' scripts do, and the next ones must not see it."""
+    loaded = "mindspore" in sys.modules
+    before = sys.modules["mindspore"].get_context("mode") if loaded else None
+    yield
+    if "mindspore" in sys.modules:
+        mindspore = sys.modules["mindspore"]
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE if before is None else before)
 
 
 @pytest.fixture(scope="session")

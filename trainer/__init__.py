@@ -9,14 +9,15 @@ Importing the package does not import MindSpore; the first use of a name that ne
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+from trainer.lazy import lazy_names
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Trainer": "trainer.trainer",
     "Limits": "trainer.limits",
-    "Window": "trainer.prequential",
+    "Window": "trainer.metrics.prequential",
 }
 _CALLBACKS = (
     "Callback",
@@ -52,16 +53,4 @@ def _refuse_shadow() -> None:
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        from trainer.errors import did_you_mean
-
-        raise AttributeError(f"module 'trainer' has no attribute {name!r}{did_you_mean(name, _HOMES)}")
-    _refuse_shadow()
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, before=_refuse_shadow)

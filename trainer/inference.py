@@ -14,7 +14,7 @@ from trainer.feed import Feed, FeedOptions
 from trainer.session import Session
 from trainer.sources import make_source
 from trainer.state import Phase
-from trainer.tables import TableFeed, has_tables
+from trainer.table_feed import TableFeed, has_tables
 
 
 class Inference(Session):

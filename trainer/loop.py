@@ -16,8 +16,8 @@ from trainer.builder import TrainRunner
 from trainer.errors import DataError
 from trainer.feed import Chunk, Feed
 from trainer.limits import Every, Limits
-from trainer.loss_meter import LossMeter
 from trainer.metrics import WeightedMean, read_metrics, update_metrics
+from trainer.metrics.loss_meter import LossMeter
 from trainer.state import StopReason
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.feed import Chunk, Feed
-from trainer.loss_meter import LossMeter
-from trainer.prequential import PrequentialMetrics, Window, WindowClock
+from trainer.metrics.loss_meter import LossMeter
+from trainer.metrics.prequential import PrequentialMetrics, Window, WindowClock
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -25,7 +25,7 @@ import numpy as np
 
 from callbacks import Callback
 from callbacks.cadence import Every
-from trainer import durable, strictjson, tensorfile
+from trainer.checkpoint import durable, strictjson, tensorfile
 from trainer.embedding.export import ABOUT, export_network
 from trainer.embedding.tables import SparseTables
 from trainer.errors import CheckpointError, ConfigurationError, did_you_mean

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer import strictjson, tensorfile
+from trainer.checkpoint import strictjson, tensorfile
 from trainer.embedding.export import ServedGraph
 from trainer.embedding.table import DEFAULT_ROW, SparseTable
 from trainer.errors import CheckpointDamagedError, CheckpointNotFoundError, DataError

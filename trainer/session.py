@@ -13,9 +13,9 @@ from mindspore import amp, nn
 from callbacks import Callback, CallbackList, History, ProgressBar, adapt
 from trainer import checkpoint
 from trainer.builder import StepBuilder
+from trainer.checkpoint.saver import Saver
 from trainer.errors import ConfigurationError, did_you_mean
 from trainer.learning_rate import get_learning_rate, set_learning_rate
-from trainer.saver import Saver
 from trainer.scratch import droppings_aside
 from trainer.seed import restore as restore_generators
 from trainer.signals import StopOnSignal
@@ -119,11 +119,11 @@ class Session:
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def save(self, root: str | Path, background: bool = False) -> Path:
-        """Write a snapshot to ``root/step_<global_step>``; see `trainer.saver.Saver.save`."""
+        """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`."""
         return self.saver.save(Path(root), background=background)
 
     def load(self, path: str | Path, strict: bool = True, weights_only: bool = False) -> None:
-        """Restore a snapshot, or the weights of a .ckpt file; see `trainer.saver.Saver.load`."""
+        """Restore a snapshot, or the weights of a .ckpt file; see `trainer.checkpoint.saver.Saver.load`."""
         self.saver.load(path, strict=strict, weights_only=weights_only)
 
     def rollback(self) -> None:

@@ -23,14 +23,14 @@ from trainer.finite import describe_non_finite
 from trainer.inference import Inference
 from trainer.limits import Every, Limits
 from trainer.metrics import get_metrics
+from trainer.metrics.prequential import Window
 from trainer.online import DEFAULT_WINDOW, OnlineMetrics
-from trainer.prequential import Window
 from trainer.program import StepOptions
 from trainer.seed import check_seed
 from trainer.sources import Item, Source, is_arrays, make_source
 from trainer.state import Phase
 from trainer.stream_source import StreamSource, as_stream, check_stream_options
-from trainer.tables import TableFeed, check_trainable
+from trainer.table_feed import TableFeed, check_trainable
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from mindspore import nn
 
 from callbacks import LambdaCallback
-from trainer.saver import Saver
+from trainer.checkpoint.saver import Saver
 from trainer.state import State
 from trainer.trainer import Trainer
 

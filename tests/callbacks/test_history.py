@@ -4,7 +4,7 @@ import pytest
 
 from callbacks import Every, History
 from callbacks.curve import Curve
-from trainer.loss_meter import LossMeter
+from trainer.metrics.loss_meter import LossMeter
 from trainer.state import StepOutputs
 
 

@@ -2,7 +2,7 @@ import pytest
 from mindspore import nn
 
 from callbacks import DriftMonitor, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
-from trainer.drift import PageHinkley
+from trainer.metrics.drift import PageHinkley
 from trainer.trainer import Trainer
 
 

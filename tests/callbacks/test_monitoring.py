@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from callbacks import DriftMonitor, HealthFile, LambdaCallback, ModelCheckpoint, PrometheusMonitor
-from trainer.drift import PageHinkley
+from trainer.metrics.drift import PageHinkley
 
 
 def scrape(port):

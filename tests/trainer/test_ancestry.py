@@ -10,7 +10,8 @@ from mindspore import nn
 from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer import Callback, Every, LossMonitor, ModelCheckpoint, Trainer, checkpoint, durable
+from trainer import Callback, Every, LossMonitor, ModelCheckpoint, Trainer, checkpoint
+from trainer.checkpoint import durable
 from trainer.errors import CheckpointError
 
 

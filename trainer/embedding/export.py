@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
-from trainer import strictjson
+from trainer.checkpoint import strictjson
 from trainer.embedding.cells import hide
 from trainer.embedding.fields import FieldMap, embedding_cells
 from trainer.embedding.planner import Planner, TablePlan

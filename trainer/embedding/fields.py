@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -211,7 +212,7 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
         cell.probe = received
     network.set_train(False)
     try:
-        with _any_id(network):
+        with _eager(), _any_id(network):
             outputs = network.construct(*(Tensor(column) for column in columns))
             for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                 if isinstance(output, Tensor):
@@ -228,6 +229,20 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
         for cell, kind in precision:
             cell.mixed_precision_type = kind
     return received, failure
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Let cells run operator by operator: in graph mode calling one would compile it."""
+    mode = mindspore.get_context("mode")
+    if mode == mindspore.PYNATIVE_MODE:
+        yield
+        return
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        mindspore.set_context(mode=mode)
 
 
 @contextmanager

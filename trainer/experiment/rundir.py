@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer import durable
+from trainer.checkpoint import durable
 from trainer.errors import ConfigurationError, did_you_mean
 from trainer.experiment.problems import Place, Problem
 from trainer.experiment.schema import ExperimentConfig

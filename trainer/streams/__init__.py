@@ -5,8 +5,9 @@ Names are imported when first used, so that a source's client library is needed 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trainer.streams.base import Batch, Position, Span, Stream, advance, concat, resolve
@@ -19,26 +20,6 @@ if TYPE_CHECKING:
     from trainer.streams.replay import ReplayStream
     from trainer.streams.retry import Retry
     from trainer.streams.schema import Column, Schema
-
-_HOMES = {
-    "Batch": "base",
-    "Position": "base",
-    "Span": "base",
-    "Stream": "base",
-    "advance": "base",
-    "concat": "base",
-    "resolve": "base",
-    "DeadLetter": "dead_letter",
-    "FileStream": "files",
-    "IterableStream": "iterable",
-    "DelayedLabelJoin": "join",
-    "KafkaStream": "kafka",
-    "RedisStream": "redis",
-    "ReplayStream": "replay",
-    "Retry": "retry",
-    "Column": "schema",
-    "Schema": "schema",
-}
 
 __all__ = [
     "Batch",
@@ -60,15 +41,25 @@ __all__ = [
     "resolve",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Batch": "trainer.streams.base",
+        "Position": "trainer.streams.base",
+        "Span": "trainer.streams.base",
+        "Stream": "trainer.streams.base",
+        "advance": "trainer.streams.base",
+        "concat": "trainer.streams.base",
+        "resolve": "trainer.streams.base",
+        "DeadLetter": "trainer.streams.dead_letter",
+        "FileStream": "trainer.streams.files",
+        "IterableStream": "trainer.streams.iterable",
+        "DelayedLabelJoin": "trainer.streams.join",
+        "KafkaStream": "trainer.streams.kafka",
+        "RedisStream": "trainer.streams.redis",
+        "ReplayStream": "trainer.streams.replay",
+        "Retry": "trainer.streams.retry",
+        "Column": "trainer.streams.schema",
+        "Schema": "trainer.streams.schema",
+    },
+)

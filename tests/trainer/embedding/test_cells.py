@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from trainer import Trainer, tensorfile
+from trainer import Trainer
+from trainer.checkpoint import tensorfile
 from trainer.embedding import Embedding, EmbeddingBag, RowSGD
 from trainer.embedding.hashing import to_ids
 from trainer.errors import ConfigurationError

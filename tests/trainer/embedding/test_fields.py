@@ -1,5 +1,6 @@
 """Which input columns feed which table: found by one run of the network on marked ids, whatever else it reads."""
 
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
@@ -50,10 +51,19 @@ class ComputedIds(nn.Cell):
         return self.user(user * 3) + ops.gather(self.ages, age, 0)
 
 
+@pytest.fixture(params=[mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE], ids=["graph", "pynative"])
+def mode(request):
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=request.param)
+    yield request.param
+    mindspore.set_context(mode=before)
+
+
 @pytest.mark.parametrize("network", [BesideMindSporesEmbedding, BesidePlainGather])
-def test_raw_ids_are_found_beside_columns_that_index_small_tables(network):
+def test_raw_ids_are_found_beside_columns_that_index_small_tables_in_either_mode(network, mode):
     component = find_fields(network(), COLUMNS, NAMES).components[0]
     assert [column for column, _ in component.parts] == [0]
+    assert mindspore.get_context("mode") == mode
 
 
 def test_ids_are_found_when_a_failure_of_the_first_run_surfaces_in_every_later_one(monkeypatch):

@@ -3,7 +3,7 @@
 A snapshot is a folder ``root/step_00001000/``:
 
     <group>.safetensors   one file for each tensor group, for example model and optimizer
-    state.json            everything else, as JSON that round-trips exactly (see `trainer.strictjson`)
+    state.json            everything else, as JSON that round-trips exactly (see `trainer.checkpoint.strictjson`)
     config.yaml           the resolved configuration, when there is one
     versions.json         versions of Python, NumPy, MindSpore and this package
     <file>                further files given to `write`
@@ -33,15 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer import durable, strictjson, tensorfile
-from trainer.catalog import Entry, available, delete, find, point, pointed, prune, settle
-from trainer.errors import (
-    CheckpointDamagedError,
-    CheckpointError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-)
-from trainer.snapshot import (
+from trainer.checkpoint import durable, strictjson, tensorfile
+from trainer.checkpoint.catalog import Entry, available, delete, settle
+from trainer.checkpoint.snapshot import (
     CONFIG,
     FILE_NAME,
     MANIFEST,
@@ -51,29 +45,8 @@ from trainer.snapshot import (
     TENSOR_SUFFIX,
     VERSIONS,
     Manifest,
-    Snapshot,
-    read,
 )
-
-__all__ = [
-    "CheckpointDamagedError",
-    "CheckpointError",
-    "CheckpointMismatchError",
-    "CheckpointNotFoundError",
-    "Contents",
-    "Entry",
-    "Snapshot",
-    "available",
-    "find",
-    "point",
-    "pointed",
-    "prepare",
-    "prune",
-    "read",
-    "step_name",
-    "store",
-    "write",
-]
+from trainer.errors import CheckpointError
 
 TensorGroups = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -158,7 +131,7 @@ def write(
         root: folder of snapshots; made when missing.
         step: optimizer steps done.
         tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not change meanwhile.
-        state: everything else (see `trainer.strictjson` for what it may hold).
+        state: everything else (see `trainer.checkpoint.strictjson` for what it may hold).
         config: text for config.yaml.
         files: name -> bytes, or a path to copy.
         base: name of an earlier snapshot in the same root that this one builds on; it is kept as long as this one.

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from trainer.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
 from trainer.errors import ConfigurationError, DataError
-from trainer.histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
+from trainer.metrics.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
+from trainer.metrics.histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
 
 
 class Auc(Metric):
     """Area under the ROC curve over all rows since `clear`, in bounded memory.
 
-    Within 1e-3 of the exact value at 10^6 scores, however they are distributed (see `trainer.histogram`); exact while
-    there are no more distinct scores than buckets. NaN when only one class, no row, or a NaN prediction was seen.
+    Within 1e-3 of the exact value at 10^6 scores, however they are distributed (see `trainer.metrics.histogram`); exact
+    while there are no more distinct scores than buckets. NaN when only one class, no row, or a NaN prediction was seen.
 
     Args:
-        link: how two columns become one score (see `trainer.binary.check_link`); the order of rows is all that counts.
+        link: how two columns become one score (see `trainer.metrics.binary.check_link`); only the order of rows counts.
         buckets: resolution; memory is 24 bytes times this, and 1 MB for rows waiting to be sorted.
 
     Raises:
@@ -143,9 +143,10 @@ class LogLoss(_BinaryMetric):
     """Mean negative log likelihood of binary labels, in nats, over all rows since `clear`; NaN without rows.
 
     Args:
-        link: how predictions become probabilities (see `trainer.binary.check_link`).
+        link: how predictions become probabilities (see `trainer.metrics.binary.check_link`).
         negative_sampling_rate: share of negatives that was kept; each then counts 1 / rate.
-        correct_probability: with a sampling rate, also correct predictions for it (see `trainer.binary.BinarySums`).
+        correct_probability: with a sampling rate, also correct predictions for it (see
+            `trainer.metrics.binary.BinarySums`).
 
     Raises:
         ConfigurationError: unknown link, or a rate outside (0, 1].

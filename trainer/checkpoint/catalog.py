@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer import durable
+from trainer.checkpoint import durable
+from trainer.checkpoint.snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
-from trainer.snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
 
 POINTERS = ("last", "best")
 

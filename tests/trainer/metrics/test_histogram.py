@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from trainer.histogram import RowBuffer, ScoreHistogram, _argsort
+from trainer.metrics.histogram import RowBuffer, ScoreHistogram, _argsort
 
 ROWS = 1_000_000
 SCORES = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from trainer.checkpoint.export import compare, load_ckpt, save_ckpt
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
-from trainer.export import compare, load_ckpt, save_ckpt
 
 
 @pytest.fixture(scope="module")

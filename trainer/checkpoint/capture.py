@@ -10,11 +10,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from trainer import seed
+from trainer.checkpoint.export import compare
 from trainer.dropout import COUNTER
-from trainer.export import compare
 
 if TYPE_CHECKING:
-    from trainer.snapshot import Snapshot
+    from trainer.checkpoint.snapshot import Snapshot
     from trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

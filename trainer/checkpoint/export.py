@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer import durable
+from trainer.checkpoint import durable
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from trainer.errors import nearest as nearest_name
 

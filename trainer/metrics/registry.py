@@ -16,24 +16,9 @@ import mindspore.train as ms_train
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from trainer.binary import binary_scores, check_link, hard_labels, to_numpy
-from trainer.binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy, unpack
 from trainer.errors import ConfigurationError, DataError, did_you_mean
-
-__all__ = [
-    "Accuracy",
-    "Auc",
-    "Calibration",
-    "LogLoss",
-    "Loss",
-    "Metric",
-    "NormalizedEntropy",
-    "WeightedMean",
-    "get_metrics",
-    "metric_names",
-    "read_metrics",
-    "update_metrics",
-]
+from trainer.metrics.binary import binary_scores, check_link, hard_labels, to_numpy
+from trainer.metrics.binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy, unpack
 
 
 class Accuracy(Metric):
@@ -43,7 +28,7 @@ class Accuracy(Metric):
 
     Args:
         link: for one column, whether predictions are probabilities (right above 0.5) or logits (right above 0); see
-            `trainer.binary.check_link`.
+            `trainer.metrics.binary.check_link`.
 
     Raises:
         ConfigurationError: unknown link.

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import checkpoint, durable
+from trainer import checkpoint
+from trainer.checkpoint import durable
 from trainer.errors import CheckpointDamagedError, CheckpointError
 
 ROOT = Path(__file__).parents[2]

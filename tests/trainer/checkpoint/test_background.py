@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.background import BackgroundWriter
+from trainer.checkpoint.background import BackgroundWriter
 from trainer.errors import CheckpointError
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 
-from trainer.drift import Adwin, PageHinkley
 from trainer.errors import ConfigurationError
+from trainer.metrics.drift import Adwin, PageHinkley
 
 CHANGE = 100
 

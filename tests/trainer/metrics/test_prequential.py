@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer import prequential
 from trainer.errors import ConfigurationError, DataError
-from trainer.prequential import PrequentialMetrics, Window, WindowClock
+from trainer.metrics import prequential
+from trainer.metrics.prequential import PrequentialMetrics, Window, WindowClock
 
 BATCH, WINDOW = 32, 256
 

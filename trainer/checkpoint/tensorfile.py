@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer import strictjson
+from trainer.checkpoint import strictjson
 from trainer.errors import CheckpointDamagedError, CheckpointError
 
 _TAGS = {

@@ -8,13 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import capture, checkpoint
-from trainer.background import BackgroundWriter
+from trainer import checkpoint
+from trainer.checkpoint import capture
+from trainer.checkpoint.background import BackgroundWriter
+from trainer.checkpoint.export import load_ckpt
 from trainer.errors import CheckpointError, ConfigurationError
-from trainer.export import load_ckpt
 
 if TYPE_CHECKING:
-    from trainer.snapshot import Snapshot
+    from trainer.checkpoint.snapshot import Snapshot
     from trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

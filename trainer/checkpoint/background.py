@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint import Contents, TensorGroups, prepare, store
+from trainer.checkpoint.store import Contents, TensorGroups, prepare, store
 from trainer.errors import CheckpointError
 
 _logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
 from trainer.errors import ConfigurationError, DataError
-from trainer.histogram import RowBuffer, ScoreHistogram
+from trainer.metrics.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
+from trainer.metrics.histogram import RowBuffer, ScoreHistogram
 
 BUFFER_ROWS = 16_384
 BUCKETS = 4_096
@@ -36,7 +36,7 @@ class Window:
         event_time: close when event time crosses a multiple of this many seconds; rows that come late count in the
             window that is open and open none anew.
         link: how predictions become probabilities: "auto", "sigmoid", "identity", "softmax"; see
-            `trainer.binary.check_link`.
+            `trainer.metrics.binary.check_link`.
         decay: factor, 0 < decay < 1, by which one more closed window lowers the weight of the past in the decayed
             metrics; 0.9 looks back about 10 windows.
         group: column whose values get an AUC each, or None.
@@ -198,12 +198,12 @@ class PrequentialMetrics:
     `state_dict` gives the same figures as one that was never interrupted.
 
     Args:
-        link: how predictions become probabilities; see `trainer.binary.check_link`.
+        link: how predictions become probabilities; see `trainer.metrics.binary.check_link`.
         decay: factor by which a closed window lowers the weight of the past in the decayed metrics, 0 < decay < 1.
-        negative_sampling_rate: share of negatives kept; see `trainer.binary.BinarySums`.
+        negative_sampling_rate: share of negatives kept; see `trainer.metrics.binary.BinarySums`.
         correct_probability: whether predictions are corrected for that share.
         max_groups: groups followed; the rest share the name "other".
-        buckets: resolution of the AUC; see `trainer.histogram.ScoreHistogram`.
+        buckets: resolution of the AUC; see `trainer.metrics.histogram.ScoreHistogram`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainer import checkpoint, strictjson
+from trainer import checkpoint
+from trainer.checkpoint import strictjson
+from trainer.checkpoint.snapshot import Manifest
 from trainer.errors import CheckpointDamagedError, CheckpointError
-from trainer.snapshot import Manifest
 
 CASES = int(os.environ.get("TRAINER_TEST_CASES", "200"))
 TENSORS = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer import durable, strictjson, tensorfile
+from trainer.checkpoint import durable, strictjson, tensorfile
 from trainer.errors import CheckpointDamagedError, CheckpointError, did_you_mean
 
 MANIFEST = "manifest.json"
@@ -135,7 +135,7 @@ class Snapshot:
         name: the folder's name, for example "step_00001000".
         step: optimizer steps done when it was taken.
         sequence: position in the order of writing within its root; larger is newer.
-        state: what was given to `write` as state, exactly (see `trainer.strictjson`).
+        state: what was given to `write` as state, exactly (see `trainer.checkpoint.strictjson`).
         config: content of config.yaml, or None.
         versions: package name -> version at the time of writing.
         base: the verified snapshot this one builds on, or None.
