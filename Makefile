@@ -11,6 +11,8 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),$(MADE_BY) python3.12 python3.11 python3.
 PY := .venv/bin/python
 CONFIG ?= configs/wide_deep_movielens.yaml
 ARGS ?=
+# Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
+WORKERS ?= 2
 
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
@@ -27,7 +29,7 @@ run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselin
 	@.venv/bin/trainer fit $(CONFIG) $(ARGS)
 
 test: venv ## run all tests
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: venv ## check style and formatting
 	@$(PY) -m ruff check .

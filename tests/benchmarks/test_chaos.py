@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,18 +93,25 @@ def test_tables_are_the_same_however_their_snapshots_divide_them(tmp_path):
     ]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
-def test_killed_runs_lose_nothing_repeat_nothing_and_end_bit_for_bit_as_undisturbed_ones(tmp_path):
-    def torment(source: str, kills: int, terms: int) -> chaos.Result:
-        given = argparse.Namespace(kills=kills, terms=terms, rows=4000, epochs=1, seed=3)
-        return chaos.torment(source, tmp_path / source, given)
+def torment(folder: Path, source: str, kills: int, terms: int) -> chaos.Result:
+    given = argparse.Namespace(kills=kills, terms=terms, rows=4000, epochs=1, seed=3)
+    result = chaos.torment(source, folder, given)
+    assert result.good, chaos.details(result)
+    assert sum(result.kills.values()) == kills
+    assert len(result.exits) == terms
+    return result
 
-    with ThreadPoolExecutor(2) as pool:
-        fit, files = pool.map(torment, ["fit", "files"], [1, 2], [1, 0])
-    for result in (fit, files):
-        assert result.good, chaos.details(result)
-        assert result.resumes + result.restarts == 2
-    assert fit.kills == {chaos.WRITE: 1}
-    assert len(fit.exits) == 1
-    assert sum(files.kills.values()) == 2
-    assert len(np.unique(files.history.rows)) == len(files.history.rows) == 31 * chaos.BATCH
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
+def test_twenty_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
+    result = torment(tmp_path, "fit", kills=20, terms=1)
+    assert set(result.kills) >= {chaos.STEP, chaos.WRITE, chaos.EVALUATION}
+    # a process that is killed while it starts may not have come to its snapshot
+    assert 21 - result.kills[chaos.START] <= result.resumes + result.restarts <= 21
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
+def test_kills_of_a_stream_lose_no_row_and_train_none_twice(tmp_path):
+    result = torment(tmp_path, "files", kills=2, terms=0)
+    assert result.resumes + result.restarts == 2
+    assert len(np.unique(result.history.rows)) == len(result.history.rows) == 31 * chaos.BATCH

@@ -272,7 +272,7 @@ def test_ids_are_forgotten_by_the_time_of_their_events(data):
 VICTIM = """
 import sys
 sys.path.insert(0, {folder!r})
-import test_tables as t
+import test_table_feed as t
 import numpy as np
 data = dict(np.load(sys.argv[1]))
 trainer = t.build()

@@ -14,7 +14,7 @@ from trainer import checkpoint
 from trainer.checkpoint import durable
 from trainer.errors import CheckpointDamagedError, CheckpointError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write(root: Path, *steps: int, **options) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from trainer import checkpoint
 
 KILLS = int(os.environ.get("TRAINER_TEST_KILLS", "20"))
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def contents(seed: int) -> dict[str, dict[str, np.ndarray]]:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from trainer import checkpoint
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def tensors(step: int, rows: int = 50) -> dict[str, dict[str, np.ndarray]]:
