@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +16,12 @@ import numpy as np
 from mindspore import Tensor
 
 from trainer.errors import DataError, TrainerError
+from trainer.prefetch import FEWEST, MOST, Prefetch
 from trainer.sources import Columns, Item, Source, check_dtype
 
 logger = logging.getLogger(__name__)
 
-QUEUE_SIZE = 2
 WAIT_SECONDS = 0.1
-JOIN_SECONDS = 5.0
-_END = object()
 
 
 @dataclass(slots=True)
@@ -101,7 +98,7 @@ class Feed:
         self.source = source
         self.options = options
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
-        self._worker: _Prefetch | None = None
+        self._worker: Prefetch | None = None
 
     def chunks(
         self,
@@ -117,7 +114,8 @@ class Feed:
         if self.source.stays or not (self.source.threaded or self.options.prepare is not None):
             yield from made
             return
-        self._worker = _Prefetch(made)
+        # tables hold on to the rows of what waits, so no more of it than needed
+        self._worker = Prefetch(made, MOST if self.options.prepare is None else FEWEST)
         try:
             while True:
                 try:
@@ -310,50 +308,3 @@ def _stack(items: Sequence[Item], size: int) -> Columns:
         out[len(items) :] = 0
         stacked.append(out)
     return tuple(stacked)
-
-
-class _Prefetch:
-    """Runs an iterator on one daemon thread into a bounded queue."""
-
-    def __init__(self, made: Iterator[Chunk]) -> None:
-        self._made = made
-        self._queue: queue.Queue[Any] = queue.Queue(QUEUE_SIZE)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for chunk in self._made:
-                if not self._put(chunk):
-                    return
-            self._put(_END)
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, value: Any) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(value, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    @property
-    def depth(self) -> int:
-        return self._queue.qsize()
-
-    def get(self, timeout: float | None = None) -> Chunk | None:
-        """Return the next chunk, or None at the end; raise what the thread raised."""
-        value = self._queue.get(timeout=timeout)
-        if value is _END:
-            return None
-        if isinstance(value, BaseException):
-            raise value
-        return value
-
-    def stop(self) -> None:
-        """Tell the thread to end; a source blocked in its own code is left behind (the thread is a daemon)."""
-        self._stopped.set()
-        self._thread.join(timeout=JOIN_SECONDS)

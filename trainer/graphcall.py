@@ -12,16 +12,16 @@ from mindspore import Tensor, nn
 # `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell while doing so: hundreds of
 # Python calls, more than half of the host time of a small step. MindSpore has no public name for running a program that
 # is known to be compiled.
-def _find() -> Any:
+def _find() -> tuple[Any, Any] | None:
     for module in ("mindspore.graph.api", "mindspore.common.api"):  # since 2.9 and before
-        with contextlib.suppress(ImportError):
-            executor = getattr(importlib.import_module(module), "_cell_graph_executor", None)
-            if executor is not None:
-                return getattr(executor, "_exec_pip", None)
+        with contextlib.suppress(ImportError, AttributeError):
+            api = importlib.import_module(module)
+            return api._cell_graph_executor._graph_executor, api._convert_python_data
     return None
 
 
-_execute = _find()
+_found = _find()
+_execute, _to_python = _found or (None, None)
 
 
 class GraphCall:
@@ -41,7 +41,7 @@ class GraphCall:
         key = (cell.phase, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         program = self._programs.get(key)
         if program is not None:
-            return _execute(cell, *tensors, phase=program)
+            return _to_python(_execute(tensors, program))
         outputs = cell.compile_and_run(*tensors)
         if _execute is not None:
             with contextlib.suppress(AttributeError, KeyError, TypeError):

@@ -124,7 +124,8 @@ class TrainLoop:
                 call("on_train_step_begin", trainer)
                 outputs = state.outputs = self._runner(chunk)
                 self._advance(chunk)
-                self.meter.add(outputs)
+                if self.online is None:
+                    self.meter.add(outputs)
                 self._after_step(chunk)
                 if chunk.ends_epoch or self._stopped():
                     return True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 DEFAULT_WINDOW = Window(rows=10_000)
+SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
 
 
 class OnlineMetrics:
@@ -35,6 +36,8 @@ class OnlineMetrics:
         self.metrics = PrequentialMetrics.from_window(window) if scored else None
         self.clock = WindowClock(window)
         self.loss = LossMeter()
+        self._unscored: list[tuple[np.ndarray, ...]] = []
+        self._unscored_rows = 0
         self._event_time = float("nan")
         self._opened = time.monotonic()
         self._rows_at_open = 0
@@ -59,20 +62,30 @@ class OnlineMetrics:
         outputs = trainer.state.outputs
         self.loss.add(outputs)
         if self.metrics is not None:
-            self._score(outputs.predictions, chunk)
+            self._keep(outputs.predictions, chunk)
         newest = self._newest(chunk)
         if newest is not None:
             self._event_time = newest
         if self.clock.closed(trainer.state.progress.samples_seen, time.monotonic(), newest):
             self.close_window()
 
-    def _score(self, predictions: np.ndarray, chunk: Chunk) -> None:
+    def _keep(self, predictions: np.ndarray, chunk: Chunk) -> None:
         if chunk.stacked:
             predictions = predictions[: chunk.num_batches].reshape(-1, *predictions.shape[2:])
-        groups = None
+        columns = [predictions, chunk.rows(self.label_column(chunk))]
         if self.window.group is not None:
-            groups = np.concatenate([extras[self.window.group] for extras in chunk.extras])
-        self.metrics.update(predictions, chunk.rows(self.label_column(chunk)), groups=groups)
+            columns.append(np.concatenate([extras[self.window.group] for extras in chunk.extras]))
+        self._unscored.append(tuple(columns))
+        self._unscored_rows += chunk.num_samples
+        if self._unscored_rows >= SCORED_ROWS:
+            self._score()
+
+    def _score(self) -> None:
+        if not self._unscored:
+            return
+        kept, self._unscored, self._unscored_rows = self._unscored, [], 0
+        predictions, labels, *groups = kept[0] if len(kept) == 1 else map(np.concatenate, zip(*kept, strict=True))
+        self.metrics.update(predictions, labels, groups=groups[0] if groups else None)
 
     def label_column(self, chunk: Chunk) -> int:
         """Return the position of the label among the chunk's columns."""
@@ -102,6 +115,7 @@ class OnlineMetrics:
         trainer = self.trainer
         results = {"window_loss": self.loss.value()}
         if self.metrics is not None:
+            self._score()
             results |= self.metrics.close_window()
         trainer.state.window = {**results, **self.figures()}
         self.loss.clear()
@@ -118,12 +132,18 @@ class OnlineMetrics:
         if ended:
             self.close_window()
             return
-        scored = self.metrics.peek() if self.metrics is not None else {}
+        scored = {}
+        if self.metrics is not None:
+            self._score()
+            scored = self.metrics.peek()
         self.trainer.state.window = {"window_loss": self.loss.value(), **scored, **self.figures()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
-        metrics = self.metrics.state_dict() if self.metrics is not None else {"json": None, "arrays": {}}
+        metrics: dict[str, Any] = {"json": None, "arrays": {}}
+        if self.metrics is not None:
+            self._score()
+            metrics = self.metrics.state_dict()
         state = {
             "metrics": metrics["json"],
             "clock": self.clock.state_dict(time.monotonic()),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.errors import DataError
 from trainer.feed import Feed, FeedOptions, to_tensor
+from trainer.prefetch import FEWEST, MOST
 from trainer.sources import make_source
 
 
@@ -169,22 +170,26 @@ class TestBadBatches:
 
 
 class TestPrefetch:
-    def test_reads_ahead_on_one_thread_and_not_without_bound(self):
+    @pytest.mark.parametrize(("columns", "ahead"), [(2, MOST), (1 << 15, FEWEST)], ids=["small", "large"])
+    def test_reads_ahead_on_one_thread_and_not_without_bound(self, columns, ahead):
         threads, read = set(), []
 
         def source():
-            for number, batch in enumerate(numbered(50)):
+            for number in range(50):
                 threads.add(threading.current_thread().name)
                 read.append(number)
-                yield batch
+                yield (np.full((4, columns), number, np.float32),)
 
         feed = Feed(make_source(source), FeedOptions(1))
         delivered = feed.chunks({})
-        next(delivered)
+        assert next(delivered).arrays[0][0, 0] == 0
         deadline = time.monotonic() + 5
-        while feed.depth < 2 and time.monotonic() < deadline:
+        while feed.depth < ahead and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert 3 <= len(read) <= 5
+        assert feed.depth == ahead
+        # besides: the one delivered, the one in the thread's hand, the one that tells whether that is the last
+        assert ahead + 1 <= len(read) <= ahead + 3
+        assert [chunk.arrays[0][0, 0] for _, chunk in zip(range(40), delivered, strict=False)] == list(range(1, 41))
         assert threads == {"trainer-prefetch"}
         delivered.close()
         feed.close()
@@ -201,7 +206,7 @@ class TestPrefetch:
         assert [content(chunk) for chunk in chunks(source, 3)] == [[0, 1, 2], [3, 4, 5]]
 
     def test_waiting_ends_when_somebody_asks_to_stop(self, monkeypatch):
-        monkeypatch.setattr("trainer.feed.JOIN_SECONDS", 0.1)
+        monkeypatch.setattr("trainer.prefetch.JOIN_SECONDS", 0.1)
         release = threading.Event()
 
         def source():

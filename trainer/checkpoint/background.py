@@ -50,6 +50,11 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def has_news(self) -> bool:
+        """Whether `check` has anything to report."""
+        return bool(self._durable) or self._failure is not None
+
+    @property
     def last_hold(self) -> float:
         """Seconds the newest snapshot held its caller; 0.0 before the first."""
         return self.hold_seconds[-1] if self.hold_seconds else 0.0

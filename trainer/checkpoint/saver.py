@@ -84,6 +84,8 @@ class Saver:
 
     def check(self) -> None:
         """Report background snapshots that became durable; raise what a background write raised."""
+        if not self._writer.has_news:
+            return
         with self._failing_breaks_the_chain():
             durable = self._writer.check()
         for path in durable:

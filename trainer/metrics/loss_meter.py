@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainer.metrics import WeightedMean
-from trainer.state import StepOutputs
+from trainer.state import StepOutputs, host_losses
 
 HELD_LOSSES = 1024
 
@@ -18,19 +18,19 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
-        self._held: list[StepOutputs] = []
+        self._held: list[tuple[Any, int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
         """Take the losses of one call; folds every `HELD_LOSSES` calls so that memory stays bounded."""
-        self._held.append(outputs.losses_alone())
+        self._held.append((outputs.losses_device, outputs.num_steps, outputs.num_samples))
         if len(self._held) >= HELD_LOSSES:
             self._fold()
 
     def _fold(self) -> None:
         if not self._held:
             return
-        losses = [outputs.losses for outputs in self._held]
-        rows = [outputs.num_samples // outputs.num_steps for outputs in self._held]
+        losses = [host_losses(device, steps) for device, steps, _ in self._held]
+        rows = [samples // steps for _, steps, samples in self._held]
         self._mean.update(np.concatenate(losses), np.repeat(rows, [len(values) for values in losses]))
         self._held.clear()
 
