@@ -85,6 +85,7 @@ class StepBuilder:
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
         self._predict: nn.Cell | None = None
+        self._inferring: GraphCall | None = None
 
     @property
     def table_inputs(self) -> int:
@@ -210,8 +211,10 @@ class StepBuilder:
         """
         if chunk.sparse is not None:
             self.tables.load(chunk.sparse)
+        if self._inferring is None or self._inferring.cell is not cell:
+            self._inferring = GraphCall(cell)
         try:
-            return cell.compile_and_run(*chunk.tensors)
+            return self._inferring(*chunk.tensors)
         except Exception as error:
             raise explained(error, chunk) from None
 
@@ -286,6 +289,8 @@ class StepBuilder:
         modes = [part.training for part in cells]
         cell.set_train(False)
         self.network.set_train(False)
+        # the first batch of every evaluation looks its program up, in case the user has changed the cell
+        self._inferring = None
         try:
             yield
         finally:

@@ -114,8 +114,9 @@ class Feed:
         if self.source.stays or not (self.source.threaded or self.options.prepare is not None):
             yield from made
             return
-        # tables hold on to the rows of what waits, so no more of it than needed
-        self._worker = Prefetch(made, MOST if self.options.prepare is None else FEWEST)
+        # Tables hold on to the rows of what waits, and finite data is read no further ahead than needed.
+        far = self.source.endless and self.options.prepare is None
+        self._worker = Prefetch(made, MOST if far else FEWEST)
         try:
             while True:
                 try:

@@ -32,12 +32,12 @@ class GraphCall:
     """
 
     def __init__(self, cell: nn.Cell) -> None:
-        self._cell = cell
+        self.cell = cell
         self._programs: dict[Any, str] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Return what the cell's graph returns; compiles it for arguments of new shapes or dtypes."""
-        cell = self._cell
+        cell = self.cell
         key = (cell.phase, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         program = self._programs.get(key)
         if program is not None:

@@ -324,25 +324,32 @@ class SunkSteps(nn.Cell):
         losses = ops.zeros((self.size,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
+        # gather and scatter by name: brackets would add eight operators a step, for indices that may be negative
         if self.row_shape is None:
             while index < count:
                 columns = ()
                 for column in stacked:
-                    columns += (column[index],)
+                    columns += (ops.gather(column, index, 0),)
                 loss, _ = self.step(ops.logical_and(flush, index == last), *columns)
-                losses[index] = ops.cast(loss, mstype.float32)
+                losses = _put(losses, index, loss)
                 index = index + 1
             return losses, losses
         predictions = ops.zeros((self.size, stacked[0].shape[1], *self.row_shape), mstype.float32)
         while index < count:
             columns = ()
             for column in stacked:
-                columns += (column[index],)
+                columns += (ops.gather(column, index, 0),)
             loss, prediction = self.step(ops.logical_and(flush, index == last), *columns)
-            losses[index] = ops.cast(loss, mstype.float32)
-            predictions[index] = ops.cast(prediction, mstype.float32)
+            losses = _put(losses, index, loss)
+            predictions = _put(predictions, index, prediction)
             index = index + 1
         return losses, predictions
+
+
+def _put(stacked, index, value):
+    """Return `stacked` with `value` in place of its row `index`, a scalar; graph code."""
+    row = ops.expand_dims(ops.cast(value, stacked.dtype), 0)
+    return ops.tensor_scatter_update(stacked, ops.reshape(index, (1, 1)), row)
 
 
 class EvalStep(nn.Cell):
