@@ -52,7 +52,8 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
     Args:
         run_a_graph: also compile and run a tiny network, which takes about a second.
     """
-    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _architecture, _cpus, _threads, _devices]
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _architecture, _cpus, _threads, _graph_cache]
+    checks.append(_devices)
     if run_a_graph:
         checks.append(_graph)
     checks += [_extras, _shadow]
@@ -171,6 +172,18 @@ def _threads() -> Iterator[Finding]:
     import mindspore
 
     yield Finding("mindspore threads", f"runtime_num_threads={mindspore.get_context('runtime_num_threads')}")
+
+
+def _graph_cache() -> Iterator[Finding]:
+    # Measured with MindSpore 2.10: a second start with another constant in the same network got the first one's graph.
+    import mindspore
+
+    on = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or mindspore.get_context("enable_compile_cache")
+    advice = (
+        "unset MS_COMPILER_CACHE_ENABLE: MindSpore finds a stored graph by its number in the run and by source files, "
+        "so a changed setting can silently run the graph of the old one"
+    )
+    yield Finding("graph cache", "on" if on else "off", NOTE if on else OK, advice if on else "")
 
 
 def _devices() -> Iterator[Finding]:

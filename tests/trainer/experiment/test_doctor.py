@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -44,3 +45,39 @@ def test_numpy_2_is_told(monkeypatch):
     (wrong,) = [finding for finding in doctor.examine(run_a_graph=False) if finding.state == doctor.WRONG]
     assert wrong.name == "numpy"
     assert "numpy>=1.25,<2" in wrong.advice
+
+
+NETWORK = """
+import sys
+import numpy as np
+from mindspore import Tensor, nn
+
+
+class Scaled(nn.Cell):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def construct(self, x):
+        return x * self.factor
+
+
+print(Scaled(float(sys.argv[1])).compile_and_run(Tensor(np.ones(1, np.float32))).asnumpy()[0])
+"""
+
+
+def test_mindspores_graph_cache_is_told_of_because_it_can_run_another_settings_graph(tmp_path, monkeypatch):
+    (tmp_path / "network.py").write_text(NETWORK)
+    monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "1")
+    monkeypatch.setenv("MS_COMPILER_CACHE_PATH", str(tmp_path / "graphs"))
+
+    def run(factor):
+        command = [sys.executable, tmp_path / "network.py", factor]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+    assert (run("2"), run("5")) == ("2.0", "2.0"), "MindSpore now tells the two apart: its cache could be used"
+    (finding,) = doctor._graph_cache()
+    assert (finding.value, finding.state) == ("on", doctor.NOTE)
+    monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "0")
+    (finding,) = doctor._graph_cache()
+    assert (finding.value, finding.state) == ("off", doctor.OK)
