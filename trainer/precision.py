@@ -119,7 +119,7 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
     return tuple(given)
 
 
-class _CastOutput(nn.Cell):
+class CastOutput(nn.Cell):
     """A cell whose output is cast; transparent for attribute access and parameter names."""
 
     def __init__(self, cell: nn.Cell, dtype: Any) -> None:
@@ -128,6 +128,7 @@ class _CastOutput(nn.Cell):
         self.cast_dtype = dtype
 
     def construct(self, *args):
+        """Return what the cell returns, floating-point tensors cast."""
         outputs = self.cast_cell(*args)
         return _cast(outputs, self.cast_dtype)
 
@@ -176,6 +177,10 @@ def convert(network: nn.Cell, precision: Precision) -> None:
         network.to_float(precision.dtype)
         if precision.black_list == _BATCH_NORMS and not precision.white_list:
             _lower_all_but(network, _BATCH_NORMS, precision.dtype)
+    if precision.level != "O1":
+        for _, cell in network.cells_and_names():
+            if getattr(type(cell), "follows_amp_level", False):
+                cell.compute_dtype = precision.dtype
     object.__setattr__(network, _MARK, precision)
 
 
@@ -195,7 +200,7 @@ def _lower_listed(network: nn.Cell, precision: Precision) -> None:
     for name, cell in list(network.name_cells().items()):
         if isinstance(cell, precision.white_list):
             cell.to_float(precision.dtype)
-            put_cell(network, name, _CastOutput(cell, mstype.float32))
+            put_cell(network, name, CastOutput(cell, mstype.float32))
         else:
             _lower_listed(cell, precision)
     if isinstance(network, precision.white_list):
@@ -211,7 +216,7 @@ def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) 
     for name, cell in list(network.name_cells().items()):
         if isinstance(cell, keep):
             cell.to_float(mstype.float32)
-            put_cell(network, name, _CastOutput(cell, dtype))
+            put_cell(network, name, CastOutput(cell, dtype))
         else:
             _keep_listed(cell, keep, dtype)
 

@@ -124,6 +124,21 @@ def test_a_server_follows_without_being_asked(run):
     assert all(0 <= delay < 60 for delay in model.delays)
 
 
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_model_trained_in_low_precision_is_served_as_it_predicts(level, tmp_path):
+    ms.set_seed(0)
+    network = Net()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.05), amp_level=level)
+    publish = Publish(tmp_path, every=1e-6, batch=8)
+    trainer.online_train(batches, max_steps=4, callbacks=[publish])
+    question = columns(77, rows=11)
+    with Model(tmp_path) as model:
+        served = model.predict(question)
+    expected = trainer.predict(*question)
+    assert served.dtype == expected.dtype == np.float32
+    np.testing.assert_allclose(served, expected, rtol=2e-3, atol=2e-3)
+
+
 def test_int8_rows_err_by_less_than_half_a_step():
     weights = np.random.default_rng(0).standard_normal((50, 7)).astype(np.float32)
     weights[3] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
@@ -40,7 +41,7 @@ class EmbeddingBag(Embedding):
     def __call__(self, ids, weights=None, offsets=None):
         """Read bags outside of a graph; see `Embedding`."""
         if self.probe is not None:
-            self.probe.append((self, ids.asnumpy()))
+            self.probe.append((self, np.array(ids.asnumpy())))
             batch = ids.shape[0] if offsets is None else offsets.shape[0]
             return ops.zeros((batch, self.dim), mstype.float32)
         if self.is_dense:
@@ -56,7 +57,7 @@ class EmbeddingBag(Embedding):
             places = self.places(ids)
             present = places != 0
             values = self.vectors(places)
-        return self._combine(values, present, weights, offsets)
+        return self.lowered(self._combine(values, present, weights, offsets))
 
     def _combine(self, values, present, weights, offsets):
         factor = ops.cast(present, mstype.float32)

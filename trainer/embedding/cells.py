@@ -81,11 +81,14 @@ class Embedding(nn.Cell):
         ids: integer tensor of any shape.
 
     Outputs:
-        float32 tensor [*ids.shape, dim].
+        Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as `nn.Embedding`
+        gives. Rows and their optimizer state stay float32.
 
     Raises:
         ConfigurationError: an argument cannot work; names what is accepted.
     """
+
+    follows_amp_level = True  # `trainer.precision` sets `compute_dtype`
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class Embedding(nn.Cell):
         self.reading = False
         self.indirect = False
         self.probe = None
+        self.compute_dtype = None
         if table is not None:
             self.has_padding = table.has_padding
             self.padding = table.padding
@@ -263,13 +267,17 @@ class Embedding(nn.Cell):
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""
         if self.is_dense:
-            return self._dense(ids)
+            return self.lowered(self._dense(ids))
         places = self.places(ids)
         vectors = self.vectors(places)
         if self.has_padding:
             # nothing may flow back into the row of zeros
             vectors = vectors * ops.cast(ops.expand_dims(places != 0, -1), mstype.float32)
-        return vectors
+        return self.lowered(vectors)
+
+    def lowered(self, vectors):
+        """Return `vectors` in the dtype the network computes in at this amp level; graph code."""
+        return vectors if self.compute_dtype is None else ops.cast(vectors, self.compute_dtype)
 
     def _dense(self, ids):
         if not self.has_padding:

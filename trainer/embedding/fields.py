@@ -16,6 +16,7 @@ from trainer.embedding.cells import Embedding
 from trainer.embedding.hashing import to_ids
 from trainer.errors import ConfigurationError, did_you_mean
 from trainer.graph_errors import gist
+from trainer.precision import CastOutput
 
 _logger = logging.getLogger(__name__)
 _ROWS = 2
@@ -205,9 +206,12 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
     training = [(cell, cell.training) for _, cell in network.cells_and_names()]
     # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
     precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
+    casts = [(cell, cell.cast_dtype) for cell, _ in training if isinstance(cell, CastOutput)]
     mode = network.training
     for cell, _ in precision:
         cell.mixed_precision_type = None
+    for cell, _ in casts:
+        cell.cast_dtype = mstype.float32
     for cell in cells:
         cell.probe = received
     network.set_train(False)
@@ -228,6 +232,8 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
             cell.add_flags(training=flag)
         for cell, kind in precision:
             cell.mixed_precision_type = kind
+        for cell, dtype in casts:
+            cell.cast_dtype = dtype
     return received, failure
 
 
