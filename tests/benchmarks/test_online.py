@@ -1,0 +1,74 @@
+"""Case (d) measures what it says: every source gives every row, in order, in every window, and a loss is noticed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks are not installed
+
+from benchmarks import servers  # noqa: E402
+from benchmarks.cases import online  # noqa: E402
+
+# As JSON more than one partition of librdkafka's cluster keeps.
+BATCHES = 24
+SECONDS = 30.0
+
+
+@pytest.fixture
+def make():
+    """A function that makes a contender, or skips where its server cannot be had."""
+    made = []
+
+    def build(name):
+        kind = name.split(",")[0].lower()
+        if kind in ("redis", "kafka") and servers.missing(kind):
+            pytest.skip(servers.missing(kind))
+        made.append(online.make(name, {"batches": BATCHES}))
+        return made[-1]
+
+    yield build
+    for contender in made:
+        contender.close()
+
+
+@pytest.mark.parametrize("name", [online.MEMORY, *online.FILES, *online.SERVED])
+def test_a_window_trains_on_every_row_of_the_source(make, name):
+    contender = make(name)
+    stream = contender.stream()
+    x, label = [], []
+    while sum(map(len, x)) < contender.rows and (batch := stream.poll(10_000, SECONDS)):
+        x.append(batch.columns["x"])
+        label.append(batch.columns["label"])
+    stream.close()
+    np.testing.assert_array_equal(np.concatenate(x), contender.x)
+    np.testing.assert_array_equal(np.concatenate(label), contender.label)
+    before = contender.trainer.state.progress.samples_seen
+    for _ in range(2):
+        window = contender.window()
+        assert (window["rows"], window["steps"]) == (BATCHES * online.BATCH, BATCHES)
+    assert contender.trainer.state.progress.samples_seen - before == 2 * contender.rows
+
+
+def test_a_source_that_lost_rows_gives_an_error_and_no_figure(make, monkeypatch):
+    # What fits into one partition is kept; the rest is dropped before anyone reads it.
+    monkeypatch.setattr(servers, "spread", lambda payloads, quota: [payloads])
+    monkeypatch.setattr(online, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(online, "WARM_UP", 1)
+    contender = make("Kafka, JSON")
+    with pytest.raises(RuntimeError, match=rf"trains on {contender.rows} rows; it read \d+ good ones, set 0 aside"):
+        contender.window()
+
+
+def test_messages_are_dealt_out_in_turns_to_as_few_partitions_as_hold_them():
+    payloads = [bytes([number]) * 10 for number in range(9)]
+    assert servers.spread(payloads, 2, limit=1000) == [payloads]
+    turns = [payloads[0:2], payloads[2:4], payloads[4:6], payloads[6:8], payloads[8:]]
+    assert servers.spread(payloads, 2, limit=60) == [turns[0] + turns[2] + turns[4], turns[1] + turns[3]]
+    assert servers.spread(payloads, 2, limit=20) == turns
+    with pytest.raises(ValueError, match="at most 19 bytes; received 20"):
+        servers.spread(payloads, 2, limit=19)
