@@ -18,6 +18,7 @@ import numpy as np
 
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams.base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
+from trainer.streams.outcomes import HeldOutcomes
 from trainer.streams.pending import Outcome, PendingRows, Side, keep_share, pack, unpack
 
 PARTITION = "join"
@@ -103,10 +104,7 @@ class DelayedLabelJoin(BufferedStream):
         self._rows = PendingRows()
         self._waiting: dict[Any, list[tuple[float, int]]] = {}
         self._expiry: list[tuple[float, int, Any]] = []
-        self._outcomes: dict[Any, list[Outcome]] = {}
-        self._outcome_queue: list[tuple[float, int, Outcome]] = []
-        self._outcome_log: list[Outcome] = []
-        self._outcome_count = 0
+        self._outcomes = HeldOutcomes()
         self._returned = 0
         self._milestones: deque[tuple[int, int]] = deque()
         self._flushed = False
@@ -181,10 +179,7 @@ class DelayedLabelJoin(BufferedStream):
         return True
 
     def _impression(self, key: Any, time: float, number: int, leaving: list[tuple[int, bool]]) -> None:
-        met = [entry for entry in self._outcomes.get(key, ()) if time <= entry.time <= time + self.within]
-        if met:
-            for entry in met:
-                entry.met = True
+        if self._outcomes.meet(key, time, time + self.within):
             leaving.append((number, True))
         else:
             self._wait(key, time, number)
@@ -199,7 +194,7 @@ class DelayedLabelJoin(BufferedStream):
         for since, number in met:
             leaving.append((number, True))
             self._stop_waiting(key, since, number)
-        self._hold(Outcome(key, time, self._round, bool(met)))
+        self._outcomes.add(Outcome(key, time, self._round, bool(met)))
 
     def _stop_waiting(self, key: Any, time: float, number: int) -> bool:
         """Take an impression off the list; return whether it was still on it."""
@@ -211,12 +206,6 @@ class DelayedLabelJoin(BufferedStream):
             del self._waiting[key]
         return True
 
-    def _hold(self, outcome: Outcome) -> None:
-        self._outcomes.setdefault(outcome.key, []).append(outcome)
-        self._outcome_log.append(outcome)
-        self._outcome_count += 1
-        heapq.heappush(self._outcome_queue, (outcome.time, self._outcome_count, outcome))
-
     def _move_on(self, time: float, settled: float, leaving: list[tuple[int, bool]]) -> None:
         """Let go, after a row at `time`, of impressions past their limit and of outcomes too old to be met."""
         self._reached = max(self._reached, time)
@@ -226,14 +215,7 @@ class DelayedLabelJoin(BufferedStream):
             if self._stop_waiting(key, since, number):
                 leaving.append((number, False))
         self._settled = max(self._settled, settled - self.lateness)
-        while self._outcome_queue and self._outcome_queue[0][0] < self._settled:
-            outcome = heapq.heappop(self._outcome_queue)[2]
-            outcome.left = self._round
-            self.unmatched_outcomes += not outcome.met
-            held = self._outcomes[outcome.key]
-            held.remove(outcome)
-            if not held:
-                del self._outcomes[outcome.key]
+        self.unmatched_outcomes += self._outcomes.let_go(self._settled, self._round)
 
     def _flush(self) -> bool:
         """End: nothing will come any more."""
@@ -281,7 +263,7 @@ class DelayedLabelJoin(BufferedStream):
 
     def _forget(self, before: int) -> None:
         self._rows.forget(before)
-        self._outcome_log = [o for o in self._outcome_log if o.left is None or o.left >= before]
+        self._outcomes.forget(before)
         self._records = {number: record for number, record in self._records.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
@@ -300,7 +282,6 @@ class DelayedLabelJoin(BufferedStream):
                     f"what the join knew in round {number} is no longer known; it is in round {self._round}"
                 )
             ready, positive = self._rows.output_of(number, row) if row else (np.empty(0, np.int64), np.empty(0, bool))
-            held = [o for o in self._outcome_log if o.arrived <= done and (o.left is None or o.left > done)]
             state = {
                 **record,
                 "positions": [
@@ -308,9 +289,7 @@ class DelayedLabelJoin(BufferedStream):
                 ],
                 "waiting": self._pack_rows(self._rows.waiting_after(done)),
                 "ready": [*self._pack_rows(ready), pack(positive)],
-                "outcomes": [
-                    pack(np.array(values)) for values in zip(*[(o.key, o.time, o.met) for o in held], strict=True)
-                ],
+                "outcomes": self._outcomes.pack(done),
             }
             self._forget(number)
         return {PARTITION: [number, row], _STATE: state}
@@ -358,9 +337,7 @@ class DelayedLabelJoin(BufferedStream):
                 first = self._rows.add(following - 1, columns, times)
                 for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
                     self._wait(key, time, first + offset)
-            if state["outcomes"]:
-                for key, time, met in zip(*(unpack(values).tolist() for values in state["outcomes"]), strict=True):
-                    self._hold(Outcome(key, time, following - 1, met))
+            self._outcomes.restore(state["outcomes"], following - 1)
             columns, times, positive = state["ready"]
             if times is not None:
                 columns, times = {name: unpack(column) for name, column in columns.items()}, unpack(times)

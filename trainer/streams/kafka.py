@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import Any
 
 from trainer.errors import ConfigurationError, StreamError, did_you_mean
-from trainer.streams.base import BufferedStream, Position
+from trainer.streams.base import Position
 from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.decode import Decoder
-from trainer.streams.retry import Retry
 from trainer.streams.schema import Schema
+from trainer.streams.served import ServedStream, check_choice, check_count
 from trainer.streams.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -27,7 +25,7 @@ _BLOCK_SECONDS = 0.2
 _ASK_SECONDS = 3.0
 
 
-class KafkaStream(BufferedStream):
+class KafkaStream(ServedStream):
     """Messages of a topic's partitions, JSON or Arrow IPC.
 
     Partitions are assigned, not subscribed to, and offsets sought: a position is ``{"topic:0": [offset, row], ...}``,
@@ -81,26 +79,22 @@ class KafkaStream(BufferedStream):
         max_bad_share: float | None = None,
         give_up_after: float | None = None,
     ) -> None:
-        super().__init__()
-        for name, value, accepted in (
-            ("start", start, _STARTS),
-            ("order", order, _ORDERS),
-            ("on_missing", on_missing, ("error", "skip")),
-        ):
-            if value not in accepted:
-                raise ConfigurationError(
-                    f"{name} is one of {list(accepted)}; received {value!r}{did_you_mean(str(value), accepted)}"
-                )
-        if quota < 1:
-            raise ConfigurationError(f"quota takes a whole number >= 1; received {quota!r}")
+        check_choice("start", start, _STARTS)
+        check_choice("order", order, _ORDERS)
+        check_count("quota", quota)
+        super().__init__(
+            f"kafka {topic}",
+            f"Kafka at {servers}",
+            schema,
+            format=format,
+            on_missing=on_missing,
+            dead_letter=dead_letter,
+            max_bad_share=max_bad_share,
+            give_up_after=give_up_after,
+        )
         self.topic, self.start, self.order, self.quota = topic, start, order, quota
-        self.turn_timeout, self.on_missing = turn_timeout, on_missing
+        self.turn_timeout = turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
-        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
-        self._decoder = Decoder(schema, self.dead_letter, f"kafka {topic}", format)
-        self._retry = Retry(f"Kafka at {servers}", cap=10.0, give_up_after=give_up_after)
-        # Held while the reading thread is in the client, so that it is not closed under it; all else may overlap.
-        self._lock = Lock()
         self._trouble: Any = None
         self._kafka = _library()
         settings = {
@@ -146,13 +140,7 @@ class KafkaStream(BufferedStream):
         Raises:
             StreamError: they did not answer, or there is no such topic.
         """
-        deadline = monotonic() + 30.0
-        while not self._assigned:
-            left = max(0.0, deadline - monotonic())
-            if not self._attempt(self._assign, left) and left == 0:
-                raise StreamError(
-                    f"{self._retry.what} did not answer for 30 s; where {self.topic!r} begins cannot be told"
-                )
+        self._insist(self._assign, lambda: self._assigned, f"where {self.topic!r} begins cannot be told")
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
@@ -258,12 +246,9 @@ class KafkaStream(BufferedStream):
             raise StreamError(
                 f"offset {offset} of {name} lies behind its end, {high}: is this the topic the run has read?"
             )
-        message = (
+        self._lost(
             f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         )
-        if self.on_missing == "error":
-            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to go on without them")
-        logger.warning("%s; going on there", message)
         return low
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
@@ -384,15 +369,8 @@ class KafkaStream(BufferedStream):
             _, high = self._consumer.get_watermark_offsets(tp, cached=True)
             self._ends[partition] = max(high, self._ends[partition])
 
-    def close(self) -> None:
-        """Close the client and the dead-letter file."""
-        already = self._closed
-        super().close()
-        self._retry.stop()
-        with self._lock:
-            if not already:
-                self._consumer.close()
-        self.dead_letter.close()
+    def _disconnect(self) -> None:
+        self._consumer.close()
 
 
 def _library() -> Any:

@@ -7,16 +7,14 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import Any
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.base import BufferedStream, Position, require_partitions
+from trainer.streams.base import Position, require_partitions
 from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.decode import Decoder
-from trainer.streams.retry import Retry
 from trainer.streams.schema import Schema
+from trainer.streams.served import ServedStream, check_count
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ _LAST_SEQUENCE = 2**64 - 1
 _BLOCK_SECONDS = 0.5
 
 
-class RedisStream(BufferedStream):
+class RedisStream(ServedStream):
     """Entries of one or several Redis stream keys.
 
     An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.
@@ -78,24 +76,25 @@ class RedisStream(BufferedStream):
         max_bad_share: float | None = None,
         give_up_after: float | None = None,
     ) -> None:
-        super().__init__()
         self.keys = [keys] if isinstance(keys, str) else list(keys)
         if not self.keys or len(set(self.keys)) != len(self.keys):
             raise ConfigurationError(f"keys takes one or several different names; received {keys!r}")
-        if on_missing not in ("error", "skip"):
-            raise ConfigurationError(f"on_missing is one of ['error', 'skip']; received {on_missing!r}")
-        if count < 1:
-            raise ConfigurationError(f"count takes a whole number >= 1; received {count!r}")
+        check_count("count", count)
+        super().__init__(
+            f"redis {', '.join(self.keys)}",
+            f"Redis at {_without_password(url)}",
+            schema,
+            format=format,
+            on_missing=on_missing,
+            dead_letter=dead_letter,
+            max_bad_share=max_bad_share,
+            give_up_after=give_up_after,
+        )
         self.start = start if start == "$" else _text(_parse(start, "start"))
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
         self.commit_key = commit_key or f"{self.keys[0]}:position"
-        self.trim, self.on_missing = trim, on_missing
-        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
-        self._decoder = Decoder(schema, self.dead_letter, f"redis {', '.join(self.keys)}", format)
+        self.trim = trim
         self._redis, self._client = _connect(url)
-        # Held while the reading thread talks to the server, so that the client is not closed under it.
-        self._lock = Lock()
-        self._retry = Retry(f"Redis at {_without_password(url)}", cap=10.0, give_up_after=give_up_after)
         self._reset({})
 
     def _reset(self, position: Position) -> None:
@@ -137,11 +136,7 @@ class RedisStream(BufferedStream):
         Raises:
             StreamError: the server did not answer.
         """
-        deadline = monotonic() + 30.0
-        while len(self._cursors) < len(self.keys):
-            left = max(0.0, deadline - monotonic())
-            if not self._attempt(self._newest, left) and left == 0:
-                raise StreamError(f"{self._retry.what} did not answer for 30 s; where '$' is cannot be told")
+        self._insist(self._newest, lambda: len(self._cursors) == len(self.keys), "where '$' is cannot be told")
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
@@ -231,13 +226,10 @@ class RedisStream(BufferedStream):
         if not gone:
             return
         self._skip.pop(key, None)
-        message = (
+        self._lost(
             f"entries of {key!r} after {_text(cursor)} may have been trimmed before they were read; "
             f"the first id available is {_text(oldest)}"
         )
-        if self.on_missing == "error":
-            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to go on without them")
-        logger.warning("%s; going on there", message)
 
     def _deliver(self) -> None:
         buffers = self._buffers
@@ -306,13 +298,8 @@ class RedisStream(BufferedStream):
             return None
         return waiting
 
-    def close(self) -> None:
-        """Close the connections and the dead-letter file."""
-        super().close()
-        self._retry.stop()
-        with self._lock:
-            self._client.close()
-        self.dead_letter.close()
+    def _disconnect(self) -> None:
+        self._client.close()
 
 
 def _connect(url: str) -> tuple[Any, Any]:
