@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from callbacks.arguments import number, whole
-from callbacks.callback import Callback
-from callbacks.metric import Watched
+from callbacks.arguments import number
+from callbacks.patience import Patience
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(Patience):
     """Stops after `patience` measurements in a row without an improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
@@ -52,56 +50,24 @@ class EarlyStopping(Callback):
         baseline: float | None = None,
         restore_best: bool = False,
     ) -> None:
-        self.watched = Watched("EarlyStopping", monitor, mode, min_delta)
-        self.monitor = monitor
-        self.patience = whole("EarlyStopping", "patience", patience, 1)
+        super().__init__(monitor, patience, min_delta, mode)
         self.baseline = None if baseline is None else number("EarlyStopping", "baseline", baseline)
         self.restore_best = bool(restore_best)
-        self._clear()
 
     def _clear(self) -> None:
-        self.best: float | None = None
-        self.best_step: int | None = None
-        self.wait = 0
+        super()._clear()
         self._fired = False
         self._weights: dict[str, np.ndarray] | None = None
 
-    def setup(self, trainer: Trainer) -> None:
-        """Forget earlier runs; a restored snapshot then puts back its own."""
-        self._clear()
-
-    def _measure(self, hook: str, trainer: Trainer) -> None:
-        if hook != self.watched.hook or trainer.state.phase == "evaluate":
-            return
-        value = self.watched.read(trainer)
-        if value is None:
-            return
-        step = trainer.state.progress.global_step
-        if self.watched.better(value, self.best):
-            self.best, self.best_step = value, step
-            if self.restore_best:
-                self._weights = {p.name: p.asnumpy().copy() for p in trainer.network.get_parameters()}
-            if self.baseline is None or self.watched.better(value, self.baseline):
-                self.wait = 0
-                return
-        self.wait += 1
-        if self.wait >= self.patience:
+    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Keep the best weights; ask for the end of the run when the patience is used up."""
+        if improved and self.restore_best:
+            self._weights = {p.name: p.asnumpy().copy() for p in trainer.network.get_parameters()}
+        if self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline))):
             self._fired = True
             best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
             reason = f"{self.monitor} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
             trainer.stop(reason, kind="callback")
-
-    def on_eval_end(self, trainer: Trainer) -> None:
-        """Measure a validation metric."""
-        self._measure("on_eval_end", trainer)
-
-    def on_window_end(self, trainer: Trainer) -> None:
-        """Measure a window metric."""
-        self._measure("on_window_end", trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Measure the training loss."""
-        self._measure("on_train_epoch_end", trainer)
 
     def teardown(self, trainer: Trainer) -> None:
         """Put the best weights back where that was asked for; a run that a signal ended keeps its own, to go on.
@@ -123,11 +89,3 @@ class EarlyStopping(Callback):
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
             logger.info("EarlyStopping: restored the weights of step %s", self.best_step)
         self._weights = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return best value, its step and the patience used up."""
-        return {"best": self.best, "best_step": self.best_step, "wait": self.wait}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.best, self.best_step, self.wait = state["best"], state["best_step"], int(state["wait"])

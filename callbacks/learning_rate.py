@@ -11,7 +11,7 @@ from callbacks.cadence import Every
 from callbacks.callback import Callback
 from callbacks.console import say
 from callbacks.curve import Curve
-from callbacks.metric import Watched
+from callbacks.patience import Patience
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -76,7 +76,7 @@ class LearningRateMonitor(Callback):
         self.curve.load_state_dict(state["curve"])
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(Patience):
     """Multiplies the learning rate by `factor` after `patience` measurements in a row without an improvement.
 
     Args:
@@ -105,42 +105,30 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
-        self.watched = Watched("ReduceLROnPlateau", monitor, mode, min_delta)
-        self.monitor = monitor
+        super().__init__(monitor, patience, min_delta, mode)
         self.factor = number("ReduceLROnPlateau", "factor", factor, least=0.0, below=1.0)
         if self.factor == 0.0:
             raise ValueError("ReduceLROnPlateau(factor=...) takes a number between 0 and 1, both excluded; received 0")
-        self.patience = whole("ReduceLROnPlateau", "patience", patience, 1)
         self.cooldown = whole("ReduceLROnPlateau", "cooldown", cooldown, 0)
         self.min_lr = number("ReduceLROnPlateau", "min_lr", min_lr, least=0.0)
-        self._clear()
 
     def _clear(self) -> None:
-        self.best: float | None = None
-        self.wait = 0
+        super()._clear()
         self.cooling = 0
 
     def setup(self, trainer: Trainer) -> None:
         """Forget earlier runs, and refuse a learning rate that cannot be set."""
-        self._clear()
+        super().setup(trainer)
         if trainer.learning_rate is None:
             raise ValueError("ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none")
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
 
-    def _measure(self, hook: str, trainer: Trainer) -> None:
-        if hook != self.watched.hook or trainer.state.phase == "evaluate":
-            return
-        value = self.watched.read(trainer)
-        if value is None:
-            return
-        if self.watched.better(value, self.best):
-            self.best, self.wait = value, 0
-        elif not self.cooling:
-            self.wait += 1
-            if self.wait >= self.patience:
-                self._reduce(trainer)
-                return
-        self.cooling = max(0, self.cooling - 1)
+    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Lower the rate when the patience is used up; a measurement during the cool-down uses none."""
+        if self.out_of_patience(improved or self.cooling > 0):
+            self._reduce(trainer)
+        else:
+            self.cooling = max(0, self.cooling - 1)
 
     def _reduce(self, trainer: Trainer) -> None:
         rate = trainer.learning_rate
@@ -152,22 +140,11 @@ class ReduceLROnPlateau(Callback):
                 *(self.monitor, self.patience, rate, max(rate * self.factor, self.min_lr)),
             )
 
-    def on_eval_end(self, trainer: Trainer) -> None:
-        """Measure a validation metric."""
-        self._measure("on_eval_end", trainer)
-
-    def on_window_end(self, trainer: Trainer) -> None:
-        """Measure a window metric."""
-        self._measure("on_window_end", trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Measure the training loss."""
-        self._measure("on_train_epoch_end", trainer)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return best value, patience used up and cool-down left; the rate itself belongs to the optimizer."""
-        return {"best": self.best, "wait": self.wait, "cooling": self.cooling}
+        """Return what `Patience` keeps and the cool-down left; the rate itself belongs to the optimizer."""
+        return {**super().state_dict(), "cooling": self.cooling}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.best, self.wait, self.cooling = state["best"], int(state["wait"]), int(state["cooling"])
+        super().load_state_dict(state)
+        self.cooling = int(state["cooling"])

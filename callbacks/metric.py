@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -13,10 +14,22 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 MODES = ("auto", "min", "max")
-_LOWER = ("loss", "error", "err", "mae", "mse", "rmse", "distance", "perplexity", "entropy", "lag", "staleness")
+_LOWER = (
+    *("loss", "error", "err", "mae", "mse", "rmse", "distance", "perplexity", "entropy", "lag", "staleness"),
+    *("mape", "smape", "mase", "msle", "rmsle", "nmse", "nrmse"),
+)
 _HIGHER = (
-    *("acc", "accuracy", "auc", "gauc", "roc", "precision", "recall", "f1", "map", "ndcg", "mrr", "hit", "hr"),
+    *("acc", "accuracy", "auc", "gauc", "roc", "precision", "recall", "f1", "map", "dcg", "ndcg", "mrr", "hit", "hr"),
     *("dice", "iou", "miou", "bleu", "r2", "topk", "top", "similarity", "sensitivity", "specificity"),
+    *("auroc", "auprc", "prauc"),
+)
+_PREFIXES = ("val_", "window_", "decayed_", "lifetime_")
+_STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
+# Names of metrics, without a prefix, that are more than one word of those above
+_NAMES = (
+    *("log_loss", "normalized_entropy", "calibration", "confusion_matrix", "confusion_matrix_metric", "bleu_score"),
+    *("cosine_similarity", "occlusion_sensitivity", "hausdorff_distance", "mean_surface_distance"),
+    *("root_mean_square_distance", "top_1_accuracy", "top_5_accuracy"),
 )
 
 
@@ -24,7 +37,8 @@ def direction(owner: str, monitor: str, mode: str) -> str:
     """Return "min" or "max" for `mode`; "auto" reads it from the words of the metric's name.
 
     Raises:
-        ValueError: `mode` is unknown, or it is "auto" and the name does not tell.
+        ValueError: `mode` is unknown, or it is "auto" and the name does not tell: because it is a known one misspelt,
+            which is then named, or because it is the user's own.
     """
     if choice(owner, "mode", mode, MODES) != "auto":
         return mode
@@ -33,9 +47,37 @@ def direction(owner: str, monitor: str, mode: str) -> str:
         return "min"
     if any(word in _HIGHER for word in words):
         return "max"
+    meant = misspelt(monitor)
+    if meant is not None:
+        raise ValueError(
+            f"{owner}(monitor={monitor!r}): no known metric has that name; did you mean {meant!r}? "
+            "For a metric of your own give mode='min' or mode='max'"
+        )
     raise ValueError(
         f"{owner}(mode='auto') cannot tell whether more or less of {monitor!r} is better; give mode='min' or mode='max'"
     )
+
+
+def misspelt(monitor: str) -> str | None:
+    """Return the known name that `monitor` looks like; None when it is a known one itself or looks like none."""
+    name = monitor.lower()
+    head, underscore, base = name.partition("_")
+    prefix = _similar(head + underscore, _PREFIXES)
+    if prefix is None:
+        prefix, base = "", name
+    meant = _similar(base, (*_LOWER, *_HIGHER, *_STREAM, *_NAMES))
+    if meant is None:
+        return None
+    if meant not in _STREAM:
+        meant = (prefix or ("" if meant == "loss" else "val_")) + meant
+    return meant if meant != name else None
+
+
+def _similar(word: str, known: tuple[str, ...]) -> str | None:
+    """Return which of `known` is `word`, has its letters in another order or few others (similarity 0.75), or None."""
+    found = [name for name in known if sorted(name) == sorted(word)]
+    found = found or difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return found[0] if found else None
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from callbacks import EarlyStopping, LambdaCallback
-from callbacks.metric import Watched
+from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
+from callbacks.metric import Watched, misspelt
+from trainer.metrics import metric_names
 
 
 def feed(values):
@@ -71,3 +72,40 @@ def test_the_training_loss_and_a_window_metric_can_be_watched(fit, online):
 )
 def test_the_direction_is_read_from_the_name(name, mode):
     assert Watched("Test", name).mode == mode
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("val_los", "val_loss"), ("los", "loss"), ("valid_los", "val_loss"), ("acuracy", "val_accuracy")),
+        *(("val_uac", "val_auc"), ("window_log_los", "window_log_loss"), ("window_calibratoin", "window_calibration")),
+        *(("vla_calibration", "val_calibration"), ("window_queue_depth", "queue_depth"), ("que_depth", "queue_depth")),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest_one(name, meant):
+    assert misspelt(name) == meant
+    with pytest.raises(ValueError, match=rf"monitor='{name}'.*did you mean '{meant}'\?"):
+        Watched("Test", name)
+
+
+@pytest.mark.parametrize("name", ["val_my_score", "my_score", "val_revenue", "val_kappa", "val_mcc", "val_wer"])
+def test_a_name_of_the_users_own_is_asked_which_direction_is_better(name):
+    with pytest.raises(
+        ValueError, match=rf"cannot tell whether more or less of '{name}' is better; give mode='min' or"
+    ):
+        Watched("Test", name)
+
+
+def test_no_metric_that_exists_is_taken_for_a_misspelt_one():
+    assert {name: misspelt(f"val_{name}") for name in metric_names()} == dict.fromkeys(metric_names())
+    for name in ("window_calibration", "rows_per_second", "queue_depth"):
+        assert misspelt(name) is None
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ReduceLROnPlateau, ModelCheckpoint])
+def test_a_misspelt_name_with_a_mode_is_refused_before_training(fit, kind):
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__}\(monitor='val_los'\): no metric .* did you mean 'val_loss'"
+    ):
+        fit(kind(monitor="val_los", mode="min"))
+    assert fit.trainer.state.progress.global_step == 0

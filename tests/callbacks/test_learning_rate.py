@@ -1,7 +1,8 @@
 import pytest
 from mindspore import nn
 
-from callbacks import DriftMonitor, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
+from callbacks import DriftMonitor, EarlyStopping, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
+from callbacks.patience import Patience
 from trainer.metrics.drift import PageHinkley
 from trainer.trainer import Trainer
 
@@ -25,6 +26,25 @@ def test_the_reduced_rate_is_the_one_that_trains(fit):
     before = trainer.network[0].weight.asnumpy().copy()
     fit(epochs=1, fresh=False)
     assert abs(trainer.network[0].weight.asnumpy() - before).max() < 1e-6
+
+
+def test_the_cooldown_and_the_patience_used_up_survive_a_resume(fit):
+    first = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
+    fit(LambdaCallback(on_eval_end=plateau), first, epochs=3)
+    assert first.state_dict() == {"best": 1.0, "best_step": 8, "wait": 0, "cooling": 2}
+    second = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    second.load_state_dict({"best": 0.5, "wait": 1, "cooling": 0})  # as snapshots had it before there was a step
+    assert (second.best, second.best_step, second.wait) == (0.5, None, 1)
+
+
+def test_what_waits_for_an_improvement_is_one_class():
+    own = {"setup", "on_eval_end", "on_window_end", "on_train_epoch_end", "_measure"}
+    assert issubclass(EarlyStopping, Patience)
+    assert issubclass(ReduceLROnPlateau, Patience)
+    assert own & vars(EarlyStopping).keys() == set()
+    assert own & vars(ReduceLROnPlateau).keys() == {"setup"}
 
 
 @pytest.mark.parametrize(
