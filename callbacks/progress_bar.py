@@ -46,7 +46,7 @@ class ProgressBar(Callback):
         self.line_seconds = number("ProgressBar", "line_seconds", line_seconds, least=0.0)
         self.file, self.terminal = file, terminal
         self._bar: Any = None
-        self._running = False
+        self._running = self._validated = False
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Find out where to write; a run may begin in the middle of an epoch."""
@@ -55,7 +55,7 @@ class ProgressBar(Callback):
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
         self._next_refresh = self._next_line = 0.0
-        self._running = True
+        self._running, self._validated = True, False
         self._start(trainer, trainer.state.progress.step_in_epoch)
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
@@ -80,8 +80,9 @@ class ProgressBar(Callback):
         self._eval_began = time.monotonic()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Leave validation out of the samples per second."""
+        """Leave validation out of the samples per second; from now on there are results to show."""
         if self._running:
+            self._validated = True
             self._began += time.monotonic() - self._eval_began
 
     def on_window_end(self, trainer: Trainer) -> None:
@@ -124,7 +125,8 @@ class ProgressBar(Callback):
 
     def _numbers(self, trainer: Trainer, loss: dict[str, float]) -> str:
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._began, 1e-9)
-        values = trainer.state.metrics
+        # the state holds the results of an earlier run, or of `evaluate`, until this one has its own
+        values = trainer.state.metrics if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
             rate = window.get("rows_per_second", rate)  # of the newest window: a mean since the start hides a stall

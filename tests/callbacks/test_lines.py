@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from callbacks import LossMonitor, ProgressBar, TimeMonitor
+from callbacks import LossMonitor, ModelCheckpoint, ProgressBar, TimeMonitor
 
 
 class Terminal(io.StringIO):
@@ -45,6 +45,27 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(fit):
     text = terminal.getvalue()
     assert re.search(r"epoch 1/2: .*8/8 .*loss [\d.]+, [\d,]+ samples/s", text)
     assert "epoch 2/2: " in text
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["second fit", "resumed"])
+def test_results_of_an_earlier_run_are_not_shown(fit, tmp_path, resumed):
+    terminal = Terminal()
+    trainer = fit(ModelCheckpoint(tmp_path), epochs=1)
+    before = f"{trainer.state.metrics['val_loss']:.4g}"
+    options = {"epochs": 2, "resume": tmp_path} if resumed else {"epochs": 1, "fresh": False}
+    fit(ProgressBar(refresh_seconds=0, file=terminal), **options)
+    own = f"{trainer.state.metrics['val_loss']:.4g}"
+    assert own != before
+    assert "loss " in terminal.getvalue()
+    assert set(re.findall(r"val_loss ([\d.]+)", terminal.getvalue())) == {own}
+
+
+def test_results_of_evaluate_are_not_shown_as_those_of_the_run(fit, cancer, capsys):
+    trainer = fit(epochs=1, valid=False)
+    assert set(trainer.evaluate(cancer["valid"], batch_size=64)) == {"loss", "auc"}
+    capsys.readouterr()
+    fit(ProgressBar(), epochs=1, valid=False, fresh=False)
+    assert "auc" not in capsys.readouterr().err
 
 
 def test_between_refreshes_the_bar_reads_no_loss(fit, monkeypatch):
