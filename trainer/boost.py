@@ -88,7 +88,7 @@ class Boost:
     """What is on in one trainer.
 
     Attributes:
-        parts: names of the parts that are on.
+        parts: names of the parts that are on; one found later to be off is followed by the reason.
         centralized: for each trained parameter whether its gradient is centralized; empty when none is.
         freezing: which layers freeze when, or None.
         reduce: function that combines the gradients of the processes, or None.
@@ -103,6 +103,14 @@ class Boost:
         """Return the function for the gradients of the parameters from number `first` on, or None."""
         flags = self.centralized[first:]
         return Centralize(flags) if any(flags) else None
+
+    def without_freezing(self, reason: str) -> Boost:
+        """Return the same without gradient freezing, which `parts` then lists as off; say so where it was on."""
+        if self.freezing is None:
+            return self
+        logger.info("boost: gradient freezing is off: %s", reason)
+        parts = tuple(f"{part} (off: {reason})" if part == FREEZING else part for part in self.parts)
+        return dataclasses.replace(self, parts=parts, freezing=None)
 
 
 def make_boost(

@@ -134,8 +134,7 @@ class StepBuilder:
 
     @property
     def _depths(self) -> tuple[int, ...]:
-        freezing = self.boost.freezing if self.tables is None else None
-        return (0,) if freezing is None else (0, *freezing.depths)
+        return (0,) if self.boost.freezing is None else (0, *self.boost.freezing.depths)
 
     def train(self, options: StepOptions, size: int | None, sample: Chunk) -> TrainRunner:
         """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""

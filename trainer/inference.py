@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer import columns, loop
+from trainer.boost import Boost
 from trainer.errors import DataError
 from trainer.feed import Feed, FeedOptions
 from trainer.session import Session
@@ -23,6 +24,8 @@ class Inference(Session):
     eval_network: Any
     eval_indexes: tuple[int, int, int] | None
     tables: TableFeed | None
+    boost: Boost
+    boost_parts: tuple[str, ...]
     label_count: int
     accumulate: int
     seed: int
@@ -117,6 +120,8 @@ class Inference(Session):
             if self.tables is not None:
                 self.builder.tables = self.tables.tables
                 self.parts["tables"] = self.tables
+                self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
+                self.boost_parts = self.boost.parts
         if self.tables is not None and training:
             feed.options.prepare, feed.options.release = self.tables.prepare, self.tables.release
         elif self.tables is not None:

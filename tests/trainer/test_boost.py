@@ -17,6 +17,7 @@ from trainer.boost import (
     layer_boundaries,
     slice_optimizer,
 )
+from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 
 FREEZE = {"gradient_centralization": False, "freeze_share": 0.5, "freeze_depths": (0.7,)}
@@ -68,6 +69,29 @@ class TestConfiguration:
         assert "boost O2: centralizes the gradients of 2 weights" in caplog.text
         assert "freezes what comes before 3.weight in 70% of the calls" in caplog.text
         assert "adasum is off (one process)" in caplog.text
+
+    def test_freezing_is_off_with_the_reason_once_sparse_tables_are_found(self, cancer, caplog):
+        class Tabular(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.table = Embedding(4, mode="sparse")
+                self.first, self.last = nn.Dense(120, 8), nn.Dense(8, 1)
+
+            def construct(self, ids):
+                return self.last(ops.relu(self.first(self.table(ids).reshape(-1, 120))))
+
+        ids = (np.digitize(cancer["x"], [-1, 0, 1]) + 4 * np.arange(30)).astype(np.int32)
+        data = {"ids": ids[:128], "y": cancer["y"][:128]}
+        trainer = boosted(Tabular(), boost_config={})
+        assert trainer.boost_parts == ("gradient_centralization", "gradient_freezing")
+        off = "gradient_freezing (off: embedding tables train in whole steps)"
+        with caplog.at_level("INFO"):
+            for _ in range(2):
+                trainer.fit(data, callbacks=[], batch_size=32, sink_size=1)
+                assert trainer.boost_parts == ("gradient_centralization", off)
+            trainer.evaluate(data, batch_size=32)
+        assert caplog.text.count("gradient freezing is off: embedding tables train in whole steps") == 1
+        assert trainer.builder._frozen == {}
 
     def test_a_whole_step_cannot_be_boosted(self, linear):
         network = linear()
