@@ -15,6 +15,10 @@ logger = logging.getLogger(__name__)
 
 _RULE = re.compile(r"^-{20,}\s*$", re.MULTILINE)
 _FRAME = re.compile(r"^# \d+ In file (?P<file>.+?):(?P<line>\d+)(?:~\d+)?, .*\n(?P<code>.*)$", re.MULTILINE)
+_LAMBDA = (
+    "MindSpore cannot compile a lambda that is written inside a call or another expression: it reads the source line, "
+    "which holds more than the lambda; use a method or a Cell in its place"
+)
 _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parent)
 
 
@@ -31,8 +35,14 @@ def explained(error: Exception, chunk: Chunk) -> Exception:
     place = place_in_network(text)
     return GraphError(
         f"MindSpore could not compile or run the network on columns ({fed}): "
-        f"{gist(text) or type(error).__name__}{f' [{place}]' if place else ''}"
+        f"{_LAMBDA if _of_lambda(error) else gist(text) or type(error).__name__}{f' [{place}]' if place else ''}"
     )
+
+
+def _of_lambda(error: Exception) -> bool:
+    # A line cut out of a call may not even be Python: "lambda x: x)"
+    unreadable = isinstance(error, SyntaxError) and "lambda" in (error.text or "")
+    return unreadable or "Parse Lambda Function Fail" in str(error)
 
 
 def gist(message: str) -> str:

@@ -26,6 +26,48 @@ def test_the_users_line_is_named_and_no_stack_is_shown():
     assert "C++" not in message
 
 
+class Applied(nn.Cell):
+    """Applies a function that it was given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, *columns):
+        return self.function(*columns)
+
+
+in_a_line = Applied(lambda x: x * 2)
+# fmt: off
+in_a_line_that_is_no_expression = Applied(
+    lambda x: x * 2)
+# fmt: on
+
+
+@pytest.mark.parametrize("network", [in_a_line, in_a_line_that_is_no_expression])
+def test_a_lambda_inside_a_call_is_said_to_be_what_cannot_be_compiled(network):
+    with pytest.raises(GraphError, match=r"cannot compile a lambda .* inside a call .* use a method or a Cell"):
+        Trainer(network).predict(np.ones((4, 8), np.float32))
+
+
+def test_a_lambda_for_a_loss_is_said_to_be_what_cannot_be_compiled(linear, batches):
+    network = linear()
+    loss = Applied(lambda prediction, label: ops.square(prediction - label).mean())
+    trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(
+        GraphError, match=r"use a method or a Cell in its place \[.*return self.function\(\*columns\)\]"
+    ):
+        trainer.fit(batches(32, 2), callbacks=[], sink_size=1)
+
+
+double = lambda x: x * 2  # noqa: E731
+
+
+def test_a_lambda_that_has_a_line_of_its_own_works():
+    x = np.ones((4, 8), np.float32)
+    np.testing.assert_array_equal(Trainer(Applied(double)).predict(x), 2 * x)
+
+
 def test_the_shapes_are_those_of_one_batch(linear, batches):
     network = linear()
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
