@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+from mindspore import nn
 
 from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
 from callbacks.metric import Watched, misspelt
 from trainer.metrics import metric_names
+from trainer.trainer import Trainer
 
 
 def feed(values):
@@ -94,6 +96,16 @@ def test_a_name_of_the_users_own_is_asked_which_direction_is_better(name):
         ValueError, match=rf"cannot tell whether more or less of '{name}' is better; give mode='min' or"
     ):
         Watched("Test", name)
+
+
+@pytest.mark.parametrize("name", ["los", "my_score"])
+def test_a_metric_of_the_users_own_is_watched_whatever_its_name_looks_like(cancer, name):
+    network = nn.SequentialCell(nn.Dense(30, 1))
+    optimizer = nn.Adam(network.trainable_params(), learning_rate=0.01)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics={name: "auc"})
+    stopping = EarlyStopping(f"val_{name}", mode="max", min_delta=1.0, patience=1)
+    trainer.fit(cancer["train"], 5, valid_dataset=cancer["valid"], callbacks=stopping, batch_size=64)
+    assert (trainer.state.progress.epoch, stopping.best_step) == (2, 8)
 
 
 def test_no_metric_that_exists_is_taken_for_a_misspelt_one():
