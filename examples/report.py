@@ -67,8 +67,14 @@ class MovieLensReport:
             "loss curve": draw_loss(trainer.history, Path(run_dir) / self.curve),
         }
         for what, place in places.items():
-            print(f"{what:16} {place if place is not None else 'none: no callback of the run writes one'}")
+            print(f"{what:16} {_shown(place) if place is not None else 'none: no callback of the run writes one'}")
         return rows
+
+
+def _shown(place: str | os.PathLike[str]) -> str:
+    """Return the path as one would type it here."""
+    path = Path(place).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _is_tensorboard(callback: Any) -> bool:
