@@ -62,6 +62,21 @@ def test_a_positive_leaves_when_its_outcome_comes_and_a_negative_when_its_time_i
     assert order == [1, 0, 2, 3]
 
 
+def test_outcomes_that_met_no_impression_are_counted(read):
+    # 1 is met by a waiting impression, 2 by one that is read after it; 9 was never shown, 0 acts too late.
+    shown = [0, 1, 2, 3], [0.0, 10.0, 7.0, 500.0]
+    acted = [2, 1, 9, 0, 3], [8.0, 11.0, 20.0, 60.0, 501.0]
+    joined = join((shown, acted), sizes=(1,), acted_sizes=(1,))
+    batch = read(joined)
+    assert dict(zip(batch.columns["user"].tolist(), batch.columns["label"].tolist(), strict=True)) == {
+        0: 0.0,
+        1: 1.0,
+        2: 1.0,
+        3: 1.0,
+    }
+    assert joined.unmatched_outcomes == 2
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_rows_and_order_do_not_depend_on_how_the_streams_are_cut(logs, read, rate):
     whole = read(join(logs, negative_sampling_rate=rate))
