@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
+
+from trainer.embedding.memory import Memory
 
 _COPY_BLOCK = 1 << 14
 
@@ -30,10 +29,7 @@ class RowStore:
         self._item = np.dtype(f"V{4 * width}")
         self.lock = threading.RLock()
         self._cuts: list[Cut] = []
-        self._file = None
-        if path is not None:
-            self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
-        self._map: mmap.mmap | None = None
+        self._memory = Memory(path)
         self._rows = np.empty((0, width), np.float32)
         self.reserve(rows)
 
@@ -46,34 +42,10 @@ class RowStore:
             if rows <= len(self._rows):
                 return
             rows = max(rows, 2 * len(self._rows))
-            size = -(-rows * self.width * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+            # the array goes first, so that its memory may move
             self._rows = np.empty((0, self.width), np.float32)
-            if self._map is None:
-                self._map = self._new_map(size)
-            elif sys.platform.startswith("linux"):
-                self._map.resize(size)
-            else:
-                self._map = self._copied_map(size)
-            rows = size // (self.width * 4)
-            self._rows = np.frombuffer(self._map, np.float32, rows * self.width).reshape(rows, self.width)
-
-    def _new_map(self, size: int) -> mmap.mmap:
-        if self._file is not None:
-            os.ftruncate(self._file.fileno(), size)
-            return mmap.mmap(self._file.fileno(), size)
-        if sys.platform == "win32":
-            return mmap.mmap(-1, size)
-        # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def _copied_map(self, size: int) -> mmap.mmap:
-        old = self._map
-        if self._file is not None:
-            old.flush()
-            return self._new_map(size)
-        new = self._new_map(size)
-        new[: len(old)] = old[:]
-        return new
+            rows = self._memory.grow(rows * self.width * 4) // (self.width * 4)
+            self._rows = self._memory.array(np.float32, rows * self.width).reshape(rows, self.width)
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the values of `rows` (integers [n], all reserved): float32 [n, width], into `out` when given."""
@@ -108,12 +80,7 @@ class RowStore:
         """Release the memory or the file."""
         with self.lock:
             self._rows = np.empty((0, self.width), np.float32)
-            if self._map is not None:
-                self._map.close()
-                self._map = None
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._memory.close()
 
 
 class Cut:

@@ -11,15 +11,16 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.embedding.admission import Admission, MinSightings, Probability
-from trainer.embedding.eviction import Eviction, least
+from trainer.embedding.admission import Admission
+from trainer.embedding.columns import Columns
+from trainer.embedding.eviction import least
 from trainer.embedding.hashing import first_rows, stable_seed
 from trainer.embedding.id_map import IdMap
 from trainer.embedding.journal import Evicted, Pending
+from trainer.embedding.spec import TableSpec
 from trainer.embedding.store import RowStore
 
 DEFAULT_ROW = 0
@@ -28,37 +29,8 @@ _UNKNOWN = -2
 PINNED_PLANS = 8
 _TTL_SWEEPS = 32
 _FIRST_BLOCK = 1 << 15
-
-
-@dataclass
-class TableSpec:
-    """What a table is, apart from its content.
-
-    Attributes:
-        name: unique name; with `seed` it decides every first value.
-        dim: columns of a weight.
-        capacity: most ids with a row of their own, or None.
-        initializer: "normal", "uniform" or "zeros".
-        scale: standard deviation or bound of the first values.
-        seed: seed of first values and hashes.
-        admission: see `Admission`.
-        eviction: see `Eviction`.
-        padding: id that stands for nothing (a row of zeros), or None.
-        trainable: False keeps the rows as they are and gives new ids none.
-        path: file to keep the rows in, or None for memory.
-    """
-
-    name: str
-    dim: int
-    capacity: int | None = None
-    initializer: str = "normal"
-    scale: float = 0.01
-    seed: int = 0
-    admission: MinSightings | Probability | None = None
-    eviction: Eviction | None = None
-    padding: int | None = None
-    trainable: bool = True
-    path: str | None = None
+# cells of an outgrown id map that a plan takes over, about 5 ms
+_CELLS_A_PLAN = 1 << 15
 
 
 class SparseTable:
@@ -80,20 +52,19 @@ class SparseTable:
         self.store = RowStore(self.width, 1024, spec.path)
         self.map = IdMap(min(spec.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
-        self.columns: dict[str, np.ndarray] = {
-            "id": np.zeros(1024, np.int64),
-            "live": np.zeros(1024, np.bool_),
-            "unborn": np.zeros(1024, np.bool_),
-        }
+        self.columns = Columns(1024)
+        for name, dtype in (("id", np.int64), ("live", np.bool_), ("unborn", np.bool_)):
+            self.columns.add(name, dtype)
         self.meta_names: tuple[str, ...] = ()
         if spec.eviction is not None:
-            self.columns |= {name: np.zeros(1024, np.int64) for name in ("in_use", "plan", "last_step")}
+            for name in ("in_use", "plan", "last_step"):
+                self.columns.add(name, np.int64)
             self.meta_names += ("plan", "last_step")
             if spec.eviction.when_full == "lfu":
-                self.columns["frequency"] = np.zeros(1024, np.int64)
+                self.columns.add("frequency", np.int64)
                 self.meta_names += ("frequency",)
             if spec.eviction.ttl is not None:
-                self.columns["last_time"] = np.zeros(1024, np.float64)
+                self.columns.add("last_time", np.float64)
                 self.meta_names += ("last_time",)
         self.next_row = DEFAULT_ROW + 1
         self.free = np.zeros(0, np.int32)
@@ -139,13 +110,7 @@ class SparseTable:
         """Make room for `rows` rows."""
         with self.lock:
             self.store.reserve(rows)
-            size = len(self.columns["live"])
-            if rows > size:
-                size = max(rows, 2 * size)
-                for name, column in self.columns.items():
-                    # pages of zeros that nobody writes to take no memory
-                    self.columns[name] = np.zeros(size, column.dtype)
-                    self.columns[name][: len(column)] = column
+            self.columns.reserve(rows)
 
     def clear(self) -> None:
         """Forget every id."""
@@ -228,6 +193,7 @@ class SparseTable:
             self.pending.append(pending)
             self.plans += 1
             self.ticket += 1
+            self.map.advance(_CELLS_A_PLAN)
         rows = self.map.get(flat)
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN

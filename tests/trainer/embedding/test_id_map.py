@@ -2,14 +2,15 @@
 
 import numpy as np
 
-from trainer.embedding.id_map import _EMPTY, IdMap
+from trainer.embedding.buckets import ODD_ID
+from trainer.embedding.id_map import IdMap
 
 
 def test_agrees_with_a_dict_over_a_long_life():
     rng = np.random.default_rng(0)
     table, model = IdMap(), {}
     next_row = 0
-    pool = np.concatenate((rng.integers(-(2**63), 2**63 - 1, 60_000), np.arange(-20_000, 20_000), [_EMPTY]))
+    pool = np.concatenate((rng.integers(-(2**63), 2**63 - 1, 60_000), np.arange(-20_000, 20_000), [ODD_ID]))
     for _ in range(60):
         ids = np.unique(rng.choice(pool, 4_000))
         rows = table.get(ids)
@@ -47,4 +48,4 @@ def test_rotating_ids_leave_no_trace():
     assert size[-1] == size[len(size) // 10]
     table.remove(table.items()[0])
     assert len(table) == 0
-    assert not table._passed.any()
+    assert not table._table._passed.any()

@@ -1,0 +1,209 @@
+"""A table is the same whether it grows while it is used or was large enough from the start."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.embedding import Eviction, buckets
+from trainer.embedding.buckets import ODD_ID
+from trainer.embedding.columns import Columns
+from trainer.embedding.distinct import Distinct
+from trainer.embedding.hashing import mix64
+from trainer.embedding.id_map import IdMap
+from trainer.embedding.memory import Memory
+from trainer.embedding.state import take
+from trainer.embedding.table import SparseTable, TableSpec
+
+# zero is what an empty cell holds, and the odd id is what cannot be kept in one
+POOL = np.concatenate((np.arange(-600, 600), np.arange(1, 400) << np.int64(48), [ODD_ID]))
+OPERATIONS = st.tuples(st.sampled_from(("add", "remove", "get", "advance")), st.integers(1, 60) | st.integers(300, 900))
+
+
+def check(table, model):
+    expected = [model.get(one, -1) for one in POOL.tolist()]
+    assert table.get(POOL).tolist() == expected
+    assert len(table) == len(model)
+    ids, rows = table.items()
+    assert len(ids) == len(model)
+    assert dict(zip(ids.tolist(), rows.tolist(), strict=True)) == model
+
+
+@pytest.mark.parametrize("choices", [32, 2])  # with two, buckets run out of room and the map is rebuilt
+@given(st.integers(0, 2**32), st.integers(250, 420), st.lists(OPERATIONS, min_size=5, max_size=40))
+@settings(max_examples=120, deadline=None)
+def test_agrees_with_a_dict_while_it_grows(choices, seed, first, operations):
+    rng = np.random.default_rng(seed)
+    with mock.patch.object(buckets, "_CHOICES", choices):
+        table, model, next_row = IdMap(step=8), {}, 0
+        for kind, count in [("add", first), *operations]:
+            ids = rng.choice(POOL, count, replace=False)
+            if kind == "add":
+                new = ids[table.get(ids) < 0]
+                rows = np.arange(next_row, next_row + len(new))
+                table.add(new, rows)
+                model |= dict(zip(new.tolist(), rows.tolist(), strict=True))
+                next_row += len(new)
+            elif kind == "remove":
+                table.remove(ids)
+                for one in ids.tolist():
+                    model.pop(one, None)
+            elif kind == "advance":
+                table.advance(count)
+            else:
+                assert table.get(ids).tolist() == [model.get(one, -1) for one in ids.tolist()]
+            check(table, model)
+
+
+def test_growing_takes_many_calls_and_then_ends():
+    rng = np.random.default_rng(3)
+    table, model = IdMap(step=8), {}
+    providing = moving = sizes = 0
+    ids = np.unique(rng.integers(-(2**63), 2**63 - 1, 40_000))
+    rng.shuffle(ids)
+    for start in range(0, len(ids), 20):
+        part, before = ids[start : start + 20], table.nbytes
+        table.add(part, np.arange(start, start + len(part)))
+        sizes += table.nbytes != before
+        providing += table._next is not None
+        moving += table._outgrown is not None
+        if start % 1_000 == 0:
+            assert (table.get(ids[: start + 20]) == np.arange(start + 20)).all()
+            assert (table.get(ids[start + 20 :]) == -1).all()
+    # seven times twice the size: each announced, taken into use and the old one dropped
+    assert sizes >= 14
+    assert providing > 10
+    assert moving > 300
+    while table.growing:
+        table.advance(64)
+    model = dict(zip(ids.tolist(), range(len(ids)), strict=True))
+    assert dict(zip(*(array.tolist() for array in table.items()), strict=True)) == model
+    assert table.nbytes <= 14.25 * 2 * len(ids) / 0.7
+    assert len(table._tables()) == 1
+
+
+def growing_map(ids=400):
+    """Return a map with ids 0 to 399 and rows of the same numbers, part of them still in the outgrown table."""
+    table = IdMap(step=8)
+    for start in range(0, ids, 10):
+        table.add(np.arange(start, start + 10), np.arange(start, start + 10))
+    assert 0 < table._done < len(table._outgrown)
+    return table
+
+
+def test_ids_without_room_are_found_while_the_map_grows():
+    with mock.patch.object(buckets, "_CHOICES", 1):
+        table = IdMap(step=8)
+        candidates = np.arange(1_000, 200_000)
+        crowd = candidates[mix64(candidates) & np.uint64(1_023) == 5][:20]
+        few = np.setdiff1d(candidates, crowd)[:8]
+        table._replace_by(buckets.Buckets(128))
+        table._outgrown.place(few, np.arange(8, dtype=np.int32))
+        table.add(crowd, np.arange(100, 120))
+        assert not table.growing
+        assert table.get(few).tolist() == list(range(8))
+        assert table.get(crowd).tolist() == list(range(100, 120))
+        assert len(table) == 28
+
+
+@pytest.mark.parametrize("before", [370, 400])  # the next table is being provided, or takes over ids
+def test_a_large_addition_may_come_while_the_map_grows(before):
+    table = IdMap(step=8) if before == 370 else growing_map(before)
+    if before == 370:
+        table.add(np.arange(before), np.arange(before))
+        assert table._next is not None
+    table.add(np.arange(before, 20_000), np.arange(before, 20_000))
+    assert table.get(np.arange(-100, 20_000)).tolist() == [-1] * 100 + list(range(20_000))
+
+
+def test_plans_without_new_ids_finish_growing():
+    table = SparseTable(TableSpec("t", 3), np.zeros(0, np.float32))
+    table.map = growing_map()
+    table.reserve(401)
+    for _ in range(3):
+        table.plan(np.arange(1, 9)[None])
+    assert not table.map.growing
+
+
+def grown(growing):
+    spec = TableSpec("t", 3, eviction=Eviction("lfu", ttl=300.0), seed=9)
+    table = SparseTable(spec, np.full(2, 0.25, np.float32))
+    table.map = IdMap(step=8) if growing else IdMap(expected=1 << 17)
+    if not growing:
+        table.reserve(1 << 15)
+    table.follow("snapshot")
+    return table
+
+
+def test_snapshots_do_not_show_that_a_table_grew(monkeypatch):
+    """Deltas and full states, plans ahead and undone ones included, are the same bit by bit."""
+    monkeypatch.setattr("trainer.embedding.table._CELLS_A_PLAN", 64)
+    rng, distinct = np.random.default_rng(4), Distinct()
+    tables = grown(True), grown(False)
+    middle = 0
+    for turn in range(200):
+        ids = rng.integers(turn * 60, turn * 60 + 3_000, (2, 150)) * 7_919 - 10_000
+        states = []
+        for table in tables:
+            rows = table.plan(ids, None, float(turn))
+            unique, inverse = distinct(rows.reshape(-1), table.next_row)
+            table.record(unique, inverse.reshape(rows.shape), float(turn))
+            if turn % 9 == 5:
+                table.rollback()
+            elif turn % 3 == 2:
+                while table.pending:
+                    table.commit(table.store.read(table.pending[0].rows) + np.float32(1))
+            if turn % 7 == 6:
+                arrays, json = take(table, "snapshot", full=turn % 2 == 0)
+                states.append(({name: np.asarray(array).tobytes() for name, array in arrays.items()}, json))
+            states.append((rows.tobytes(), table.lookup(ids.reshape(-1)).tobytes()))
+        middle += tables[0].map.growing
+        half = len(states) // 2
+        assert states[:half] == states[half:]
+    assert middle > 10
+    assert len(tables[0].columns["id"]) > 1_024
+    assert not tables[1].map.growing
+
+
+def test_columns_keep_what_they_hold_and_grow_with_zeros():
+    columns = Columns(10)
+    columns.add("id", np.int64)
+    columns.add("time", np.float64)
+    columns.add("live", np.bool_)
+    for name in columns:
+        columns[name][:] = np.arange(10)
+    expected = {name: column.copy() for name, column in columns.items()}
+    for rows in (11, 500, 100_000):
+        columns.reserve(rows)
+        for name, before in expected.items():
+            assert len(columns[name]) >= rows
+            assert columns[name].dtype == before.dtype
+            assert np.array_equal(columns[name][:10], before)
+            assert not columns[name][10:].any()
+    columns["id"][99_999] = 7
+    assert columns["id"][99_999] == 7
+
+
+def test_a_column_in_use_stays_readable_when_the_table_grows():
+    columns = Columns(1_000)
+    columns.add("id", np.int64)
+    columns["id"][:] = np.arange(1_000)
+    held = columns["id"]
+    columns.reserve(1 << 20)
+    assert columns["id"][:1_000].tolist() == held.tolist()
+    columns["id"][:1_000] = -1
+    assert held.tolist() == list(range(1_000))
+
+
+def test_memory_in_a_file_grows_with_an_array_in_use(tmp_path):
+    memory = Memory(tmp_path / "rows")
+    memory.grow(100)
+    held = memory.array(np.int32, 25)
+    held[:] = np.arange(25)
+    memory.grow(1 << 20)
+    assert memory.array(np.int32, 1 << 18)[:25].tolist() == list(range(25))
+    assert held.tolist() == list(range(25))
+    del held
+    memory.close()

@@ -1,0 +1,77 @@
+"""Memory that grows in place: what nobody has written to costs nothing, and what is there is not copied."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+class Memory:
+    """Bytes, zero at first, in anonymous memory or in a mapped file.
+
+    Args:
+        path: file to map; None for anonymous memory.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._map: mmap.mmap | None = None
+        self._file = None
+        if path is not None:
+            self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
+
+    def grow(self, size: int) -> int:
+        """Make room for at least `size` bytes and return how many there are.
+
+        Drop the arrays from `array` first: while one is in use the content is copied to another place instead, and
+        that array goes on showing the old one.
+        """
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._map is None:
+            self._map = self._new_map(size)
+        elif size > len(self._map) and not self._moved(size):
+            self._map = self._copied_map(size)
+        return len(self._map)
+
+    def _moved(self, size: int) -> bool:
+        if not sys.platform.startswith("linux"):
+            return False
+        try:
+            self._map.resize(size)
+        except BufferError:  # somebody holds an array: moving its memory away would leave it dangling
+            return False
+        return True
+
+    def _new_map(self, size: int) -> mmap.mmap:
+        if self._file is not None:
+            os.ftruncate(self._file.fileno(), size)
+            return mmap.mmap(self._file.fileno(), size)
+        if sys.platform == "win32":
+            return mmap.mmap(-1, size)
+        # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _copied_map(self, size: int) -> mmap.mmap:
+        old = self._map
+        if self._file is not None:
+            old.flush()
+            return self._new_map(size)
+        new = self._new_map(size)
+        new[: len(old)] = old[:]
+        return new
+
+    def array(self, dtype: np.dtype | type, count: int) -> np.ndarray:
+        """Return the first `count` elements of type `dtype` as an array [count] over this memory."""
+        return np.frombuffer(self._map, dtype, count)
+
+    def close(self) -> None:
+        """Release the memory or the file; arrays from `array` must be gone."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
