@@ -104,8 +104,10 @@ class KafkaStream(ServedStream):
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
-            # The stream buffers decoded rows; the client's default of 64 MB a partition is not needed as well.
+            # The stream buffers decoded rows; the client's default of 64 MB is not needed as well. What is queued may
+            # be used up in far less than the second for which the client rests by default once it is that much.
             "queued.max.messages.kbytes": 16_384,
+            "fetch.queue.backoff.ms": 20,
             "error_cb": self._on_error,
             "on_commit": self._on_commit,
             "log_level": 2,
