@@ -32,7 +32,6 @@ class Buckets:
         self._rows = np.zeros((buckets, WAYS), np.int32)
         self._passed = np.zeros(buckets, np.uint16)
         self._mask = np.uint64(buckets - 1)
-        self.size = 0
 
     def __len__(self) -> int:
         """Return the number of buckets."""
@@ -129,23 +128,22 @@ class Buckets:
     def _fill(self, cells: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
         self._keys.reshape(-1)[cells] = ids ^ ODD_ID
         self._rows.reshape(-1)[cells] = rows
-        self.size += len(cells)
 
-    def remove(self, ids: np.ndarray) -> None:
-        """Forget `ids` (different from each other); unknown ones are ignored."""
+    def remove(self, ids: np.ndarray) -> int:
+        """Forget `ids` (different from each other) and return how many there were; unknown ones are ignored."""
         cells = self._find(ids)
         known = cells >= 0
         ids, cells = ids[known], cells[known]
         self._keys.reshape(-1)[cells] = 0
-        self.size -= len(cells)
         hashes, home = mix64(ids), cells // WAYS
         for choice in range(_CHOICES):
             bucket = self._bucket(hashes, choice)
             passed = bucket != home
             if not passed.any():
-                return
+                break
             hashes, home = hashes[passed], home[passed]
             np.subtract.at(self._passed, bucket[passed], 1)
+        return len(cells)
 
     def items(self, first: int = 0, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids (int64 [n]) and rows (int32 [n]) in the buckets from `first` up to `last`."""
@@ -160,5 +158,4 @@ class Buckets:
         """
         ids, rows = self.items(first, last)
         self._keys[first:last] = 0
-        self.size -= len(ids)
         return ids, rows

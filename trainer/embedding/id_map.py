@@ -39,13 +39,11 @@ class IdMap:
         self._done = 0  # buckets of `_next` that have memory, or of `_outgrown` that are empty by now
         # The one id a table cannot hold has a place of its own.
         self._odd_row = -1
+        # counted here, because an id that is being taken over is in neither table for a moment
+        self._size = 0
 
     def __len__(self) -> int:
         return self._size + (self._odd_row >= 0)
-
-    @property
-    def _size(self) -> int:
-        return sum(table.size for table in self._tables())
 
     def _tables(self) -> tuple[Buckets, ...]:
         return (self._table,) if self._outgrown is None else (self._table, self._outgrown)
@@ -92,6 +90,7 @@ class IdMap:
             ids, rows = ids[~odd], rows[~odd]
         self._make_room(len(ids))
         self._place(ids, rows)
+        self._size += len(ids)
 
     def _make_room(self, more: int) -> None:
         self.advance(_CELLS_PER_ID * more + self._step)
@@ -157,8 +156,7 @@ class IdMap:
         if (odd := ids == ODD_ID).any():
             self._odd_row = -1
             ids = ids[~odd]
-        for table in self._tables():
-            table.remove(ids)
+        self._size -= sum(table.remove(ids) for table in self._tables())
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all ids (int64 [n]) and their rows (int32 [n]), in no particular order."""
