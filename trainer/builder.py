@@ -20,6 +20,7 @@ from trainer.errors import ConfigurationError
 from trainer.feed import Chunk, to_tensor
 from trainer.graph_errors import explained
 from trainer.graphcall import GraphCall
+from trainer.losses import lean
 from trainer.program import (
     CustomStep,
     EvalStep,
@@ -76,7 +77,7 @@ class StepBuilder:
         self.boost = boost or Boost()
         self.steps_done = steps_done
         self.label_count = label_columns(loss_fn)
-        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
+        self.forward = Forward(network, lean(loss_fn), labels=self.label_count, cast=cast)
         self.tables: SparseTables | None = None
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None
