@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 _VARIABLE = "MS_OM_PATH"
 
@@ -19,9 +22,11 @@ def droppings_aside() -> Iterator[None]:
     if _VARIABLE in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="mindspore-trainer-", ignore_cleanup_errors=True) as folder:
-        os.environ[_VARIABLE] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(_VARIABLE, None)
+    # MindSpore makes the folder when it has something to write, so a run that is killed leaves none behind.
+    folder = Path(tempfile.gettempdir()) / f"mindspore-trainer-{uuid.uuid4().hex}"
+    os.environ[_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE, None)
+        shutil.rmtree(folder, ignore_errors=True)

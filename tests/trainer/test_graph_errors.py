@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from trainer import Trainer
+from trainer import Callback, Trainer
 from trainer.errors import GraphError
 from trainer.graph_errors import gist
 
@@ -24,6 +24,35 @@ def test_the_users_line_is_named_and_no_stack_is_shown():
     assert f"[{__file__}:" in message
     assert "return ops.matmul(x, x)]" in message
     assert "C++" not in message
+
+
+class NoSuchMethod(nn.Cell):
+    """Fails while it is being compiled, of which MindSpore leaves a report in a file."""
+
+    def construct(self, x):
+        return x.no_such_method()
+
+
+def test_neither_a_run_nor_one_that_fails_leaves_a_folder(tmp_path, monkeypatch):
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    seen = []
+
+    class Look(Callback):
+        def on_train_step_end(self, trainer):
+            seen.append(list(temporary.iterdir()))
+
+    network = nn.Dense(8, 1)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer.fit((np.ones((8, 8), np.float32), np.ones((8, 1), np.float32)), batch_size=4, callbacks=[Look()])
+    assert seen
+    assert not any(seen), "a run that is killed here leaves a folder"
+    with pytest.raises(GraphError, match="no_such_method"):
+        Trainer(NoSuchMethod()).predict(np.ones((4, 8), np.float32))
+    assert list(here.iterdir()) == list(temporary.iterdir()) == []
 
 
 class Applied(nn.Cell):
