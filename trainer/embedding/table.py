@@ -29,7 +29,7 @@ _UNKNOWN = -2
 PINNED_PLANS = 8
 _TTL_SWEEPS = 32
 _FIRST_BLOCK = 1 << 15
-# cells of an outgrown id map that a plan takes over, about 5 ms
+# cells of an outgrown id map that a plan takes over at least, about 5 ms
 _CELLS_A_PLAN = 1 << 15
 
 
@@ -193,7 +193,8 @@ class SparseTable:
             self.pending.append(pending)
             self.plans += 1
             self.ticket += 1
-            self.map.advance(_CELLS_A_PLAN)
+            # lookups are slower until it is done, so large plans do a larger part
+            self.map.advance(max(_CELLS_A_PLAN, flat.size))
         rows = self.map.get(flat)
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN
