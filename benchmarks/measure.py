@@ -58,6 +58,7 @@ class Group:
         same: sets of contenders whose losses must agree.
         unit: of the figures: "us/step", "rows/s", "ms" or "s".
         goals: smallest value wanted, by contender, where there is no peer.
+        most: largest value wanted, likewise.
     """
 
     case: str
@@ -69,6 +70,7 @@ class Group:
     same: tuple[tuple[str, ...], ...] = ()
     unit: str = "us/step"
     goals: dict[str, float] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)
 
 
 class ContenderError(RuntimeError):
@@ -168,6 +170,16 @@ class Measured:
             return bool(ours <= other + ratio.plus)
         return found[0] <= ratio.goal
 
+    def met_alone(self, name: str) -> tuple[str, bool] | None:
+        """Return a contender's own goal in words and whether its median meets it; None when it has none."""
+        values = self.values.get(name)
+        if not values or not (name in self.group.goals or name in self.group.most):
+            return None
+        middle = float(np.median(values))
+        if name in self.group.goals:
+            return f">= {self.group.goals[name]:,.0f}", middle >= self.group.goals[name]
+        return f"<= {self.group.most[name]:,.0f}", middle <= self.group.most[name]
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything in plain form."""
         return {
@@ -179,6 +191,7 @@ class Measured:
             "agreement": self.agreement,
             "problems": self.problems,
             "goals": self.group.goals,
+            "most": self.group.most,
             "ratios": [
                 {"ours": r.ours, "other": r.other, "goal": r.goal, "plus": r.plus, "found": self.ratio(r)}
                 for r in self.group.ratios

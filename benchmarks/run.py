@@ -111,10 +111,9 @@ def lines_of(measured: Measured) -> list[str]:
         if found:
             verdict = {True: "met", False: "MISSED", None: ""}[measured.met(ratio)]
             lines.append(f"{ratio.ours} / {ratio.other}: {spread(found)}  {goal_text(ratio)} {verdict}".rstrip())
-    for name, least in measured.group.goals.items():
-        if measured.values.get(name):
-            verdict = "met" if np.median(measured.values[name]) >= least else "MISSED"
-            lines.append(f"{name}: goal >= {least:,.0f} {measured.group.unit} {verdict}")
+    for name in measured.values:
+        if goal := measured.met_alone(name):
+            lines.append(f"{name}: goal {goal[0]} {measured.group.unit} {'met' if goal[1] else 'MISSED'}")
     return lines + [f"PROBLEM: {problem}" for problem in measured.problems]
 
 
@@ -164,18 +163,20 @@ def table(report: dict[str, Any]) -> str:
         lines += ["", "| case | measured | goal |", "| --- | --- | --- |"]
     for result in alone:
         for name, values in result["values"].items():
-            goal = result["goals"].get(name)
+            goal = rebuilt(result).met_alone(name)
             extra = "; ".join(f"{key} {value:.4g}" for key, value in result["extra"].get(name, {}).items())
             shown = number(values, result["unit"]) if goal else extra
-            verdict = "" if not goal else f">= {goal:,.0f}, {'met' if np.median(values) >= goal else 'missed'}"
-            lines.append(f"| {result['title']} | {shown} | {verdict} |")
+            verdict = "" if not goal else f"{goal[0]}, {'met' if goal[1] else 'missed'}"
+            title = result["title"] if len(result["values"]) == 1 else f"{name}: {result['title']}"
+            lines.append(f"| {title} | {shown} | {verdict} |")
     return "\n".join(lines)
 
 
 def rebuilt(result: dict[str, Any]) -> Measured:
     """Return the `Measured` behind its plain form."""
     ratios = tuple(Ratio(r["ours"], r["other"], r["goal"], r["plus"]) for r in result["ratios"])
-    group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"])
+    goals, most = result["goals"], result.get("most", {})
+    group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"], goals=goals, most=most)
     return Measured(group, result["values"], result["extra"], result["agreement"], result["problems"])
 
 

@@ -214,7 +214,7 @@ class StepBuilder:
         if self._inferring is None or self._inferring.cell is not cell:
             self._inferring = GraphCall(cell)
         try:
-            return self._inferring(*chunk.tensors)
+            return self._inferring(*chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise explained(error, chunk) from None
 
@@ -308,7 +308,7 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
-            loss, prediction = run(*leading[chunk.flush], *chunk.tensors)
+            loss, prediction = run(*leading[chunk.flush], *chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise explained(error, chunk) from None
         return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)
@@ -324,7 +324,8 @@ def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
-            losses, predictions = run(counts[chunk.num_batches], flags[chunk.flush], *chunk.tensors)
+            count, flush = counts[chunk.num_batches], flags[chunk.flush]
+            losses, predictions = run(count, flush, *chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise explained(error, chunk) from None
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)

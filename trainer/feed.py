@@ -30,7 +30,8 @@ class Chunk:
 
     Attributes:
         arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
-        tensors: the same as device tensors.
+        tensors: the same as device tensors, after the preparation for sparse tables.
+        signature: shapes and dtypes of the tensors.
         names: column names.
         stacked: whether the columns carry the leading batch axis.
         num_batches: batches in the chunk.
@@ -45,6 +46,7 @@ class Chunk:
 
     arrays: Columns
     tensors: tuple[Tensor, ...]
+    signature: tuple[Any, ...]
     names: tuple[str, ...]
     stacked: bool
     num_batches: int
@@ -73,8 +75,9 @@ class FeedOptions:
             columns the graph takes and what the main thread needs to bring tables before it (`SparsePlan`).
         release: called once the prefetch thread has stopped: what was prepared and not trained is to be forgotten.
         columns: use the first so many columns only; None uses all.
-        check: called with each batch's columns and names before it is grouped; raises DataError.
-        inspect: called like `check`; what it returns, if anything, is logged with the batch's number.
+        check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
+            raises DataError.
+        inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
     """
 
     batches_per_call: int | Callable[[Item], int] = 1
@@ -99,6 +102,8 @@ class Feed:
         self.options = options
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
         self._worker: Prefetch | None = None
+        self._checked: list[Any] = []
+        self._signature: tuple[Any, ...] = ()
 
     def chunks(
         self,
@@ -111,11 +116,12 @@ class Feed:
         `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
         """
         made = self._make(dict(position), max_steps)
-        if self.source.stays or not (self.source.threaded or self.options.prepare is not None):
-            yield from made
+        in_memory = self.source.in_memory and self.options.prepare is None
+        if self.source.stays or (in_memory and self.source.size <= MOST):
+            yield from made  # so few batches are cut sooner than a thread is started
             return
-        # Tables hold on to the rows of what waits, and finite data is read no further ahead than needed.
-        far = self.source.endless and self.options.prepare is None
+        # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
+        far = in_memory or (self.source.endless and self.options.prepare is None)
         self._worker = Prefetch(made, MOST if far else FEWEST)
         try:
             while True:
@@ -235,6 +241,15 @@ class Feed:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _check(self, item: Item, number: int, epoch: int) -> None:
+        shapes = [(column.shape, column.dtype) for column in item.columns]
+        if shapes != self._checked:  # nothing new to find out about a batch that looks like the one before it
+            self._check_shapes(item, number, epoch)
+            self._checked = shapes
+        trouble = self.options.inspect(item.columns, self.source.names or ()) if self.options.inspect else None
+        if trouble is not None:
+            logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
+
+    def _check_shapes(self, item: Item, number: int, epoch: int) -> None:
         names = self.source.names or ()
         rows = {len(column) for column in item.columns}
         if len(rows) > 1:
@@ -245,9 +260,6 @@ class Feed:
             )
         if rows == {0}:
             raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
-        trouble = self.options.inspect(item.columns, names) if self.options.inspect is not None else None
-        if trouble is not None:
-            logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
         if self.options.check is not None:
             try:
                 self.options.check(item.columns, names)
@@ -264,16 +276,20 @@ class Feed:
         host = columns
         if options.prepare is not None:
             columns, sparse = options.prepare(columns, stacked, len(items), fill, flush, _newest(items))
-        for name, column in zip(self.source.names or (), columns, strict=False):
-            check_dtype(column, name)
+        signature = tuple([(column.shape, column.dtype) for column in columns])
+        if signature != self._signature:
+            for name, column in zip(self.source.names or (), columns, strict=False):
+                check_dtype(column, name)
+            self._signature = signature
         return Chunk(
             arrays=host,
-            tensors=tuple(map(to_tensor, columns)),
+            tensors=tuple([to_tensor(column) for column in columns]),
+            signature=self._signature,
             names=self.source.names or (),
             stacked=stacked,
             num_batches=len(items),
             num_steps=steps,
-            num_samples=sum(len(item.columns[0]) for item in items),
+            num_samples=len(items) * len(items[0].columns[0]),
             flush=flush,
             ends_epoch=ends,
             position=position,
@@ -284,7 +300,7 @@ class Feed:
 
 def to_tensor(array: np.ndarray) -> Tensor:
     """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
-    if not (array.flags.c_contiguous and array.flags.writeable):
+    if not array.flags.carray:
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)
 

@@ -113,7 +113,7 @@ class TrainLoop:
     def _run_epoch(self) -> bool:
         """Train the rest of the epoch; return whether the source may have more after it."""
         trainer, state = self.trainer, self.trainer.state
-        call = trainer.callbacks.call
+        call, begins = trainer.callbacks.call, trainer.callbacks.bound("on_train_step_begin")
         chunks = self.feed.chunks(self.position, self.limits.steps_left(state.progress), self._stopped)
         trained = False
         try:
@@ -121,11 +121,9 @@ class TrainLoop:
                 trained = True
                 if self._runner is None:
                     self._runner = self.build_runner(chunk)
-                call("on_train_step_begin", trainer)
-                outputs = state.outputs = self._runner(chunk)
-                self._advance(chunk)
-                if self.online is None:
-                    self.meter.add(outputs)
+                if begins:
+                    call("on_train_step_begin", trainer)
+                state.outputs = self._runner(chunk)
                 self._after_step(chunk)
                 if chunk.ends_epoch or self._stopped():
                     return True
@@ -135,34 +133,32 @@ class TrainLoop:
             raise DataError(f"epoch {state.progress.epoch}: the dataset delivered no batches")
         return not self.feed.source.endless
 
-    def _advance(self, chunk: Chunk) -> None:
-        progress = self.trainer.state.progress
+    def _after_step(self, chunk: Chunk) -> None:
+        trainer, state = self.trainer, self.trainer.state
+        call = trainer.callbacks.call
+        progress = state.progress
         progress.global_step += chunk.num_steps
         progress.step_in_epoch += chunk.num_steps
         progress.samples_seen += chunk.num_samples
         self.position = chunk.position
-
-    def _after_step(self, chunk: Chunk) -> None:
-        trainer, state = self.trainer, self.trainer.state
-        call = trainer.callbacks.call
         trainer.saver.check()
-        if self.online is not None:
+        if self.online is None:
+            self.meter.add(state.outputs)
+        else:
             self.online.after_step(chunk)
         call("on_train_step_end", trainer)
         if chunk.ends_epoch:
             state.train_loss = self.meter.value()
-            state.total_steps = state.progress.step_in_epoch
-            state.progress.epoch += 1
-            state.progress.step_in_epoch = 0
-        if self._validation_due(chunk) and not self._told_to_leave():
+            state.total_steps = progress.step_in_epoch
+            progress.epoch += 1
+            progress.step_in_epoch = 0
+        if self.validate is not None and self._validation_due(chunk) and not self._told_to_leave():
             self.validate()
         if chunk.ends_epoch:
             call("on_train_epoch_end", trainer)
         call("on_checkpoint", trainer)
 
     def _validation_due(self, chunk: Chunk) -> bool:
-        if self.validate is None:
-            return False
         if self.valid_every is None:
             return chunk.ends_epoch
         return self.valid_every.due(self.trainer.state.progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from trainer.feed import Chunk, Feed
 from trainer.metrics.loss_meter import LossMeter
+from trainer.metrics.output_buffer import OutputBuffer
 from trainer.metrics.prequential import PrequentialMetrics, Window, WindowClock
 
 if TYPE_CHECKING:
@@ -36,9 +38,15 @@ class OnlineMetrics:
         self.metrics = PrequentialMetrics.from_window(window) if scored else None
         self.clock = WindowClock(window)
         self.loss = LossMeter()
-        self._unscored: list[tuple[np.ndarray, ...]] = []
+        self._label: int | None = None
+        self._predictions = OutputBuffer()
+        self._row_shape: tuple[int, ...] = ()
+        self._row_size = 1
+        self._labels: list[np.ndarray] = []
+        self._groups: list[np.ndarray] = []
         self._unscored_rows = 0
-        self._event_time = float("nan")
+        self._newest_extras: list[Mapping[str, Any] | None] = []
+        self._restored_event_time = float("nan")
         self._opened = time.monotonic()
         self._rows_at_open = 0
 
@@ -58,45 +66,47 @@ class OnlineMetrics:
 
     def after_step(self, chunk: Chunk) -> None:
         """Take in one trained chunk; close the window when it is due and call `on_window_end`."""
-        trainer = self.trainer
-        outputs = trainer.state.outputs
-        self.loss.add(outputs)
-        if self.metrics is not None:
-            self._keep(outputs.predictions, chunk)
-        newest = self._newest(chunk)
-        if newest is not None:
-            self._event_time = newest
-        if self.clock.closed(trainer.state.progress.samples_seen, time.monotonic(), newest):
+        self._keep(chunk)
+        event_time = self._event_time() if self.clock.unit == "event_time" else None
+        if self.clock.closed(self.trainer.state.progress.samples_seen, time.monotonic(), event_time):
             self.close_window()
 
-    def _keep(self, predictions: np.ndarray, chunk: Chunk) -> None:
-        if chunk.stacked:
-            predictions = predictions[: chunk.num_batches].reshape(-1, *predictions.shape[2:])
-        columns = [predictions, chunk.rows(self.label_column(chunk))]
+    def _keep(self, chunk: Chunk) -> None:
+        outputs = self.trainer.state.outputs
+        self.loss.add(outputs)
+        self._newest_extras = chunk.extras
+        if self.metrics is None:
+            return
+        if self._label is None:
+            self._label = self._label_column(chunk)
+            self._row_shape = outputs.predictions_device.shape[2 if chunk.stacked else 1 :]
+            self._row_size = math.prod(self._row_shape)
+        self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
+        self._labels.append(chunk.rows(self._label))
         if self.window.group is not None:
-            columns.append(np.concatenate([extras[self.window.group] for extras in chunk.extras]))
-        self._unscored.append(tuple(columns))
+            self._groups += [of_batch[self.window.group] for of_batch in chunk.extras]
         self._unscored_rows += chunk.num_samples
         if self._unscored_rows >= SCORED_ROWS:
             self._score()
 
     def _score(self) -> None:
-        if not self._unscored:
+        if not self._unscored_rows:
             return
-        kept, self._unscored, self._unscored_rows = self._unscored, [], 0
-        predictions, labels, *groups = kept[0] if len(kept) == 1 else map(np.concatenate, zip(*kept, strict=True))
-        self.metrics.update(predictions, labels, groups=groups[0] if groups else None)
+        labels, groups = self._labels, self._groups
+        self._labels, self._groups, self._unscored_rows = [], [], 0
+        predictions = self._predictions.read().reshape(-1, *self._row_shape)
+        self.metrics.update(predictions, np.concatenate(labels), groups=np.concatenate(groups) if groups else None)
 
-    def label_column(self, chunk: Chunk) -> int:
-        """Return the position of the label among the chunk's columns."""
+    def _label_column(self, chunk: Chunk) -> int:
         wanted = self.window.label
         if isinstance(wanted, int):
             return wanted
         return chunk.names.index(wanted) if wanted is not None else len(chunk.names) - self.trainer.label_count
 
-    def _newest(self, chunk: Chunk) -> float | None:
-        times = [extras["event_time"].max() for extras in chunk.extras if extras and "event_time" in extras]
-        return float(max(times)) if times else None
+    def _event_time(self) -> float:
+        """Return the greatest event time of the chunk trained on last, seconds since the epoch; NaN without any."""
+        times = [extras["event_time"].max() for extras in self._newest_extras if extras and "event_time" in extras]
+        return float(max(times)) if times else self._restored_event_time
 
     def figures(self) -> dict[str, float]:
         """Return lag (rows), staleness (seconds), rows a second of the open window, and queue depth (chunks)."""
@@ -105,7 +115,7 @@ class OnlineMetrics:
         lag = self.feed.source.stream.lag()
         return {
             "lag": float("nan") if lag is None else float(lag),
-            "staleness": time.time() - self._event_time,
+            "staleness": time.time() - self._event_time(),
             "rows_per_second": rows / max(now - self._opened, 1e-9),
             "queue_depth": float(self.feed.depth),
         }
@@ -148,7 +158,7 @@ class OnlineMetrics:
             "metrics": metrics["json"],
             "clock": self.clock.state_dict(time.monotonic()),
             "loss": self.loss.state_dict(),
-            "event_time": self._event_time,
+            "event_time": self._event_time(),
         }
         return {"json": state, "arrays": metrics["arrays"]}
 
@@ -159,4 +169,4 @@ class OnlineMetrics:
             self.metrics.load_state_dict({"json": saved["metrics"], "arrays": state["arrays"]})
         self.clock.load_state_dict(saved["clock"], time.monotonic())
         self.loss.load_state_dict(saved["loss"])
-        self._event_time = saved["event_time"]
+        self._newest_extras, self._restored_event_time = [], saved["event_time"]

@@ -32,7 +32,7 @@ class Prefetch:
     def __init__(self, made: Iterator[Chunk], most: int = MOST) -> None:
         self._made = made
         self._most = most
-        self._ready: deque[Any] = deque()
+        self._ready: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
         # One side writes each of these, so that taking a chunk that is ready needs no lock.
         self._bytes_put = self._bytes_taken = 0
@@ -45,7 +45,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             for chunk in self._made:
-                if not self._put(chunk, sum(array.nbytes for array in chunk.arrays)):
+                if not self._put(chunk, sum([array.nbytes for array in chunk.arrays])):
                     return
             self._put(_END)
         except BaseException as error:
@@ -59,7 +59,7 @@ class Prefetch:
             if self._stopped:
                 return False
             self._bytes_put += size
-            self._ready.append(value)
+            self._ready.append((value, size))
             if self._hungry:
                 self._changed.notify_all()
         return True
@@ -81,12 +81,12 @@ class Prefetch:
         """
         if not self._ready:
             self._wait(timeout)
-        value = self._ready.popleft()
+        value, size = self._ready.popleft()
         if value is _END:
             return None
         if isinstance(value, BaseException):
             raise value
-        self._bytes_taken += sum(array.nbytes for array in value.arrays)
+        self._bytes_taken += size
         if self._full_at and 2 * len(self._ready) <= self._full_at:
             with self._changed:
                 self._full_at = 0

@@ -45,7 +45,7 @@ class Source:
     Attributes:
         names: column names, known after the first batch at the latest.
         size: batches of one epoch, or None when unknown.
-        threaded: whether reading is worth a prefetch thread.
+        in_memory: whether reading is no more than cutting arrays; `size` is known then.
         stays: whether it must be read by the thread that made it: MindSpore crashes the process when a pipeline fails
             under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
@@ -54,7 +54,7 @@ class Source:
 
     names: tuple[str, ...] | None = None
     size: int | None = None
-    threaded: bool = True
+    in_memory: bool = False
     stays: bool = False
     reuses_buffers: bool = False
     endless: bool = False
@@ -154,7 +154,7 @@ class ArraySource(Source):
         ConfigurationError: no batch size.
     """
 
-    threaded = False
+    in_memory = True
 
     def __init__(self, arrays: Any, batch_size: int | None, *, shuffle: bool = False, seed: int = 0) -> None:
         if batch_size is None:
@@ -193,10 +193,10 @@ class ArraySource(Source):
         for first in range(start * self.batch_size, self.rows, self.batch_size):
             last = first + self.batch_size
             if order is None:
-                yield Item(tuple(column[first:last] for column in self._columns))
+                yield Item(tuple([column[first:last] for column in self._columns]))
             else:
                 rows = order[first:last]
-                yield Item(tuple(column[rows] for column in self._columns))
+                yield Item(tuple([column[rows] for column in self._columns]))
 
 
 class PipelineSource(Source):

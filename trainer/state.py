@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_DTYPES = {"Float32": np.float32, "Float16": np.float16}  # by MindSpore's names, so that no import of it is needed
+NUMPY_DTYPES = {"Float32": np.float32, "Float16": np.float16}  # by MindSpore's names, so that no import of it is needed
 
 
 class Phase(str, Enum):
@@ -67,7 +67,7 @@ class StopReason:
 
 def host_copy(tensor: Any) -> np.ndarray:
     """Return a writable copy of what a program returned; by way of bytes, which takes half the time of `asnumpy`."""
-    dtype = _DTYPES.get(str(tensor.dtype))
+    dtype = NUMPY_DTYPES.get(str(tensor.dtype))
     if dtype is None:
         return np.array(tensor.asnumpy())
     return np.frombuffer(tensor.get_bytes(), dtype).reshape(tensor.shape).copy()
@@ -76,7 +76,7 @@ def host_copy(tensor: Any) -> np.ndarray:
 def host_losses(device: Any, num_steps: int) -> np.ndarray:
     """Return a copy of the losses a program returned, shape [num_steps], float32."""
     if device.ndim == 0:
-        return np.array([device.item()], np.float32)  # half the cost of asnumpy
+        return np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
     return host_copy(device).astype(np.float32, copy=False).reshape(-1)[:num_steps]
 
 
@@ -84,21 +84,28 @@ class StepOutputs:
     """Results of one call of the training program, still on the device.
 
     Reading `loss`, `losses` or `predictions` copies to the host, once; not reading them costs nothing.
+
+    Attributes:
+        losses_device: the losses as the program returned them, a Tensor of shape [K] or [].
+        predictions_device: the network's output as the program returned it, or None.
+        chunk: what was trained on.
+        num_steps: steps done, at most K.
+        num_samples: rows trained on.
     """
 
     __slots__ = (
         "_losses",
-        "_losses_device",
         "_predictions",
-        "_predictions_device",
         "chunk",
+        "losses_device",
         "num_samples",
         "num_steps",
+        "predictions_device",
     )
 
     def __init__(self, losses: Any, predictions: Any, chunk: Any, num_steps: int, num_samples: int) -> None:
-        self._losses_device = losses
-        self._predictions_device = predictions
+        self.losses_device = losses
+        self.predictions_device = predictions
         self._losses: np.ndarray | None = None
         self._predictions: np.ndarray | None = None
         self.chunk = chunk
@@ -106,15 +113,10 @@ class StepOutputs:
         self.num_samples = num_samples
 
     @property
-    def losses_device(self) -> Any:
-        """The losses as the program returned them: a Tensor, shape [K] or []."""
-        return self._losses_device
-
-    @property
     def losses(self) -> np.ndarray:
         """Loss of every optimizer step of the call, shape [num_steps], float32."""
         if self._losses is None:
-            self._losses = host_losses(self._losses_device, self.num_steps)
+            self._losses = host_losses(self.losses_device, self.num_steps)
         return self._losses
 
     @property
@@ -125,8 +127,8 @@ class StepOutputs:
     @property
     def predictions(self) -> np.ndarray | None:
         """Network output of every row, shape [num_samples, ...]; None unless the program was asked to keep it."""
-        if self._predictions is None and self._predictions_device is not None:
-            self._predictions = host_copy(self._predictions_device)
+        if self._predictions is None and self.predictions_device is not None:
+            self._predictions = host_copy(self.predictions_device)
         return self._predictions
 
 

@@ -146,7 +146,7 @@ class StreamSource(Source):
         return Item(self._columns(batch), position, extras)
 
     def _columns(self, batch: Batch) -> Columns:
-        return tuple(as_array(batch.columns[name], name) for name in self.names)
+        return tuple([as_array(batch.columns[name], name) for name in self.names])
 
     def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         available = list(columns)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.errors import DataError
 from trainer.feed import Feed, FeedOptions, to_tensor
-from trainer.prefetch import FEWEST, MOST
+from trainer.prefetch import FEWEST, MOST, Prefetch
 from trainer.sources import make_source
 from trainer.stream_source import StreamSource
 from trainer.streams import ReplayStream
@@ -171,6 +171,13 @@ class TestBadBatches:
             chunks([*numbered(2), bad])
 
 
+def test_batches_are_checked_when_their_shapes_or_dtypes_change():
+    seen = []
+    batches = [*numbered(3), *numbered(1, rows=2), *numbered(2, rows=2), (np.zeros((2, 2), np.float64),)]
+    chunks(batches, check=lambda columns, names: seen.append((columns[0].shape, columns[0].dtype)))
+    assert seen == [((4, 2), np.float32), ((2, 2), np.float32)]
+
+
 class TestPrefetch:
     def test_reads_ahead_on_one_thread_and_not_without_bound(self):
         threads, read = set(), []
@@ -206,6 +213,20 @@ class TestPrefetch:
             time.sleep(0.05)
             assert ahead - 1 <= feed.depth <= ahead
             assert [int(chunk.arrays[0][0, 0]) for chunk in delivered] == list(range(4, 400, 4))
+        finally:
+            delivered.close()
+
+    @pytest.mark.parametrize(("batches", "threads"), [(MOST, 0), (3 * MOST, 1)], ids=["few", "many"])
+    def test_arrays_are_cut_ahead_where_they_have_many_batches(self, monkeypatch, batches, threads):
+        started = []
+        monkeypatch.setattr("trainer.feed.Prefetch", lambda *args: started.append(1) or Prefetch(*args))
+        x = np.arange(batches * 4, dtype=np.float32)
+        feed = Feed(make_source((x,), batch_size=4), FeedOptions(1))
+        delivered = feed.chunks({"epoch": 0, "batch": 2})
+        try:
+            assert next(delivered).arrays[0][0] == 8
+            assert len(started) == threads
+            assert [int(chunk.arrays[0][0]) for chunk in delivered] == list(range(12, batches * 4, 4))
         finally:
             delivered.close()
 

@@ -56,6 +56,16 @@ def test_new_shapes_dtypes_and_modes_are_compiled(cell):
     assert not (run(Tensor(np.ones((64, 2), np.float32)))[0].asnumpy() == 0).any()
 
 
+def test_a_caller_may_say_which_arguments_are_alike(cell):
+    run = GraphCall(cell)
+    small, large = (Tensor(np.ones((rows, 2), np.float32)) for rows in (4, 6))
+    for tensor, rows in ((small, 4), (large, 6), (small, 4), (large, 6)):
+        product, total = run(tensor, like=rows)
+        assert product.shape == (rows, 2)
+        assert float(total) == 2 * rows
+    assert len(run._programs) == 2
+
+
 def test_a_later_call_costs_a_fraction_of_the_python_calls(cell):
     x = Tensor(np.ones((4, 2), np.float32))
     run = GraphCall(cell)

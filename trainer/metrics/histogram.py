@@ -11,7 +11,7 @@ a bucket to itself. No bucket holds more than about 3 / buckets of the weight, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,12 +60,12 @@ class ScoreHistogram:
             if weights is not None:
                 positives *= weights[rows]
                 negatives *= weights[rows]
-            self._insert(scores[rows], positives, negatives)
+            self._insert(scores[rows], positives, negatives, _argsort)
 
     def merge(self, other: ScoreHistogram) -> None:
         """Add the counts of `other`, which stays as it is."""
         if len(other.scores):
-            self._insert(other.scores, other.positives, other.negatives)
+            self._insert(other.scores, other.positives, other.negatives, _merge_sort)
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by `factor`; buckets left with under 1e-12 of the weight are dropped."""
@@ -100,9 +100,15 @@ class ScoreHistogram:
         for name in ("scores", "positives", "negatives"):
             setattr(self, name, np.array(arrays[name]))
 
-    def _insert(self, scores: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> None:
+    def _insert(
+        self,
+        scores: np.ndarray,
+        positives: np.ndarray,
+        negatives: np.ndarray,
+        argsort: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
         scores = np.concatenate((self.scores, scores)) if len(self.scores) else scores
-        order = _argsort(scores)
+        order = argsort(scores)
         scores = scores[order]
         ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), len(scores) - 1)
         scores = scores[ends]
@@ -134,6 +140,11 @@ def _argsort(scores: np.ndarray) -> np.ndarray:
     keys = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     return order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
+
+
+def _merge_sort(scores: np.ndarray) -> np.ndarray:
+    """Return the indexes that sort two ascending runs; timsort finds the runs and merges them in linear time."""
+    return np.argsort(scores, kind="stable")
 
 
 class RowBuffer:

@@ -1,4 +1,4 @@
-"""The mean training loss, without a host copy between the moments when somebody reads it."""
+"""The mean training loss, summed at the moments when somebody reads it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Any
 import numpy as np
 
 from trainer.metrics import WeightedMean
-from trainer.state import StepOutputs, host_losses
+from trainer.metrics.output_buffer import OutputBuffer
+from trainer.state import StepOutputs
 
-HELD_LOSSES = 1024
+HELD_CALLS = 1024
 
 
 class LossMeter:
-    """Sample-weighted mean loss that leaves losses on the device until somebody reads it."""
+    """Sample-weighted mean loss; losses are put aside as they come and summed when somebody reads it."""
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
-        self._held: list[tuple[Any, int, int]] = []
+        self._losses = OutputBuffer()
+        self._calls: list[tuple[int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
-        """Take the losses of one call; folds every `HELD_LOSSES` calls so that memory stays bounded."""
-        self._held.append((outputs.losses_device, outputs.num_steps, outputs.num_samples))
-        if len(self._held) >= HELD_LOSSES:
+        """Take the losses of one call; folds every `HELD_CALLS` calls so that memory stays bounded."""
+        self._losses.add(outputs.losses_device, outputs.num_steps)
+        self._calls.append((outputs.num_steps, outputs.num_samples))
+        if len(self._calls) >= HELD_CALLS:
             self._fold()
 
     def _fold(self) -> None:
-        if not self._held:
+        if not self._calls:
             return
-        losses = [host_losses(device, steps) for device, steps, _ in self._held]
-        rows = [samples // steps for _, steps, samples in self._held]
-        self._mean.update(np.concatenate(losses), np.repeat(rows, [len(values) for values in losses]))
-        self._held.clear()
+        steps, samples = np.array(self._calls).T
+        self._calls = []
+        self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
 
     def value(self) -> float | None:
         """Return the mean so far, or None without steps."""
@@ -42,7 +44,7 @@ class LossMeter:
     def clear(self) -> None:
         """Start anew."""
         self._mean.clear()
-        self._held.clear()
+        self._losses, self._calls = OutputBuffer(), []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums."""

@@ -124,7 +124,8 @@ class WindowClock:
         Raises:
             DataError: windows go by event time and the first rows carry none.
         """
-        self.start(0, wall)
+        if self._mark is None:
+            self.start(0, wall)
         if self.unit == "seconds":
             if wall - self._mark < self.n:
                 return False
