@@ -191,7 +191,7 @@ class Run:
         return False
 
 
-def disturb(run: Run, kills: int, terms: int, seed: int, result: Result) -> None:
+def inject_faults(run: Run, kills: int, terms: int, seed: int, result: Result) -> None:
     """Kill `run` `kills` times and end it by SIGTERM `terms` times, spread over its length; then let it finish."""
     choose = random.Random(seed)
     fit = run.case.command == "fit"
@@ -238,7 +238,7 @@ def _newest_step(run: Run) -> int:
     )
 
 
-def judge(run: Run, undisturbed: Run, result: Result) -> None:
+def compare_runs(run: Run, undisturbed: Run, result: Result) -> None:
     """Compare what is left of both runs."""
     history, reference = surviving(run.ledger), surviving(undisturbed.ledger)
     expected = reference.rows if run.case.expected is None else run.case.expected
@@ -336,16 +336,16 @@ def case_of(source: str, folder: Path, rows: int, epochs: int) -> Iterator[Case]
         yield Case("online", config, [*small, *online, f"data.stream={stream}"], steps, expected[: steps * BATCH])
 
 
-def torment(source: str, folder: Path, given: argparse.Namespace) -> Result:
-    """Run one source undisturbed and disturbed, and judge."""
+def run_source(source: str, folder: Path, given: argparse.Namespace) -> Result:
+    """Run one source undisturbed and disturbed, and compare_runs."""
     result = Result(source)
     with case_of(source, folder, given.rows, given.epochs) as case, ThreadPoolExecutor(1) as pool:
         run, undisturbed = Run(case, folder / "disturbed"), Run(case, folder / "undisturbed")
         other = pool.submit(undisturbed.finish)
         try:
-            disturb(run, given.kills, given.terms, given.seed, result)
+            inject_faults(run, given.kills, given.terms, given.seed, result)
             other.result()
-            judge(run, undisturbed, result)
+            compare_runs(run, undisturbed, result)
         except (RuntimeError, subprocess.TimeoutExpired, checkpoint.CheckpointError) as error:
             result.failures.append(f"{type(error).__name__}: {error}")
     return result
@@ -400,7 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{source}: left out, {reason}", flush=True)
                 continue
             began = time.monotonic()
-            results.append(torment(source, folder / source, given))
+            results.append(run_source(source, folder / source, given))
             print(f"{details(results[-1])} ({time.monotonic() - began:.0f} s)", flush=True)
     print(f"\n{table(results)}")
     return 0 if results and all(result.good for result in results) else 1

@@ -25,12 +25,12 @@ FIELDS, DIM, BATCH = 39, 16, 1024
 def serve(root: str, seconds: float) -> None:
     """Follow and predict for a while; print delays and latencies as JSON."""
     from trainer.errors import CheckpointError
-    from trainer.serving import Model
+    from trainer.serving.served_model import ServedModel
 
     model = None
     while model is None:
         try:
-            model = Model(root)
+            model = ServedModel(root)
         except CheckpointError:
             time.sleep(0.05)
     rng = np.random.default_rng(9)
@@ -52,7 +52,7 @@ def train(root: Path, rows: int, seconds: float, kind: str, every: float) -> tup
 
     from trainer import Trainer
     from trainer.embedding import Embedding
-    from trainer.publish import Publish
+    from trainer.serving.publisher import Publish
 
     class Net(nn.Cell):
         def __init__(self):

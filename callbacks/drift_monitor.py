@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from callbacks.arguments import function, number, whole
-from callbacks.callback import Callback
-from callbacks.metric import window_value
+from ._support.arguments import function, number, whole
+from ._support.metric import window_value
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from callbacks.arguments import number
-from callbacks.patience import Patience
+from ._support.arguments import number
+from ._support.patience import Patience
 
 if TYPE_CHECKING:
     import numpy as np

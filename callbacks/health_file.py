@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence
-from callbacks.cadence import Every
-from callbacks.callback import Callback
-from callbacks.metric import window_value
-from callbacks.monitoring import Throughput, gauges
+from ._support.arguments import cadence
+from ._support.cadence import Every
+from ._support.metric import window_value
+from ._support.monitoring import Throughput, gauges
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence, whole
-from callbacks.cadence import Every
-from callbacks.callback import Callback
-from callbacks.curve import Curve
+from ._support.arguments import cadence, whole
+from ._support.cadence import Every
+from ._support.curve import Curve
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

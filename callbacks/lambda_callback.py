@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from callbacks.arguments import nearest
-from callbacks.callback import HOOKS, Callback
+from ._support.arguments import nearest
+from .callback import HOOKS, Callback
 
 
 class LambdaCallback(Callback):

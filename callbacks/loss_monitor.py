@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from callbacks.arguments import cadence
-from callbacks.cadence import Every
-from callbacks.callback import Callback
-from callbacks.console import format_metrics, say
+from ._support.arguments import cadence
+from ._support.cadence import Every
+from ._support.console import format_metrics, say
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -24,7 +24,7 @@ from mindspore import dtype as mstype
 from mindspore.train import Callback as MindSporeCallback
 from mindspore.train import RunContext
 
-from callbacks.callback import Callback
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

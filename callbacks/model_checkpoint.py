@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence, nearest, whole
-from callbacks.cadence import Every
-from callbacks.callback import Callback
-from callbacks.metric import Watched
+from ._support.arguments import cadence, nearest, whole
+from ._support.cadence import Every
+from ._support.metric import Watched
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -178,7 +178,7 @@ class ModelCheckpoint(Callback):
         durable = [record for record in self._records if record["durable"]]
         best = [record for record in self._ranked() if record["durable"]] if self.watched else []
         if best and best[0]["name"] != self.best_name:
-            trainer.point(self.root, "best", best[0]["name"])
+            trainer.set_pointer(self.root, "best", best[0]["name"])
             self.best_name = best[0]["name"]
         if self.keep_last is None:
             return

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence, whole
-from callbacks.cadence import Every
-from callbacks.callback import Callback
+from ._support.arguments import cadence, whole
+from ._support.cadence import Every
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from callbacks.arguments import number
-from callbacks.callback import Callback
-from callbacks.console import format_metrics, say
+from ._support.arguments import number
+from ._support.console import format_metrics, say
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence, whole
-from callbacks.cadence import Every
-from callbacks.callback import Callback
-from callbacks.monitoring import Throughput, gauges
+from ._support.arguments import cadence, whole
+from ._support.cadence import Every
+from ._support.monitoring import Throughput, gauges
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks.arguments import cadence
-from callbacks.cadence import Every
-from callbacks.callback import Callback
+from ._support.arguments import cadence
+from ._support.cadence import Every
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from callbacks.callback import Callback
-from callbacks.console import say
+from ._support.console import say
+from .callback import Callback
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -8,16 +8,14 @@ Importing the package does not import MindSpore; the first use of a name that ne
 
 from __future__ import annotations
 
-import importlib
-
-from trainer.lazy import lazy_names
+from typing import Any
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Trainer": "trainer.trainer",
-    "Limits": "trainer.limits",
-    "Window": "trainer.metrics.prequential",
+    "Trainer": ".trainer",
+    "Limits": ".run.limits",
+    "Window": ".metrics.prequential",
 }
 _CALLBACKS = (
     "Callback",
@@ -43,14 +41,29 @@ _HOMES.update(dict.fromkeys(_CALLBACKS, "callbacks"))
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
-def _refuse_shadow() -> None:
-    """Say which file hides the `callbacks` package, when a user's own callbacks.py does."""
-    package = importlib.import_module("callbacks")
-    if not hasattr(package, "__path__"):
-        raise ImportError(
-            f"{package.__file__} hides the package 'callbacks' that trainer needs; rename that file "
-            "(for example to my_callbacks.py)"
-        )
+def __getattr__(name: str) -> Any:
+    return _lazy_names()[0](name)
 
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, before=_refuse_shadow)
+def __dir__() -> list[str]:
+    return _lazy_names()[1]()
+
+
+def _lazy_names() -> Any:
+    try:
+        from callbacks._support.lazy import lazy_names
+    except ImportError as error:
+        raise shadow_error() or error from None
+    return lazy_names(__name__, _HOMES)
+
+
+def shadow_error() -> ImportError | None:
+    """Return an error that says which file hides the `callbacks` package, or None when none does."""
+    import callbacks
+
+    if hasattr(callbacks, "__path__"):
+        return None
+    return ImportError(
+        f"{callbacks.__file__} hides the package 'callbacks' that trainer needs; rename that file "
+        "(for example to my_callbacks.py)"
+    )

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
-from callbacks.cadence import Every
+from callbacks._support.cadence import Every
 from callbacks.mindspore_adapter import train_network
-from trainer.errors import ConfigurationError
+
+from .errors import ConfigurationError
 
 if TYPE_CHECKING:
     from callbacks import History
-    from trainer.trainer import Trainer
+
+    from .trainer import Trainer
 
 
 class ModelVerbs:

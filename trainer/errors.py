@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from callbacks._support.argument_errors import ConfigurationError, TrainerError, did_you_mean, nearest
 
-
-class TrainerError(Exception):
-    """Base of every documented exception of this package."""
-
-
-class ConfigurationError(TrainerError, ValueError):
-    """An argument, option or configuration value that cannot work; raised before anything is compiled."""
+__all__ = [
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "ConfigurationError",
+    "DataError",
+    "GraphError",
+    "NonFiniteError",
+    "StreamError",
+    "TrainerError",
+    "did_you_mean",
+    "nearest",
+]
 
 
 class DataError(TrainerError, ValueError):
@@ -44,15 +50,3 @@ class StreamError(TrainerError, RuntimeError):
 
 class NonFiniteError(TrainerError, ArithmeticError):
     """The loss or a gradient became NaN or infinite and the run was told not to go on."""
-
-
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most similar to `name`, or None when nothing is similar."""
-    found = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.5)
-    return found[0] if found else None
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
-    found = nearest(name, choices)
-    return f"; did you mean {found!r}?" if found else ""

@@ -139,7 +139,7 @@ class State:
     Attributes:
         phase: what the trainer is doing.
         progress: the counters.
-        limits: bounds of the run under way (`trainer.limits.Limits`), or None.
+        limits: bounds of the run under way (`trainer.run.limits.Limits`), or None.
         total_steps: optimizer steps of one epoch where the data has a size, else None.
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.

@@ -11,26 +11,29 @@ from typing import Any
 from mindspore import nn
 
 from callbacks import History
-from trainer import arguments, columns, loop, precision
-from trainer.boost import MOST_STEPS_A_CALL as MOST_FROZEN_STEPS
-from trainer.boost import make_boost
-from trainer.builder import StepBuilder, TrainRunner
-from trainer.compat import ModelVerbs, also_as_model, renamed
-from trainer.dropout import repeatable, replace_dropout
-from trainer.errors import ConfigurationError, DataError
-from trainer.feed import Chunk, Feed, FeedOptions
-from trainer.finite import describe_non_finite
-from trainer.inference import Inference
-from trainer.limits import Every, Limits
-from trainer.metrics import get_metrics
-from trainer.metrics.prequential import Window
-from trainer.online import DEFAULT_WINDOW, OnlineMetrics
-from trainer.program import StepOptions
-from trainer.seed import check_seed
-from trainer.sources import Item, Source, is_arrays, make_source
-from trainer.state import Phase
-from trainer.stream_source import StreamSource, as_stream, check_stream_options
-from trainer.table_feed import TableFeed, check_trainable
+
+from .compat import ModelVerbs, also_as_model, renamed
+from .data import column_checks
+from .data.feed import Chunk, Feed, FeedOptions
+from .data.finite_values import describe_non_finite
+from .data.sources import Item, Source, is_arrays, make_source
+from .data.stream_source import StreamSource, as_stream, check_stream_options
+from .embedding.table_feed import TableFeed, check_trainable
+from .errors import ConfigurationError, DataError
+from .graph import network_checks, precision
+from .graph.boost import MOST_STEPS_A_CALL as MOST_FROZEN_STEPS
+from .graph.boost import make_boost
+from .graph.builder import StepBuilder, TrainRunner
+from .graph.dropout import repeatable, replace_dropout
+from .graph.program import StepOptions
+from .metrics import get_metrics
+from .metrics.prequential import Window
+from .run import loop
+from .run.inference import Inference
+from .run.limits import Every, Limits
+from .run.online import DEFAULT_WINDOW, OnlineMetrics
+from .run.seed import check_seed
+from .state import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +52,12 @@ class Trainer(Inference, ModelVerbs):
         metrics: names, `mindspore.train.Metric` objects, or a dict of them.
         eval_network: cell returning what is evaluated; None builds one from network and loss.
         eval_indexes: positions of loss (-1: none), prediction and label in the outputs of `eval_network`.
-        amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.precision`.
-        boost_level: "O0", "O1" or "O2"; see `trainer.boost`.
+        amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.graph.precision`.
+        boost_level: "O0", "O1" or "O2"; see `trainer.graph.boost`.
         amp_dtype: "float16" or "bfloat16".
         loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none.
         keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
-        boost_config: `trainer.boost.BoostConfig` or a dict of its fields.
+        boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
         gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
@@ -95,18 +98,18 @@ class Trainer(Inference, ModelVerbs):
         loss_scale_manager: Any = None,
     ) -> None:
         super().__init__()
-        arguments.check_network(network, loss_fn, optimizer, eval_network)
+        network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
         self.metrics = get_metrics(metrics)
-        self.eval_indexes = arguments.check_eval_indexes(eval_network, eval_indexes)
-        self.accumulate = arguments.check_positive(
+        self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
+        self.accumulate = network_checks.check_positive(
             "gradient_accumulation_steps", gradient_accumulation_steps, whole=True
         )
         self.seed = check_seed(seed) or 0
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
         if optimizer is None:
-            arguments.check_custom_step(
+            network_checks.check_custom_step(
                 network,
                 amp_level=self.precision.level,
                 gradient_accumulation_steps=self.accumulate,
@@ -128,8 +131,8 @@ class Trainer(Inference, ModelVerbs):
         self._options = StepOptions(
             scaler=self.scaler,
             accumulate=self.accumulate,
-            clip_norm=arguments.check_positive("clip_norm", clip_norm),
-            clip_value=arguments.check_positive("clip_value", clip_value),
+            clip_norm=network_checks.check_positive("clip_norm", clip_norm),
+            clip_value=network_checks.check_positive("clip_value", clip_value),
             transform=self.boost.transform(),
             reduce=self.boost.reduce,
         )
@@ -190,10 +193,10 @@ class Trainer(Inference, ModelVerbs):
             ConfigurationError, DataError, CheckpointError: see there; SystemExit(143) or KeyboardInterrupt after a
             signal asked to stop and the run was wound up.
         """
-        arguments.check_epochs(epochs)
+        network_checks.check_epochs(epochs)
         valid = None
         if valid_dataset is not None:
-            valid_dataset = columns.in_order_of(train_dataset, valid_dataset)
+            valid_dataset = column_checks.in_order_of(train_dataset, valid_dataset)
             valid = self._inference_feed(valid_dataset, batch_size if is_arrays(valid_dataset) else None)
             if is_arrays(valid_dataset) and not is_arrays(train_dataset):
                 batch_size = None  # it was for the validation arrays
@@ -205,7 +208,7 @@ class Trainer(Inference, ModelVerbs):
         with self._session(Phase.FIT, callbacks) as signals:
             train = loop.TrainLoop(
                 self,
-                self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size)),
+                self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size)),
                 self._train_runner,
                 Limits(),
                 validate=None if valid is None else lambda: self._validate(valid),
@@ -282,7 +285,7 @@ class Trainer(Inference, ModelVerbs):
             raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
         self._check_idle()
         self._use(callbacks if callbacks is not None else [])
-        feed = self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size))
+        feed = self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size))
         chunks = feed.chunks({})
         try:
             chunk = next(chunks, None)
@@ -311,7 +314,7 @@ class Trainer(Inference, ModelVerbs):
             return steps * self.accumulate
 
         options = FeedOptions(
-            batches_per_call, self.accumulate, check=columns.ColumnCheck(self.network, self.label_count)
+            batches_per_call, self.accumulate, check=column_checks.ColumnCheck(self.network, self.label_count)
         )
         if self._run_options().guard:
             options.inspect = describe_non_finite
@@ -373,7 +376,7 @@ class Trainer(Inference, ModelVerbs):
         source = StreamSource(
             as_stream(stream),
             batch_size,
-            inputs=columns.arguments_of(self.network)[2],
+            inputs=column_checks.arguments_of(self.network)[2],
             labelled=self.loss_fn is not None,
             label=label,
             weight="weight" if self.label_count > 1 else None,
@@ -384,7 +387,7 @@ class Trainer(Inference, ModelVerbs):
         progress = self.state.progress
         self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
         with self._session(Phase.ONLINE, callbacks) as signals:
-            feed = self._train_feed(source, arguments.check_sink(dataset_sink_mode, sink_size) or 1)
+            feed = self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size) or 1)
             self._online = OnlineMetrics(self, feed, window, scored=self.loss_fn is not None)
             self.parts["online"] = self._online
             train = loop.TrainLoop(self, feed, self._train_runner, Limits(), online=self._online)

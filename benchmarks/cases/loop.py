@@ -45,7 +45,7 @@ class Base:
         from mindspore import nn
 
         from trainer import Trainer
-        from trainer.graphcall import GraphCall
+        from trainer.graph.graph_call import GraphCall
 
         rng = np.random.default_rng(5)
         self.steps, self.rounds, self.long = steps, rounds, long

@@ -138,7 +138,7 @@ class Program(Ours):
     def epoch(self) -> None:
         from mindspore import Tensor
 
-        from trainer.graphcall import GraphCall
+        from trainer.graph.graph_call import GraphCall
 
         step = self.trainer.builder.step.set_train(True)
         run, convert, flag = GraphCall(step), Tensor.from_numpy, Tensor(False)

@@ -93,9 +93,9 @@ def test_tables_are_the_same_however_their_snapshots_divide_them(tmp_path):
     ]
 
 
-def torment(folder: Path, source: str, kills: int, terms: int) -> chaos.Result:
+def run_source(folder: Path, source: str, kills: int, terms: int) -> chaos.Result:
     given = argparse.Namespace(kills=kills, terms=terms, rows=4000, epochs=1, seed=3)
-    result = chaos.torment(source, folder, given)
+    result = chaos.run_source(source, folder, given)
     assert result.good, chaos.details(result)
     assert sum(result.kills.values()) == kills
     assert len(result.exits) == terms
@@ -104,7 +104,7 @@ def torment(folder: Path, source: str, kills: int, terms: int) -> chaos.Result:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
 def test_twenty_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
-    result = torment(tmp_path, "fit", kills=20, terms=1)
+    result = run_source(tmp_path, "fit", kills=20, terms=1)
     assert set(result.kills) >= {chaos.STEP, chaos.WRITE, chaos.EVALUATION}
     # a process that is killed while it starts may not have come to its snapshot
     assert 21 - result.kills[chaos.START] <= result.resumes + result.restarts <= 21
@@ -112,6 +112,6 @@ def test_twenty_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
 def test_kills_of_a_stream_lose_no_row_and_train_none_twice(tmp_path):
-    result = torment(tmp_path, "files", kills=2, terms=0)
+    result = run_source(tmp_path, "files", kills=2, terms=0)
     assert result.resumes + result.restarts == 2
     assert len(np.unique(result.history.rows)) == len(result.history.rows) == 31 * chaos.BATCH

@@ -3,7 +3,7 @@ import pytest
 from mindspore import nn
 
 from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
-from callbacks.metric import Watched, misspelt
+from callbacks._support.metric import Watched, misspelt
 from trainer.metrics import metric_names
 from trainer.trainer import Trainer
 

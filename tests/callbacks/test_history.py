@@ -3,8 +3,8 @@ import json
 import pytest
 
 from callbacks import Every, History
-from callbacks.curve import Curve
-from trainer.metrics.loss_meter import LossMeter
+from callbacks._support.curve import Curve
+from trainer.run.loss_meter import LossMeter
 from trainer.state import StepOutputs
 
 

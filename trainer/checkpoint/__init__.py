@@ -4,15 +4,15 @@
 trainer. When to write and what to keep is decided by callbacks.
 """
 
-from trainer.checkpoint.catalog import Entry, available, find, point, pointed, prune
-from trainer.checkpoint.snapshot import Snapshot, read
-from trainer.checkpoint.store import Contents, prepare, step_name, store, write
-from trainer.errors import (
+from ..errors import (
     CheckpointDamagedError,
     CheckpointError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
 )
+from .catalog import Entry, available, find, prune, read_pointer, set_pointer
+from .snapshot import Snapshot, read
+from .snapshot_writer import Contents, prepare, step_name, store, write
 
 __all__ = [
     "CheckpointDamagedError",
@@ -24,11 +24,11 @@ __all__ = [
     "Snapshot",
     "available",
     "find",
-    "point",
-    "pointed",
     "prepare",
     "prune",
     "read",
+    "read_pointer",
+    "set_pointer",
     "step_name",
     "store",
     "write",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.store import Contents, TensorGroups, prepare, store
-from trainer.errors import CheckpointError
+from ..errors import CheckpointError
+from .snapshot_writer import Contents, TensorGroups, prepare, store
 
 _logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from trainer import seed
-from trainer.checkpoint.export import compare
-from trainer.dropout import COUNTER
+from ..graph.dropout import COUNTER
+from ..run import seed
+from .ckpt_files import compare
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.snapshot import Snapshot
-    from trainer.trainer import Trainer
+    from ..trainer import Trainer
+    from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import durable
-from trainer.checkpoint.snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
-from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
+from . import durable
+from .snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
 
 POINTERS = ("last", "best")
 
@@ -113,7 +113,7 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     """
     path = Path(path)
     if path.name in POINTERS and path.is_file():
-        name = pointed(path.parent, path.name)
+        name = read_pointer(path.parent, path.name)
         if name is None:
             raise CheckpointDamagedError(f"the pointer {path} holds no name of a snapshot")
         path = locate(path.parent, name)
@@ -182,11 +182,11 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
     """
     root = Path(root)
     entries = available(root)
-    settle(root)
+    recover(root)
     newest = next((entry for entry in reversed(entries) if _is_sound(entry, trust)), None)
     if newest is None:
         return []
-    wanted = {newest.name, *keep, *(name for pointer in POINTERS if (name := pointed(root, pointer)))}
+    wanted = {newest.name, *keep, *(name for pointer in POINTERS if (name := read_pointer(root, pointer)))}
     bases = {entry.name: entry.base for entry in entries}
     for name in list(wanted):
         base = bases.get(name)
@@ -221,7 +221,7 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
     return True
 
 
-def settle(root: Path) -> None:
+def recover(root: Path) -> None:
     """Finish or undo what writers that are gone left in a root; best effort, a live writer's work is not touched."""
     for path in root.glob(".*"):
         aside = durable.target_of(path)
@@ -245,7 +245,7 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def point(root: str | os.PathLike[str], pointer: str, name: str) -> None:
+def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
     """Make ``root/last`` or ``root/best`` name a snapshot, atomically.
 
     Raises:
@@ -260,7 +260,7 @@ def point(root: str | os.PathLike[str], pointer: str, name: str) -> None:
         raise durable.write_error("pointer", path, error) from error
 
 
-def pointed(root: str | os.PathLike[str], pointer: str) -> str | None:
+def read_pointer(root: str | os.PathLike[str], pointer: str) -> str | None:
     """Return the name of the snapshot that ``last`` or ``best`` names; None when the pointer is missing or damaged.
 
     Raises:

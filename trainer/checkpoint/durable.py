@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainer.errors import CheckpointDamagedError, CheckpointError
+from ..errors import CheckpointDamagedError, CheckpointError
 
 try:
     import fcntl

@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import checkpoint
-from trainer.checkpoint import capture
-from trainer.checkpoint.background import BackgroundWriter
-from trainer.checkpoint.export import load_ckpt
-from trainer.errors import CheckpointError, ConfigurationError
+from .. import checkpoint
+from ..errors import CheckpointError, ConfigurationError
+from . import capture
+from .background import BackgroundWriter
+from .ckpt_files import load_ckpt
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.snapshot import Snapshot
-    from trainer.trainer import Trainer
+    from ..trainer import Trainer
+    from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ class Saver:
         trainer = self._trainer
         step = trainer.state.progress.global_step
         path = Path(root) / checkpoint.step_name(step)
-        chain = trainer.tables.chain if trainer.tables is not None else None
+        policy = trainer.tables.delta_policy if trainer.tables is not None else None
         base = None
-        if chain is not None:
+        if policy is not None:
             self.wait()  # only what is on the disk can be built on
-            base = chain.base_of(path)
+            base = policy.base_of(path)
         groups, state = capture.take(trainer)
         self._positions[path] = state.get("loop", {}).get("position")
         arguments = (root, step, groups, state)
@@ -66,8 +66,8 @@ class Saver:
             else:
                 self.wait()
                 checkpoint.write(*arguments, config=self.config, base=base)
-        if chain is not None:
-            chain.written(path)
+        if policy is not None:
+            policy.written(path)
         if not background:
             self._became_durable(path)
         return path
@@ -79,7 +79,7 @@ class Saver:
             yield
         except BaseException:
             if self._trainer.tables is not None:
-                self._trainer.tables.chain.broken()
+                self._trainer.tables.delta_policy.broken()
             raise
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class Saver:
     def _became_durable(self, path: Path) -> None:
         trainer = self._trainer
         self.written.add(path.name)
-        checkpoint.point(path.parent, "last", path.name)
+        checkpoint.set_pointer(path.parent, "last", path.name)
         trainer.state.snapshot = path
         trainer.commit(self._positions.pop(path, None))
         trainer.callbacks.call("on_save_checkpoint", trainer)

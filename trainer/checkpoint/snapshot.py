@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint import durable, strictjson, tensorfile
-from trainer.errors import CheckpointDamagedError, CheckpointError, did_you_mean
+from ..errors import CheckpointDamagedError, CheckpointError, did_you_mean
+from . import durable, strict_json, tensor_file
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -73,7 +73,7 @@ class Manifest:
         path = folder / MANIFEST
         content = durable.read_bytes(path, _MAX_MANIFEST)
         try:
-            document = strictjson.parse(content)
+            document = strict_json.parse(content)
             body = document["snapshot"]
             intact = document["crc32"] == _body_sum(body)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -135,7 +135,7 @@ class Snapshot:
         name: the folder's name, for example "step_00001000".
         step: optimizer steps done when it was taken.
         sequence: position in the order of writing within its root; larger is newer.
-        state: what was given to `write` as state, exactly (see `trainer.checkpoint.strictjson`).
+        state: what was given to `write` as state, exactly (see `trainer.checkpoint.strict_json`).
         config: content of config.yaml, or None.
         versions: package name -> version at the time of writing.
         base: the verified snapshot this one builds on, or None.
@@ -157,7 +157,7 @@ class Snapshot:
         for file in sorted(manifest.files):
             content = _verified(path / file, *manifest.files[file])
             if file.endswith(TENSOR_SUFFIX):
-                self._tensors[file.removesuffix(TENSOR_SUFFIX)] = tensorfile.parse(content, str(path / file))
+                self._tensors[file.removesuffix(TENSOR_SUFFIX)] = tensor_file.parse(content, str(path / file))
             elif file in RESERVED:
                 documents[file] = bytes(content)
         self.state = _document(path / STATE, documents[STATE])
@@ -217,7 +217,7 @@ class Snapshot:
 
 def _document(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        value = strictjson.loads(content)
+        value = strict_json.loads(content)
     except ValueError as error:
         raise CheckpointDamagedError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):

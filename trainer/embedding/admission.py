@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.embedding.hashing import mix64, uniform64
-from trainer.errors import ConfigurationError
+from ..errors import ConfigurationError
+from .hashing import mix64, uniform64
 
 
 @dataclass(frozen=True)

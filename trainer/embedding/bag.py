@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-from trainer.embedding.cells import Embedding, check_choice
+from .layers import Embedding, check_choice
 
 COMBINERS = ("sum", "mean", "sqrtn")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.embedding.hashing import mix64
+from .hashing import mix64
 
 WAYS = 8
 _CHOICES = 32

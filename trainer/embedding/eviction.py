@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError, did_you_mean
 
 _KINDS = ("lru", "lfu")
 

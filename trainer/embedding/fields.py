@@ -12,11 +12,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from trainer.embedding.cells import Embedding
-from trainer.embedding.hashing import to_ids
-from trainer.errors import ConfigurationError, did_you_mean
-from trainer.graph_errors import gist
-from trainer.precision import CastOutput
+from ..errors import ConfigurationError, did_you_mean
+from ..graph.graph_errors import gist
+from ..graph.precision import CastOutput
+from .hashing import to_ids
+from .layers import Embedding
 
 _logger = logging.getLogger(__name__)
 _ROWS = 2

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from trainer.errors import DataError
+from ..errors import DataError
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)

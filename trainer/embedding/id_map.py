@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.embedding.buckets import ODD_ID, WAYS, Buckets
+from .buckets import ODD_ID, WAYS, Buckets
 
 _MAX_LOAD = 0.7
 # What there is for providing memory; beyond it a table is replaced there and then.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.embedding.distinct import Distinct
-from trainer.embedding.fields import Component, FieldMap, to_plain
-from trainer.embedding.hashing import to_ids
-from trainer.embedding.table import SparseTable
-from trainer.errors import DataError
+from ..errors import DataError
+from .fields import Component, FieldMap, to_plain
+from .hashing import to_ids
+from .table import SparseTable
+from .unique_indexer import UniqueIndexer
 
 _SMALLEST = 64
 _COARSE = 8192
@@ -99,7 +99,7 @@ class Planner:
             self._map_sizes[index, False] = max(read_sizes)
         self._carry: dict[int, np.ndarray] = {}
         # training and evaluation may be prepared on two threads at once
-        self._rows, self._steps, self._seen = Distinct(), Distinct(), Distinct()
+        self._rows, self._steps, self._seen = UniqueIndexer(), UniqueIndexer(), UniqueIndexer()
 
     def plan(
         self,
@@ -275,7 +275,7 @@ class Planner:
             head = inverse[: len(carry)] if window == windows[0] else carry[:0]
             if len(head):
                 values = np.concatenate((head, values))
-            # position 0, the padding, is numbered 0 by `Distinct` when it is passed as -1
+            # position 0, the padding, is numbered 0 by `UniqueIndexer` when it is passed as -1
             step, places = self._steps(values - 1, len(distinct))
             steps[int(window)] = step + 1
             positions[inside] = places[len(head) :].reshape(len(inside), n)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 
-from trainer.checkpoint.tensorfile import parse
-from trainer.errors import CheckpointDamagedError, ConfigurationError
+from ..checkpoint.tensor_file import parse
+from ..errors import CheckpointDamagedError, ConfigurationError
 
 
 def read_vectors(source: np.ndarray | Tensor | str | Path) -> tuple[np.ndarray, np.ndarray | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.embedding.admission import MinSightings, Probability
-from trainer.embedding.eviction import Eviction
+from .admission import MinSightings, Probability
+from .eviction import Eviction
 
 
 @dataclass

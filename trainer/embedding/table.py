@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainer.embedding.admission import Admission
-from trainer.embedding.columns import Columns
-from trainer.embedding.eviction import least
-from trainer.embedding.hashing import first_rows, stable_seed
-from trainer.embedding.id_map import IdMap
-from trainer.embedding.journal import Evicted, Pending
-from trainer.embedding.spec import TableSpec
-from trainer.embedding.store import RowStore
+from .admission import Admission
+from .eviction import least
+from .hashing import first_rows, stable_seed
+from .id_map import IdMap
+from .row_columns import Columns
+from .row_store import RowStore
+from .spec import TableSpec
+from .undo_log import Evicted, UndoRecord
 
 DEFAULT_ROW = 0
 PADDING = -1
@@ -53,7 +53,7 @@ class SparseTable:
         self.map = IdMap(min(spec.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
         self.columns = Columns(1024)
-        for name, dtype in (("id", np.int64), ("live", np.bool_), ("unborn", np.bool_)):
+        for name, dtype in (("id", np.int64), ("live", np.bool_), ("uncommitted", np.bool_)):
             self.columns.add(name, dtype)
         self.meta_names: tuple[str, ...] = ()
         if spec.eviction is not None:
@@ -73,10 +73,10 @@ class SparseTable:
         self.plans = 0
         # unlike `plans` it never goes back, so what an undone plan used is not taken for in use
         self.ticket = 0
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[UndoRecord] = deque()
         self.counters = dict.fromkeys(self.COUNTERS, 0)
         self.deferred: list[Callable[[], object]] = []
-        # for every follower of changes: ids that lost their row since its last delta
+        # for every consumer of changes: ids that lost their row since its last delta
         self.tombstones: dict[str, list[np.ndarray]] = {}
         self.columns["live"][DEFAULT_ROW] = True
         self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, spec.dim), np.float32)))
@@ -140,8 +140,8 @@ class SparseTable:
             self.store.write(rows, self.packed(weights))
             self.columns["id"][rows] = ids
             self.columns["live"][rows] = True
-            for follower in self.tombstones:
-                self.columns[dirty_column(follower)][rows] = True
+            for consumer in self.tombstones:
+                self.columns[dirty_column(consumer)][rows] = True
 
     def discard(self, ids: np.ndarray) -> None:
         """Take the rows of `ids` (int64 [n]) from them; unknown ids are ignored. Not while plans are under way."""
@@ -152,18 +152,18 @@ class SparseTable:
             self.columns["live"][rows[rows >= 0]] = False
             self.set_free_rows()
 
-    def follow(self, follower: str) -> None:
-        """Keep account of changed rows for `follower` from now on; everything there is counts as changed."""
+    def follow(self, consumer: str) -> None:
+        """Keep account of changed rows for `consumer` from now on; everything there is counts as changed."""
         with self.lock:
-            if follower not in self.tombstones:
-                self.tombstones[follower] = []
-                self.columns[dirty_column(follower)] = self.columns["live"] & ~self.columns["unborn"]
+            if consumer not in self.tombstones:
+                self.tombstones[consumer] = []
+                self.columns[dirty_column(consumer)] = self.columns["live"] & ~self.columns["uncommitted"]
 
-    def changed(self, follower: str) -> int:
-        """Return the number of rows changed since the follower's last state."""
-        if follower not in self.tombstones:
+    def changed(self, consumer: str) -> int:
+        """Return the number of rows changed since the consumer's last state."""
+        if consumer not in self.tombstones:
             return len(self) + 1
-        return int(np.count_nonzero(self.columns[dirty_column(follower)]))
+        return int(np.count_nonzero(self.columns[dirty_column(consumer)]))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class SparseTable:
         """Return the rows of trained ids, int32 [n]: the default row where unknown, -1 where `padding` (bool [n])."""
         with self.lock:
             rows = self.map.get(ids)
-            rows[(rows < 0) | self.columns["unborn"][rows]] = DEFAULT_ROW
+            rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
         if padding is not None:
             rows[padding] = PADDING
         return rows
@@ -189,7 +189,7 @@ class SparseTable:
         steps, n = ids.shape
         flat = np.ascontiguousarray(ids).reshape(-1)
         with self.lock:
-            pending = Pending(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
+            pending = UndoRecord(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
             self.pending.append(pending)
             self.plans += 1
             self.ticket += 1
@@ -215,7 +215,7 @@ class SparseTable:
         return rows.reshape(steps, n)
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`Distinct`)."""
+        """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
         with self.changing():
             pending = self.pending[-1]
             pending.rows = rows
@@ -232,7 +232,7 @@ class SparseTable:
             if "last_time" in self.columns:
                 self.columns["last_time"][rows] = now
 
-    def _pin_and_expire(self, flat: np.ndarray, rows: np.ndarray, pending: Pending, now: float) -> np.ndarray:
+    def _pin_and_expire(self, flat: np.ndarray, rows: np.ndarray, pending: UndoRecord, now: float) -> np.ndarray:
         known = rows[rows >= 0]
         self.columns["in_use"][known] = self.ticket
         ttl = self.spec.eviction.ttl
@@ -263,7 +263,7 @@ class SparseTable:
         return allowed
 
     def _give_rows(
-        self, flat: np.ndarray, rows: np.ndarray, places: np.ndarray, pending: Pending, step: int | None
+        self, flat: np.ndarray, rows: np.ndarray, places: np.ndarray, pending: UndoRecord, step: int | None
     ) -> None:
         """Admit the unknown ids at `places` and write their rows into `rows`; refused ones keep -1."""
         if not len(places):
@@ -281,7 +281,7 @@ class SparseTable:
         given[admitted] = self._allocate(ids[admitted], pending)
         rows[places] = given[inverse]
 
-    def _allocate(self, ids: np.ndarray, pending: Pending) -> np.ndarray:
+    def _allocate(self, ids: np.ndarray, pending: UndoRecord) -> np.ndarray:
         """Give each of the new `ids` a row with its first value; int32 [n], -1 for those that find no room."""
         capacity = self.spec.capacity
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
@@ -304,12 +304,12 @@ class SparseTable:
             self.map.add(fitting, new)
             self.columns["id"][new] = fitting
             self.columns["live"][new] = True
-            self.columns["unborn"][new] = True
+            self.columns["uncommitted"][new] = True
             for name in self.meta_names:
                 self.columns[name][new] = 0
             if "in_use" in self.columns:
                 self.columns["in_use"][new] = self.ticket
-            pending.born.append(new)
+            pending.allocated.append(new)
         pending.count("admitted", len(new))
         rows[: len(new)] = new
         return rows
@@ -322,13 +322,13 @@ class SparseTable:
             weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
             self.store.write(rows[block], self.packed(weights))
 
-    def _make_room(self, wanted: int, pending: Pending) -> int:
+    def _make_room(self, wanted: int, pending: UndoRecord) -> int:
         key = "frequency" if self.spec.eviction.when_full == "lfu" else "last_step"
         rows = least(self.columns[key][: self.next_row], self._evictable(), wanted)
         self._evict(rows, pending, "evicted")
         return len(rows)
 
-    def _evict(self, rows: np.ndarray, pending: Pending, counter: str) -> None:
+    def _evict(self, rows: np.ndarray, pending: UndoRecord, counter: str) -> None:
         if not len(rows):
             return
         rows = rows.astype(np.int32)
@@ -336,12 +336,12 @@ class SparseTable:
         meta = {name: columns[name][rows] for name in self.meta_names}
         with self.changing():
             ids = columns["id"][rows]
-            dirty = {follower: columns[dirty_column(follower)][rows] for follower in self.tombstones}
+            dirty = {consumer: columns[dirty_column(consumer)][rows] for consumer in self.tombstones}
             pending.evicted.append(Evicted(ids, rows, self.store.read(rows), dirty, meta))
             self.map.remove(ids)
             columns["live"][rows] = False
-            for follower in self.tombstones:
-                columns[dirty_column(follower)][rows] = False
+            for consumer in self.tombstones:
+                columns[dirty_column(consumer)][rows] = False
             self.free = np.sort(np.concatenate((self.free, rows)))
         pending.count(counter, len(rows))
 
@@ -352,10 +352,10 @@ class SparseTable:
         with self.lock:
             pending = self.pending.popleft()
             self.store.write(pending.rows, values)
-            for rows in pending.born:
-                self.columns["unborn"][rows] = False
-            for follower, tombstones in self.tombstones.items():
-                self.columns[dirty_column(follower)][pending.rows] = True
+            for rows in pending.allocated:
+                self.columns["uncommitted"][rows] = False
+            for consumer, tombstones in self.tombstones.items():
+                self.columns[dirty_column(consumer)][pending.rows] = True
                 tombstones.extend(evicted.ids for evicted in pending.evicted)
             for name, amount in pending.counters.items():
                 self.counters[name] += amount
@@ -368,16 +368,16 @@ class SparseTable:
                 if pending.rows is not None:
                     for name, old in pending.meta.items():
                         self.columns[name][pending.rows] = old
-                for rows in reversed(pending.born):
+                for rows in reversed(pending.allocated):
                     self.map.remove(self.columns["id"][rows])
-                    self.columns["live"][rows] = self.columns["unborn"][rows] = False
+                    self.columns["live"][rows] = self.columns["uncommitted"][rows] = False
                 for evicted in reversed(pending.evicted):
                     self.map.add(evicted.ids, evicted.rows)
                     self.store.write(evicted.rows, evicted.values)
                     self.columns["id"][evicted.rows] = evicted.ids
                     self.columns["live"][evicted.rows] = True
-                    for follower, dirty in evicted.dirty.items():
-                        self.columns[dirty_column(follower)][evicted.rows] = dirty
+                    for consumer, dirty in evicted.dirty.items():
+                        self.columns[dirty_column(consumer)][evicted.rows] = dirty
                     for name, old in evicted.meta.items():
                         self.columns[name][evicted.rows] = old
                 for cells in pending.cells:
@@ -392,6 +392,6 @@ class SparseTable:
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
 
-def dirty_column(follower: str) -> str:
-    """Return the name of the column that tells which rows changed since the follower's last state."""
-    return f"dirty.{follower}"
+def dirty_column(consumer: str) -> str:
+    """Return the name of the column that tells which rows changed since the consumer's last state."""
+    return f"dirty.{consumer}"

@@ -11,12 +11,12 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from trainer.embedding import state
-from trainer.embedding.cells import FIRST_WINDOW, Embedding, hide
-from trainer.embedding.fields import FieldMap, embedding_cells, find_fields
-from trainer.embedding.optimizers import RowOptimizer, RowSGD, row_optimizer_like
-from trainer.embedding.planner import Planner, SparsePlan, TablePlan
-from trainer.errors import CheckpointMismatchError, ConfigurationError
+from ..errors import CheckpointMismatchError, ConfigurationError
+from . import table_state
+from .fields import FieldMap, embedding_cells, find_fields
+from .layers import FIRST_WINDOW, Embedding, hide
+from .planner import Planner, SparsePlan, TablePlan
+from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
 
 _logger = logging.getLogger(__name__)
 
@@ -275,25 +275,25 @@ class SparseTables(nn.Cell):
         """Number of rows of all tables."""
         return sum(len(table) + 1 for table in self.tables.values())
 
-    def changed(self, follower: str) -> int:
-        """Return the number of rows trained since the follower's last state; all of them before its first."""
-        return sum(table.changed(follower) for table in self.tables.values())
+    def changed(self, consumer: str) -> int:
+        """Return the number of rows trained since the consumer's last state; all of them before its first."""
+        return sum(table.changed(consumer) for table in self.tables.values())
 
-    def take(self, follower: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
+    def take(self, consumer: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
         """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
 
-        Rows are `state.Frozen`, read when they are turned into an array: on a writing thread, while training goes on.
+        Rows are `table_state.Frozen`, read when turned into an array: on a writing thread, while training goes on.
 
         Args:
-            follower: whose account of changes this belongs to ("snapshot", "serving").
-            full: everything, instead of what changed since the follower's last state; the first one is full anyway.
+            consumer: whose account of changes this belongs to ("snapshot", "serving").
+            full: everything, instead of what changed since the consumer's last state; the first one is full anyway.
         """
         arrays: dict[str, Any] = {}
         json: dict[str, Any] = {}
         for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
-            first = follower not in table.tombstones
-            table.follow(follower)
-            own, json[name] = state.take(table, follower, full=full or first)
+            first = consumer not in table.tombstones
+            table.follow(consumer)
+            own, json[name] = table_state.take(table, consumer, full=full or first)
             json[name]["updates"] = int(program.step.asnumpy())
             arrays |= {f"{name}/{key}": value for key, value in own.items()}
         return {"json": json, "arrays": arrays}
@@ -314,13 +314,13 @@ class SparseTables(nn.Cell):
             )
         self.planner.reset()
         for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
-            state.restore(table, _of_table(saved["arrays"], name), saved["json"][name])
+            table_state.restore(table, _of_table(saved["arrays"], name), saved["json"][name])
             ops.assign(program.step, Tensor(float(saved["json"][name]["updates"]), mstype.float32))
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
         for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
-            state.rewind(table, [(_of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
+            table_state.rewind(table, [(_of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
             ops.assign(program.step, Tensor(float(states[-1]["json"][name]["updates"]), mstype.float32))
 
     # -- graph side ----------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainer.experiment.instantiate import Experiment, build, instantiate
-from trainer.experiment.loader import load_config
-from trainer.experiment.problems import ConfigErrors, Place, Problem
-from trainer.experiment.schema import DataConfig, ExperimentConfig, ObjectSpec
+from .experiment_config import DataConfig, ExperimentConfig, ObjectSpec
+from .instantiate import Experiment, build, instantiate
+from .loader import load_config
+from .problems import ConfigErrors, Place, Problem
 
 __all__ = [
     "ConfigErrors",

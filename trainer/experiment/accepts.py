@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.experiment.resolve import UnresolvedError, is_dotted, resolve
-from trainer.experiment.schema import ObjectSpec
+from .experiment_config import ObjectSpec
+from .resolve import UnresolvedError, is_dotted, resolve
 
 
 @dataclass(frozen=True)

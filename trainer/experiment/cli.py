@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ConfigurationError, TrainerError, did_you_mean
+from ..errors import ConfigurationError, TrainerError, did_you_mean
 
 _COMMANDS = {
     "fit": "train on data.train, validate on data.valid, evaluate on data.test",
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="trainer", description="Train MindSpore networks from YAML experiments.", epilog=__doc__)
-    from trainer import __version__
+    from .. import __version__
 
     parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -139,7 +139,7 @@ def _logging_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from trainer.experiment import rundir
+    from . import rundir
 
     if (given.config is None) == (given.resume is None):
         raise ConfigurationError(
@@ -148,9 +148,9 @@ def _train(given: argparse.Namespace) -> int:
     source = Path(given.config) if given.resume is None else rundir.existing_run(given.resume)
     with _project(source):
         config = _load(source, given)
-        from trainer.experiment import run
+        from . import commands
 
-        command = run.fit if given.command == "fit" else run.online
+        command = commands.fit if given.command == "fit" else commands.online
         run_dir = command(config, resume=given.resume is not None)
     _print_results(rundir.Run.read(run_dir))
     return 0
@@ -159,7 +159,7 @@ def _train(given: argparse.Namespace) -> int:
 def _load(source: Path, given: argparse.Namespace) -> Any:
     from dataclasses import replace
 
-    from trainer.experiment.loader import load_config
+    from .loader import load_config
 
     config = load_config(source, given.overrides)
     # a run folder may have been moved since it was written
@@ -167,13 +167,13 @@ def _load(source: Path, given: argparse.Namespace) -> Any:
 
 
 def _project(source: Path) -> Any:
-    from trainer.experiment.loader import project_paths
+    from .loader import project_paths
 
     return project_paths(source)
 
 
 def _print_results(finished: Any) -> None:
-    from trainer.experiment.compare import table
+    from .compare import table
 
     metrics = finished.metrics
     results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
@@ -186,8 +186,8 @@ def _print_results(finished: Any) -> None:
 
 def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
     """Return the configuration, the run folder and the snapshot that `evaluate` and `predict` work with."""
-    from trainer.experiment import rundir
-    from trainer.experiment.run import default_checkpoint
+    from . import rundir
+    from .commands import default_checkpoint
 
     source = Path(given.config)
     config = _load(source, given)
@@ -208,10 +208,10 @@ def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
 def _evaluate(given: argparse.Namespace) -> int:
     with _project(Path(given.config)):
         config, _, checkpoint = _applied(given)
-        from trainer.experiment import run
-        from trainer.experiment.compare import table
+        from . import commands
+        from .compare import table
 
-        split, metrics = run.evaluate(config, checkpoint, given.split)
+        split, metrics = commands.evaluate(config, checkpoint, given.split)
     rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in metrics.items())]
     print("\n".join(table(rows)))
     return 0
@@ -220,10 +220,10 @@ def _evaluate(given: argparse.Namespace) -> int:
 def _predict(given: argparse.Namespace) -> int:
     with _project(Path(given.config)):
         config, run_dir, checkpoint = _applied(given)
-        from trainer.experiment import run
+        from . import commands
 
         output = Path(given.output) if given.output else run_dir / "predictions.npy"
-        split, shape = run.predict(config, checkpoint, output, given.split)
+        split, shape = commands.predict(config, checkpoint, output, given.split)
     print(f"{split}: predictions of shape {shape} written to {output}")
     return 0
 
@@ -240,21 +240,21 @@ def _show_loop(given: argparse.Namespace) -> int:
     source = Path(given.config)
     with _project(source):
         config = _load(source, given)
-        from trainer.experiment.show_loop import describe
+        from .show_loop import describe
 
         print(describe(config))
     return 0
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from trainer.experiment.compare import compare
+    from .compare import compare
 
     print(compare(*given.runs))
     return 0
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from trainer.experiment import doctor
+    from . import doctor
 
     findings = doctor.examine(run_a_graph=not given.quick)
     print(doctor.report(findings))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.experiment.rundir import Run
-from trainer.experiment.tree import join
+from .rundir import Run
+from .tree import join
 
 _ABSENT = object()
 _VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ConfigurationError, TrainerError
-from trainer.experiment.overrides import apply_overrides
-from trainer.experiment.problems import ConfigErrors, Place, Problem
-from trainer.experiment.resolve import UnresolvedError, resolve
-from trainer.experiment.schema import ExperimentConfig, ObjectSpec
-from trainer.experiment.sections import kinds_of
-from trainer.experiment.signature import Signature, real_signature
-from trainer.experiment.tree import read_tree
+from ..errors import ConfigurationError, TrainerError
+from .experiment_config import ExperimentConfig, ObjectSpec
+from .overrides import apply_overrides
+from .problems import ConfigErrors, Place, Problem
+from .resolve import UnresolvedError, resolve
+from .sections import kinds_of
+from .signature import Signature, real_signature
+from .tree import read_tree
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..trainer import Trainer
 
 
 @dataclass
@@ -54,7 +54,7 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
         ConfigErrors: objects that cannot be made from their arguments; all of them at once.
         TrainerError: what a data source raises on its own account.
     """
-    from trainer.seed import seed_everything
+    from ..run.seed import seed_everything
 
     seed_everything(config.seed)
     builder = _Builder(config)
@@ -97,7 +97,7 @@ class _Builder:
         return made
 
     def trainer(self) -> Trainer | None:
-        from trainer.trainer import Trainer
+        from ..trainer import Trainer
 
         config = self.config
         network = self.make(config.network, "network")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ConfigurationError, did_you_mean, nearest
-from trainer.experiment import rundir
-from trainer.experiment.overrides import apply_overrides
-from trainer.experiment.problems import ConfigErrors, Place, Problem, show
-from trainer.experiment.resolve import UnresolvedError, import_paths, is_dotted, resolve, shadow
-from trainer.experiment.schema import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
-from trainer.experiment.sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
-from trainer.experiment.signature import Signature, real_signature
-from trainer.experiment.tree import Entry, Node, join, read_tree
+from ..errors import ConfigurationError, did_you_mean, nearest
+from . import rundir
+from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
+from .overrides import apply_overrides
+from .problems import ConfigErrors, Place, Problem, show
+from .resolve import UnresolvedError, import_paths, is_dotted, resolve, shadow
+from .sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
+from .signature import Signature, real_signature
+from .tree import Entry, Node, join, read_tree
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
 

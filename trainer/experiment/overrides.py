@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer.experiment.problems import ConfigErrors, Place, Problem, show
-from trainer.experiment.tree import Entry, Node, parse_tree
+from .problems import ConfigErrors, Place, Problem, show
+from .tree import Entry, Node, parse_tree
 
 OBJECT_KEYS = ("class_path", "init_args")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainer.errors import did_you_mean
+from ..errors import did_you_mean
 
 
 class UnresolvedError(Exception):

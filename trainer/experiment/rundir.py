@@ -26,11 +26,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import durable
-from trainer.errors import ConfigurationError, did_you_mean
-from trainer.experiment.problems import Place, Problem
-from trainer.experiment.schema import ExperimentConfig
-from trainer.experiment.tree import dump, read_tree
+from ..checkpoint import durable
+from ..errors import ConfigurationError, did_you_mean
+from .experiment_config import ExperimentConfig
+from .problems import Place, Problem
+from .tree import dump, read_tree
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
     "config.yaml",

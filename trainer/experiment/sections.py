@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainer.errors import ConfigurationError
-from trainer.experiment.signature import Signature, real_signature
+from ..errors import ConfigurationError
+from .signature import Signature, real_signature
 
 _ELSEWHERE: dict[str, dict[str, str]] = {
     "trainer": {
@@ -42,7 +42,7 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
     Args:
         section: "trainer", "fit" or "online".
     """
-    from trainer.trainer import Trainer
+    from ..trainer import Trainer
 
     target = Trainer if section == "trainer" else inspect.unwrap(getattr(Trainer, _METHODS[section]))
     signature = real_signature(target)
@@ -88,7 +88,7 @@ def kinds_of(section: str) -> dict[str, type]:
 
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with values of the section `trainer` that need no network to judge: message by key."""
-    from trainer import precision
+    from ..graph import precision
 
     level, dtype = keywords.get("amp_level", "O0"), keywords.get("amp_dtype", "float16")
     if not isinstance(level, str) or not isinstance(dtype, str):
@@ -104,6 +104,6 @@ def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
 @functools.cache
 def known_metrics() -> tuple[str, ...]:
     """Return the names that `Trainer(metrics=...)` knows."""
-    from trainer.metrics import metric_names
+    from ..metrics import metric_names
 
     return tuple(metric_names())

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from callbacks import CallbackList, History, ProgressBar, adapt
-from trainer.experiment.instantiate import instantiate
-from trainer.experiment.schema import ExperimentConfig, ObjectSpec
+
+from .experiment_config import ExperimentConfig, ObjectSpec
+from .instantiate import instantiate
 
 # (indent, line, hook): hooks are followed by what runs in them
 _LOOP: tuple[tuple[int, str, str | None], ...] = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from trainer.experiment.problems import ConfigErrors, Place, Problem, show
+from .problems import ConfigErrors, Place, Problem, show
 
 Scalar = str | int | float | bool | None
 MAX_DEPTH = 50

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.lazy import lazy_names
+from callbacks._support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trainer.metrics.binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy
-    from trainer.metrics.registry import (
+    from .binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy
+    from .registry import (
         Accuracy,
         Loss,
         WeightedMean,
@@ -38,16 +38,16 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Accuracy": "trainer.metrics.registry",
-        "Auc": "trainer.metrics.binary_metrics",
-        "Calibration": "trainer.metrics.binary_metrics",
-        "LogLoss": "trainer.metrics.binary_metrics",
-        "Loss": "trainer.metrics.registry",
-        "NormalizedEntropy": "trainer.metrics.binary_metrics",
-        "WeightedMean": "trainer.metrics.registry",
-        "get_metrics": "trainer.metrics.registry",
-        "metric_names": "trainer.metrics.registry",
-        "read_metrics": "trainer.metrics.registry",
-        "update_metrics": "trainer.metrics.registry",
+        "Accuracy": ".registry",
+        "Auc": ".binary_metrics",
+        "Calibration": ".binary_metrics",
+        "LogLoss": ".binary_metrics",
+        "Loss": ".registry",
+        "NormalizedEntropy": ".binary_metrics",
+        "WeightedMean": ".registry",
+        "get_metrics": ".registry",
+        "metric_names": ".registry",
+        "read_metrics": ".registry",
+        "update_metrics": ".registry",
     },
 )

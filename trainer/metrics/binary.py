@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, DataError, did_you_mean
+from ..errors import ConfigurationError, DataError, did_you_mean
 
 LINKS = ("auto", "sigmoid", "identity", "softmax")
 _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or [B, 1]"

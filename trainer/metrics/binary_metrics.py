@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from trainer.errors import ConfigurationError, DataError
-from trainer.metrics.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
-from trainer.metrics.histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
+from ..errors import ConfigurationError, DataError
+from .binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
+from .histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
 
 
 class Auc(Metric):

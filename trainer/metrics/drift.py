@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 
 class PageHinkley:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, DataError
-from trainer.metrics.binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
-from trainer.metrics.histogram import RowBuffer, ScoreHistogram
+from ..errors import ConfigurationError, DataError
+from .binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
+from .histogram import RowBuffer, ScoreHistogram
 
 BUFFER_ROWS = 16_384
 BUCKETS = 4_096

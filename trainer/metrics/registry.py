@@ -16,9 +16,9 @@ import mindspore.train as ms_train
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from trainer.errors import ConfigurationError, DataError, did_you_mean
-from trainer.metrics.binary import binary_scores, check_link, hard_labels, to_numpy
-from trainer.metrics.binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy, unpack
+from ..errors import ConfigurationError, DataError, did_you_mean
+from .binary import binary_scores, check_link, hard_labels, to_numpy
+from .binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy, unpack
 
 
 class Accuracy(Metric):

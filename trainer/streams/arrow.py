@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError
-from trainer.streams.schema import MISSING, Column, Converted, Schema
+from ..errors import ConfigurationError
+from .schema import MISSING, Column, Converted, Schema
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 

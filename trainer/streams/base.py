@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from trainer.errors import DataError, StreamError, did_you_mean
+from ..errors import DataError, StreamError, did_you_mean
 
 Offset = int | str
 Position = dict[str, Any]

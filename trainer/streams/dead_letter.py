@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from trainer.errors import ConfigurationError, StreamError
+from ..errors import ConfigurationError, StreamError
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, did_you_mean
-from trainer.streams.base import Batch, Offset, Span
-from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.schema import MISSING, Converted, Schema, as_schema
+from ..errors import ConfigurationError, did_you_mean
+from .base import Batch, Offset, Span
+from .dead_letter import DeadLetter
+from .schema import MISSING, Converted, Schema, as_schema
 
 FORMATS = ("auto", "json", "arrow")
 # First bytes of Arrow's stream and file formats.
@@ -111,7 +111,7 @@ class Decoder:
                 f"format is one of {list(FORMATS)}; received {format!r}{did_you_mean(format, FORMATS)}"
             )
         if format == "arrow":
-            from trainer.streams import arrow
+            from . import arrow
 
             arrow.require()
         self.schema = as_schema(schema)
@@ -176,7 +176,7 @@ class Decoder:
             pieces.unreadable(index, f"takes an object or a list of objects; received {type(value).__name__}")
 
     def _arrow(self, pieces: _Pieces, index: int, payload: bytes) -> None:
-        from trainer.streams import arrow
+        from . import arrow
 
         try:
             table = arrow.read_payload(payload)

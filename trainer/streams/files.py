@@ -9,13 +9,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trainer.errors import ConfigurationError, StreamError, did_you_mean
-from trainer.streams.base import BufferedStream, Position, require_partitions
-from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.decode import Decoder
-from trainer.streams.retry import Retry
-from trainer.streams.schema import Schema
-from trainer.streams.segments import CsvReader, Reader, TableReader, TextReader, kind_of
+from ..errors import ConfigurationError, StreamError, did_you_mean
+from .base import BufferedStream, Position, require_partitions
+from .dead_letter import DeadLetter
+from .decode import Decoder
+from .retry import Retry
+from .schema import Schema
+from .segments import CsvReader, Reader, TableReader, TextReader, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class FileStream(BufferedStream):
         self._decoder = Decoder(schema, self.dead_letter, f"files {self.path}", "json")
         self.schema = self._decoder.schema
         if format in ("parquet", "arrow"):
-            from trainer.streams import arrow
+            from . import arrow
 
             arrow.require()
         self._retry = Retry(f"folder {self.folder}")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams.base import Batch, BufferedStream, Position, Span, require_partitions
+from ..errors import ConfigurationError, DataError, StreamError
+from .base import Batch, BufferedStream, Position, Span, require_partitions
 
 logger = logging.getLogger(__name__)
 

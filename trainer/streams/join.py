@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
-from trainer.streams.outcomes import HeldOutcomes
-from trainer.streams.pending import Outcome, PendingRows, Side, keep_share, pack, unpack
+from ..errors import ConfigurationError, StreamError
+from .base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
+from .outcome_buffer import OutcomeBuffer
+from .pending import Outcome, PendingRows, Side, keep_share, pack, unpack
 
 PARTITION = "join"
 _STATE = "@state"
@@ -104,7 +104,7 @@ class DelayedLabelJoin(BufferedStream):
         self._rows = PendingRows()
         self._waiting: dict[Any, list[tuple[float, int]]] = {}
         self._expiry: list[tuple[float, int, Any]] = []
-        self._outcomes = HeldOutcomes()
+        self._outcomes = OutcomeBuffer()
         self._returned = 0
         self._milestones: deque[tuple[int, int]] = deque()
         self._flushed = False
@@ -149,13 +149,13 @@ class DelayedLabelJoin(BufferedStream):
 
     def _merge(self) -> bool:
         """Merge the rows whose order is settled; return whether there was anything to do."""
-        shown, acted = self._sides
+        impressions, outcomes = self._sides
         if all(side.head is None and side.stream.exhausted for side in self._sides):
             return self._flush()
-        impressions_until, outcomes_until = acted.bound(self.idle_timeout), shown.bound(self.idle_timeout)
+        impressions_until, outcomes_until = outcomes.bound(self.idle_timeout), impressions.bound(self.idle_timeout)
         # At equal times impressions come first.
-        first, first_clock = shown.take(int(np.searchsorted(shown.clock, impressions_until, side="right")))
-        second, second_clock = acted.take(int(np.searchsorted(acted.clock, outcomes_until, side="left")))
+        first, first_clock = impressions.take(int(np.searchsorted(impressions.clock, impressions_until, side="right")))
+        second, second_clock = outcomes.take(int(np.searchsorted(outcomes.clock, outcomes_until, side="left")))
         if first is None and second is None:
             return False
         clock = np.concatenate([first_clock, second_clock])

@@ -8,12 +8,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trainer.errors import ConfigurationError, StreamError, did_you_mean
-from trainer.streams.base import Position
-from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.schema import Schema
-from trainer.streams.served import ServedStream, check_choice, check_count
-from trainer.streams.turns import Turns
+from ..errors import ConfigurationError, StreamError, did_you_mean
+from .base import Position
+from .broker_stream import BrokerStream, check_choice, check_count
+from .dead_letter import DeadLetter
+from .round_robin_merger import RoundRobinMerger
+from .schema import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _BLOCK_SECONDS = 0.2
 _ASK_SECONDS = 3.0
 
 
-class KafkaStream(ServedStream):
+class KafkaStream(BrokerStream):
     """Messages of a topic's partitions, JSON or Arrow IPC.
 
     Partitions are assigned, not subscribed to, and offsets sought: a position is ``{"topic:0": [offset, row], ...}``,
@@ -120,7 +120,7 @@ class KafkaStream(ServedStream):
         self._target: Position = {}
         self._assigned = False
         self._ends: dict[int, int] = {}
-        self._turns = Turns({}, {}, quota, turn_timeout)
+        self._turns = RoundRobinMerger({}, {}, quota, turn_timeout)
         self._skip: dict[int, tuple[int, int]] = {}
         self._paused: set[int] = set()
 
@@ -208,7 +208,7 @@ class KafkaStream(ServedStream):
             if not self._closed:
                 self._consumer.assign(topics)
         self._clear()
-        self._turns = Turns(starts, bases, begun["quota"], self.turn_timeout, self.order == "round_robin")
+        self._turns = RoundRobinMerger(starts, bases, begun["quota"], self.turn_timeout, self.order == "round_robin")
         self._skip, self._paused = skip, set()
         self._position, self._ends = position, ends
         self._assigned = True

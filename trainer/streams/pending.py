@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import DataError
-from trainer.streams.base import Batch, Position, Stream, advance
+from ..errors import DataError
+from .base import Batch, Position, Stream, advance
 
 _ALIVE = -1
 _READ_ROWS = 4096

@@ -10,11 +10,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.base import Position, require_partitions
-from trainer.streams.dead_letter import DeadLetter
-from trainer.streams.schema import Schema
-from trainer.streams.served import ServedStream, check_count
+from ..errors import ConfigurationError, StreamError
+from .base import Position, require_partitions
+from .broker_stream import BrokerStream, check_count
+from .dead_letter import DeadLetter
+from .schema import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _LAST_SEQUENCE = 2**64 - 1
 _BLOCK_SECONDS = 0.5
 
 
-class RedisStream(ServedStream):
+class RedisStream(BrokerStream):
     """Entries of one or several Redis stream keys.
 
     An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.

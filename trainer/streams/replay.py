@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, DataError, StreamError, did_you_mean
-from trainer.streams.base import Batch, Position, Span, require_partitions
+from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
+from .base import Batch, Position, Span, require_partitions
 
 PARTITION = "table"
 

@@ -7,7 +7,7 @@ import random
 from threading import Event
 from time import monotonic
 
-from trainer.errors import ConfigurationError, StreamError
+from ..errors import ConfigurationError, StreamError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError, did_you_mean
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 # Above this a float64 no longer tells neighbouring integers apart.

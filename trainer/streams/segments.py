@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.errors import ConfigurationError, StreamError
-from trainer.streams.decode import Bad, Decoded, Decoder
-from trainer.streams.schema import MISSING, Converted, Schema
+from ..errors import ConfigurationError, StreamError
+from .decode import Bad, Decoded, Decoder
+from .schema import MISSING, Converted, Schema
 
 BLOCK_BYTES = 1 << 20
 _TABLE_ROWS = 65_536
@@ -202,7 +202,7 @@ class TableReader:
     """
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
-        from trainer.streams import arrow
+        from . import arrow
 
         arrow.require()
         self.path = path

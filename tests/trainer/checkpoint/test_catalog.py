@@ -85,7 +85,7 @@ class TestOrder:
 class TestPrune:
     def test_keeps_what_is_asked_the_newest_sound_and_what_pointers_name(self, tmp_path):
         write(tmp_path, 1, 2, 3, 4, 5)
-        checkpoint.point(tmp_path, "best", "step_00000002")
+        checkpoint.set_pointer(tmp_path, "best", "step_00000002")
         flip(tmp_path / "step_00000005" / "model.safetensors", -1)
         removed = checkpoint.prune(tmp_path, ["step_00000001"])
         assert removed == ["step_00000005", "step_00000003"]
@@ -130,12 +130,12 @@ class TestPrune:
 
     def test_pointers(self, tmp_path):
         write(tmp_path, 1, 2)
-        assert checkpoint.pointed(tmp_path, "best") is None
-        checkpoint.point(tmp_path, "best", "step_00000001")
-        checkpoint.point(tmp_path, "last", "step_00000002")
+        assert checkpoint.read_pointer(tmp_path, "best") is None
+        checkpoint.set_pointer(tmp_path, "best", "step_00000001")
+        checkpoint.set_pointer(tmp_path, "last", "step_00000002")
         assert checkpoint.find(tmp_path / "best").step == 1
         assert (tmp_path / "last").read_text() == "step_00000002\n"
         with pytest.raises(CheckpointError, match="no such snapshot"):
-            checkpoint.point(tmp_path, "last", "step_00000007")
+            checkpoint.set_pointer(tmp_path, "last", "step_00000007")
         with pytest.raises(CheckpointError, match="did you mean 'last'"):
-            checkpoint.pointed(tmp_path, "lst")
+            checkpoint.read_pointer(tmp_path, "lst")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer import checkpoint
-from trainer.checkpoint import strictjson
+from trainer.checkpoint import strict_json
 from trainer.checkpoint.snapshot import Manifest
 from trainer.errors import CheckpointDamagedError, CheckpointError
 
@@ -219,7 +219,7 @@ _values = st.recursive(
 @given(_values)
 @settings(max_examples=CASES, deadline=None)
 def test_state_round_trips_exactly(value):
-    assert repr(strictjson.loads(strictjson.dumps(value))) == repr(value)
+    assert repr(strict_json.loads(strict_json.dumps(value))) == repr(value)
 
 
 @example(DEEP)
@@ -227,4 +227,4 @@ def test_state_round_trips_exactly(value):
 @settings(max_examples=CASES, deadline=None)
 def test_any_text_is_decoded_or_refused(text):
     with contextlib.suppress(ValueError):
-        strictjson.loads(text)
+        strict_json.loads(text)

@@ -32,7 +32,7 @@ def write_for_ever(root: Path, seed: int, report: int) -> None:
         seed += 1
         path = checkpoint.write(root, seed // 3, contents(seed), {"seed": seed})
         os.write(report, f"{seed}\n".encode())
-        checkpoint.point(root, "last", path.name)
+        checkpoint.set_pointer(root, "last", path.name)
         checkpoint.prune(root, [], trust=[path.name])
 
 
@@ -67,7 +67,9 @@ def drive(root: Path, kills: int) -> None:
     write_last = checkpoint.write(root, durable, contents(0), {"seed": 0})
     checkpoint.prune(root, [], trust=[write_last.name])
     left = [
-        name for name in os.listdir(root) if name not in ("last", write_last.name, checkpoint.pointed(root, "last"))
+        name
+        for name in os.listdir(root)
+        if name not in ("last", write_last.name, checkpoint.read_pointer(root, "last"))
     ]
     print(json.dumps({"kills": kills, "written": durable, "left": left, "moments": moments}))
 

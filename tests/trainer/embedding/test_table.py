@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings, Probability
-from trainer.embedding.distinct import Distinct
 from trainer.embedding.eviction import least
 from trainer.embedding.hashing import first_rows
 from trainer.embedding.table import DEFAULT_ROW, PINNED_PLANS, SparseTable, TableSpec
+from trainer.embedding.unique_indexer import UniqueIndexer
 
 DIM = 3
-distinct = Distinct()
+distinct = UniqueIndexer()
 
 
 def make(**options):
@@ -71,7 +71,7 @@ def test_rows_follow_a_dict_through_a_million_sightings():
         owner = {row: one for one, row in row_of.items()}
         assert len(owner) == len(row_of)
         for one, row in row_of.items():
-            if table.columns["unborn"][row]:
+            if table.columns["uncommitted"][row]:
                 model[one] = 0
         trained = table.pending[0].rows
         values = table.store.read(trained)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.experiment.experiment_config import ExperimentConfig, ObjectSpec
 from trainer.experiment.loader import load_config
 from trainer.experiment.problems import ConfigErrors
-from trainer.experiment.schema import ExperimentConfig, ObjectSpec
 from trainer.experiment.tree import dump, parse_tree
 
 GOOD = """\

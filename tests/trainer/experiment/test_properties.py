@@ -13,9 +13,9 @@ import mindspore  # noqa: F401 (changes the recursion limit, which hypothesis wo
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from trainer.experiment.experiment_config import SECTIONS
 from trainer.experiment.loader import load_config
 from trainer.experiment.problems import ConfigErrors
-from trainer.experiment.schema import SECTIONS
 from trainer.experiment.tree import dump, parse_tree
 
 CASES = int(os.environ.get("TRAINER_PROPERTY_EXAMPLES", "100"))

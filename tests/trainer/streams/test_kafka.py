@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import KafkaStream, advance
-from trainer.streams.turns import Turns
+from trainer.streams.round_robin_merger import RoundRobinMerger
 
 # Seconds; long enough for a busy machine, never waited for when things go well.
 LONG = 20.0
@@ -21,7 +21,7 @@ class Message:
 
 
 def in_turns(logs, starts, bases, quota):
-    turns = Turns(starts, bases, quota, timeout=0.0)
+    turns = RoundRobinMerger(starts, bases, quota, timeout=0.0)
     for partition, offsets in logs.items():
         for at in offsets:
             if at >= starts[partition]:
@@ -50,7 +50,7 @@ def test_turns_go_on_in_the_same_order_from_every_point():
 def test_a_partition_without_messages_holds_its_turn_until_the_timeout():
     starts = {0: 0, 1: 0}
     for timeout, expected in ((None, []), (0.0, [2, 3])):
-        turns = Turns(starts, starts, 2, timeout)
+        turns = RoundRobinMerger(starts, starts, 2, timeout)
         for at in range(4):
             turns.add(0, Message(at))
         assert [message.at for message in turns.take()] == [0, 1]
@@ -62,7 +62,7 @@ def test_a_partition_without_messages_holds_its_turn_until_the_timeout():
 
 def test_a_partition_that_ends_within_a_turn_does_not_hold_the_others_up():
     starts = {0: 6, 1: 4}
-    turns = Turns(starts, {0: 0, 1: 0}, 4, timeout=0.0)
+    turns = RoundRobinMerger(starts, {0: 0, 1: 0}, 4, timeout=0.0)
     for at in range(4, 12):
         turns.add(1, Message(at))
     assert [message.at for _ in range(6) for message in turns.take()] == list(range(4, 12))
@@ -106,7 +106,7 @@ def test_resumes_behind_every_row_of_every_partition(make_kafka, stream, rows, r
             row = batch.split(at)[1].split(1)[0]
             position = advance(position, row)
             seen.append((row.columns["user"].tolist()[0], json.dumps(position)))
-    # Turns of three offsets, which each hold four good rows.
+    # RoundRobinMerger of three offsets, which each hold four good rows.
     assert [user for user, _ in seen] == list(range(32))
     assert first.position() == position
     resumed = stream(cluster, quota=100)

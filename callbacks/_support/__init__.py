@@ -1,0 +1,1 @@
+"""What callbacks share: argument checks, cadence, console lines, watched metrics."""

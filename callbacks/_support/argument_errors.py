@@ -1,0 +1,30 @@
+"""The exceptions of wrong arguments and the nearest-name helper of their messages; `trainer.errors` has them all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrainerError(Exception):
+    """Base of every documented exception of this package."""
+
+    __module__ = "trainer.errors"
+
+
+class ConfigurationError(TrainerError, ValueError):
+    """An argument, option or configuration value that cannot work; raised before anything is compiled."""
+
+    __module__ = "trainer.errors"
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice most similar to `name`, or None when nothing is similar."""
+    found = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
+    found = nearest(name, choices)
+    return f"; did you mean {found!r}?" if found else ""

@@ -1,0 +1,150 @@
+"""`LearningRateMonitor` records the learning rate, `ReduceLROnPlateau` lowers it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ._support.arguments import cadence, number, whole
+from ._support.cadence import Every
+from ._support.console import say
+from ._support.curve import Curve
+from ._support.patience import Patience
+from .callback import Callback
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class LearningRateMonitor(Callback):
+    """Records the learning rate of the newest step at a cadence, in bounded memory.
+
+    Args:
+        every: cadence or number of optimizer steps; reading the rate is a host copy.
+        verbose: print a line when the rate has changed since the last record.
+        max_points: bound of the record; beyond it points are thinned evenly.
+
+    Attributes:
+        curve: (step, learning rate) points.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named.
+    """
+
+    def __init__(self, every: Every | int = 50, verbose: bool = False, max_points: int = 1000) -> None:
+        self.every = cadence("LearningRateMonitor", every)
+        self.verbose = bool(verbose)
+        self.max_points = whole("LearningRateMonitor", "max_points", max_points, 2)
+        self.curve = Curve(self.max_points)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Begin a new record."""
+        self.curve = Curve(self.max_points)
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Record the rate the run begins with."""
+        self.every.start(trainer.state.progress)
+        self._record(trainer)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Record the rate when due."""
+        if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
+            self._record(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Record the rate when due in epochs."""
+        if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
+            self._record(trainer)
+
+    def _record(self, trainer: Trainer) -> None:
+        rate = trainer.learning_rate
+        if rate is None:
+            return
+        if self.verbose and (not self.curve.values or self.curve.values[-1] != rate):
+            say(f"step {trainer.state.progress.global_step}: learning rate {rate:.6g}")
+        self.curve.add(trainer.state.progress.global_step, rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record."""
+        return {"curve": self.curve.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.curve.load_state_dict(state["curve"])
+
+
+class ReduceLROnPlateau(Patience):
+    """Multiplies the learning rate by `factor` after `patience` measurements in a row without an improvement.
+
+    Args:
+        monitor: name of the metric ("val_*", "window_*" or "loss").
+        factor: what the rate is multiplied by, in (0, 1).
+        patience: measurements without improvement that are put up with.
+        min_delta: least change that counts, in the metric's unit.
+        mode: "min", "max", or "auto" to read it from the metric's name.
+        cooldown: measurements after a reduction during which none is counted.
+        min_lr: the rate is never set below this.
+
+    Raises:
+        TypeError, ValueError: an argument is not of the kind named; at `setup`, the learning rate cannot be set (it
+            follows a schedule, or there is no optimizer).
+    """
+
+    order = 40
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 3,
+        min_delta: float = 1e-4,
+        mode: str = "auto",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, patience, min_delta, mode)
+        self.factor = number("ReduceLROnPlateau", "factor", factor, least=0.0, below=1.0)
+        if self.factor == 0.0:
+            raise ValueError("ReduceLROnPlateau(factor=...) takes a number between 0 and 1, both excluded; received 0")
+        self.cooldown = whole("ReduceLROnPlateau", "cooldown", cooldown, 0)
+        self.min_lr = number("ReduceLROnPlateau", "min_lr", min_lr, least=0.0)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.cooling = 0
+
+    def setup(self, trainer: Trainer) -> None:
+        """Forget earlier runs, and refuse a learning rate that cannot be set."""
+        super().setup(trainer)
+        if trainer.learning_rate is None:
+            raise ValueError("ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none")
+        trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
+
+    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Lower the rate when the patience is used up; a measurement during the cool-down uses none."""
+        if self.out_of_patience(improved or self.cooling > 0):
+            self._reduce(trainer)
+        else:
+            self.cooling = max(0, self.cooling - 1)
+
+    def _reduce(self, trainer: Trainer) -> None:
+        rate = trainer.learning_rate
+        self.wait, self.cooling = 0, self.cooldown
+        if rate > self.min_lr:
+            trainer.learning_rate = max(rate * self.factor, self.min_lr)
+            logger.info(
+                "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
+                *(self.monitor, self.patience, rate, max(rate * self.factor, self.min_lr)),
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `Patience` keeps and the cool-down left; the rate itself belongs to the optimizer."""
+        return {**super().state_dict(), "cooling": self.cooling}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        self.cooling = int(state["cooling"])

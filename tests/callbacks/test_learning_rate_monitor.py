@@ -1,0 +1,64 @@
+import pytest
+from mindspore import nn
+
+from callbacks import DriftMonitor, EarlyStopping, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
+from callbacks._support.patience import Patience
+from trainer.metrics.drift import PageHinkley
+from trainer.trainer import Trainer
+
+
+def plateau(trainer):
+    trainer.state.metrics["val_loss"] = 1.0
+
+
+def test_reduces_the_rate_of_the_optimizer_after_patience_and_cooldown(fit):
+    monitor = LearningRateMonitor(every=8)
+    reduce = ReduceLROnPlateau("val_loss", factor=0.5, patience=1, cooldown=1, min_lr=0.004)
+    trainer = fit(LambdaCallback(on_eval_end=plateau), monitor, reduce, epochs=5)
+    # Epoch 1 sets the best, 2 reduces, 3 cools, 4 reduces to min_lr; each shows from the next epoch on.
+    assert trainer.learning_rate == pytest.approx(0.004)
+    assert monitor.curve.steps == [0, 8, 16, 24, 32, 40]
+    assert monitor.curve.values == pytest.approx([0.01, 0.01, 0.01, 0.005, 0.005, 0.004])
+
+
+def test_the_reduced_rate_is_the_one_that_trains(fit):
+    trainer = fit(LambdaCallback(on_eval_end=plateau), ReduceLROnPlateau("val_loss", factor=1e-9, patience=1))
+    before = trainer.network[0].weight.asnumpy().copy()
+    fit(epochs=1, fresh=False)
+    assert abs(trainer.network[0].weight.asnumpy() - before).max() < 1e-6
+
+
+def test_the_cooldown_and_the_patience_used_up_survive_a_resume(fit):
+    first = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
+    fit(LambdaCallback(on_eval_end=plateau), first, epochs=3)
+    assert first.state_dict() == {"best": 1.0, "best_step": 8, "wait": 0, "cooling": 2}
+    second = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    second.load_state_dict({"best": 0.5, "wait": 1, "cooling": 0})  # as snapshots had it before there was a step
+    assert (second.best, second.best_step, second.wait) == (0.5, None, 1)
+
+
+def test_what_waits_for_an_improvement_is_one_class():
+    own = {"setup", "on_eval_end", "on_window_end", "on_train_epoch_end", "_measure"}
+    assert issubclass(EarlyStopping, Patience)
+    assert issubclass(ReduceLROnPlateau, Patience)
+    assert own & vars(EarlyStopping).keys() == set()
+    assert own & vars(ReduceLROnPlateau).keys() == {"setup"}
+
+
+@pytest.mark.parametrize(
+    "callback", [ReduceLROnPlateau("loss"), DriftMonitor(PageHinkley(), lr_factor=2.0)], ids=lambda c: type(c).__name__
+)
+def test_a_rate_that_cannot_be_set_is_refused_before_training(cancer, callback):
+    network = nn.SequentialCell(nn.Dense(30, 1))
+    schedule = nn.CosineDecayLR(0.001, 0.01, 10)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), learning_rate=schedule))
+    with pytest.raises(ValueError, match="Adam has no constant learning rate to set"):
+        trainer.fit(cancer["train"], batch_size=64, callbacks=callback)
+    assert trainer.state.progress.global_step == 0
+
+
+def test_a_change_of_the_rate_is_said_once(fit, capsys):
+    fit(LearningRateMonitor(every=2, verbose=True), epochs=1, valid=False)
+    assert capsys.readouterr().out == "step 0: learning rate 0.01\n"

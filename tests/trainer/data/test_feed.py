@@ -1,0 +1,276 @@
+"""Chunks: how batches are grouped, padded, prefetched and numbered, and which batch is named when one is bad."""
+
+import threading
+import time
+
+import mindspore.dataset as ms_dataset
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data.feed import Feed, FeedOptions, to_tensor
+from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
+from trainer.data.sources import make_source
+from trainer.data.stream_source import StreamSource
+from trainer.errors import DataError
+from trainer.streams import ReplayStream
+
+
+def numbered(count, rows=4):
+    """Return `count` batches; every value of a batch is its number."""
+    return [(np.full((rows, 2), number, np.float32),) for number in range(count)]
+
+
+def chunks(data, size=1, accumulate=1, position=None, max_steps=None, **options):
+    feed = Feed(make_source(data), FeedOptions(size, accumulate, **options))
+    try:
+        return list(feed.chunks(position or {}, max_steps))
+    finally:
+        feed.close()
+
+
+def content(chunk):
+    batches = chunk.arrays[0][: chunk.num_batches] if chunk.stacked else chunk.arrays[:1]
+    return [int(batch[0, 0]) for batch in batches]
+
+
+class TestGrouping:
+    def test_full_groups_and_a_padded_rest(self):
+        first, second, last = chunks(numbered(7), 3)
+        assert [content(chunk) for chunk in (first, second, last)] == [[0, 1, 2], [3, 4, 5], [6]]
+        assert [chunk.num_steps for chunk in (first, second, last)] == [3, 3, 1]
+        assert [chunk.num_samples for chunk in (first, second, last)] == [12, 12, 4]
+        assert [chunk.ends_epoch for chunk in (first, second, last)] == [False, False, True]
+        assert last.arrays[0].shape == (3, 4, 2)
+        assert (last.arrays[0][1:] == 0).all()
+        assert last.rows(0).shape == (4, 2)
+        assert [chunk.tensors[0].shape for chunk in (first, last)] == [(3, 4, 2), (3, 4, 2)]
+
+    def test_a_full_last_group_still_ends_the_epoch(self):
+        assert [chunk.ends_epoch for chunk in chunks(numbered(6), 3)] == [False, True]
+
+    def test_another_shape_starts_another_group(self):
+        found = chunks([*numbered(2), *numbered(1, rows=3)], 4)
+        assert [(chunk.num_batches, chunk.arrays[0].shape) for chunk in found] == [(2, (4, 4, 2)), (1, (4, 3, 2))]
+
+    def test_one_batch_a_call_is_not_stacked(self):
+        found = chunks(numbered(2), 1)
+        assert [chunk.arrays[0].shape for chunk in found] == [(4, 2), (4, 2)]
+        assert not found[0].stacked
+
+    def test_the_size_may_depend_on_the_first_batch(self):
+        assert [chunk.num_batches for chunk in chunks(numbered(5), lambda item: len(item.columns[0]) // 2)] == [2, 2, 1]
+
+
+class TestPositions:
+    def test_a_chunk_carries_the_place_after_its_last_batch(self):
+        found = chunks(numbered(5), 2, position={"epoch": 3, "batch": 0})
+        assert [chunk.position for chunk in found] == [
+            {"epoch": 3, "batch": 2},
+            {"epoch": 3, "batch": 4},
+            {"epoch": 4, "batch": 0},
+        ]
+
+    def test_going_on_from_any_of_them_gives_the_rest(self):
+        all_of_it = chunks(numbered(9), 2, accumulate=2)
+        for done, chunk in enumerate(all_of_it[:-1], 1):
+            rest = chunks(numbered(9), 2, accumulate=2, position=chunk.position)
+            assert [content(c) for c in rest] == [content(c) for c in all_of_it[done:]]
+            assert [c.num_steps for c in rest] == [c.num_steps for c in all_of_it[done:]]
+
+    def test_steps_bound_what_is_read(self):
+        read = []
+
+        def source():
+            for number, batch in enumerate(numbered(100)):
+                read.append(number)
+                yield batch
+
+        found = chunks(source, 4, max_steps=6)
+        assert [chunk.num_steps for chunk in found] == [4, 2]
+        assert not found[-1].ends_epoch
+        assert len(read) <= 8
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        shapes=st.lists(st.sampled_from([4, 4, 4, 3]), min_size=1, max_size=14),
+        size=st.integers(1, 4),
+        accumulate=st.integers(1, 3),
+        max_steps=st.none() | st.integers(1, 5),
+    )
+    def test_any_grouping_is_complete_and_resumable(self, shapes, size, accumulate, max_steps):
+        data = [batch for number, rows in enumerate(shapes) for batch in numbered(number + 1, rows)[number:]]
+        found = chunks(data, size * accumulate, accumulate, max_steps=max_steps)
+        seen = [number for chunk in found for number in content(chunk)]
+        steps = sum(chunk.num_steps for chunk in found)
+        all_steps = -(-len(data) // accumulate)
+        if max_steps is None or max_steps >= all_steps:
+            assert (seen, steps, found[-1].ends_epoch) == (list(range(len(data))), all_steps, True)
+        else:
+            assert (seen, steps) == (list(range(max_steps * accumulate)), max_steps)
+            assert not any(chunk.ends_epoch for chunk in found)
+        for done, chunk in enumerate(found, 1):
+            assert len({batch.shape for batch in chunk.arrays[0]} if chunk.stacked else {1}) == 1
+            rest = [] if chunk.ends_epoch else chunks(data, size * accumulate, accumulate, chunk.position)
+            assert seen[: sum(c.num_batches for c in found[:done])] + [n for c in rest for n in content(c)] == list(
+                range(len(data))
+            )
+            assert sum(c.num_steps for c in found[:done]) + sum(c.num_steps for c in rest) == all_steps
+
+
+class TestAccumulation:
+    def test_windows_are_counted_over_chunks_and_closed_at_the_end(self):
+        # 4 batches a window; the short batch starts a chunk of its own in the middle of one
+        found = chunks([*numbered(6), *numbered(1, rows=3)], 4, accumulate=4)
+        assert [(chunk.num_batches, chunk.num_steps, chunk.flush) for chunk in found] == [
+            (4, 1, False),
+            (2, 0, False),
+            (1, 1, True),
+        ]
+        assert found[1].position == {"epoch": 0, "batch": 6, "fill": 2}
+
+    def test_a_full_last_window_needs_no_flush(self):
+        assert [(chunk.num_steps, chunk.flush) for chunk in chunks(numbered(4), 2, accumulate=2)] == [(1, False)] * 2
+
+
+class TestBadBatches:
+    def test_a_failing_source_names_the_batch_and_keeps_the_cause(self):
+        def source():
+            yield from numbered(3)
+            raise OSError("disk gone")
+
+        with pytest.raises(DataError, match=r"reading batch 3 of epoch 0 failed: OSError: disk gone") as caught:
+            chunks(source)
+        assert isinstance(caught.value.__cause__, OSError)
+
+    def test_a_failing_worker_of_a_pipeline_names_the_batch(self):
+        def source():
+            yield from numbered(3)
+            raise OSError("disk gone")
+
+        data = ms_dataset.GeneratorDataset(source, ["x"], shuffle=False, num_parallel_workers=1)
+        with pytest.raises(DataError, match=r"reading batch \d of epoch 0 failed: RuntimeError: [\s\S]*disk gone"):
+            chunks(data)
+
+    @pytest.mark.parametrize(
+        ("bad", "message"),
+        [
+            ((np.ones((4, 2)), np.ones(3)), r"batch 2 of epoch 0: columns have different numbers of rows"),
+            ((np.ones((0, 2)),), r"batch 2 of epoch 0: the batch has no rows"),
+            (
+                (np.array(["a"]),),
+                r"batch 2 of epoch 0: column 'column_0': received dtype <U1; accepted are bool, integ",
+            ),
+            ((3.5,), r"batch 2 of epoch 0: column 'column_0': received a scalar"),
+        ],
+        ids=["rows", "empty", "text", "scalar"],
+    )
+    def test_a_bad_batch_is_named(self, bad, message):
+        with pytest.raises(DataError, match=message):
+            chunks([*numbered(2), bad])
+
+
+def test_batches_are_checked_when_their_shapes_or_dtypes_change():
+    seen = []
+    batches = [*numbered(3), *numbered(1, rows=2), *numbered(2, rows=2), (np.zeros((2, 2), np.float64),)]
+    chunks(batches, check=lambda columns, names: seen.append((columns[0].shape, columns[0].dtype)))
+    assert seen == [((4, 2), np.float32), ((2, 2), np.float32)]
+
+
+class TestPrefetch:
+    def test_reads_ahead_on_one_thread_and_not_without_bound(self):
+        threads, read = set(), []
+
+        def source():
+            for number, batch in enumerate(numbered(50)):
+                threads.add(threading.current_thread().name)
+                read.append(number)
+                yield batch
+
+        feed = Feed(make_source(source), FeedOptions(1))
+        delivered = feed.chunks({})
+        next(delivered)
+        deadline = time.monotonic() + 5
+        while feed.depth < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert 3 <= len(read) <= 5
+        assert threads == {"trainer-prefetch"}
+        delivered.close()
+        feed.close()
+        assert "trainer-prefetch" not in {thread.name for thread in threading.enumerate()}
+
+    @pytest.mark.parametrize(("columns", "ahead"), [(2, MAX_QUEUED), (1 << 15, MIN_QUEUED)], ids=["small", "large"])
+    def test_reads_a_stream_further_ahead_where_its_batches_are_small(self, columns, ahead):
+        rows = {"x": np.arange(400, dtype=np.float32).repeat(columns).reshape(400, columns)}
+        feed = Feed(StreamSource(ReplayStream(rows), 4, inputs=("x",), labelled=False), FeedOptions(1))
+        delivered = feed.chunks({})
+        deadline = time.monotonic() + 5
+        try:
+            assert next(delivered).arrays[0][0, 0] == 0
+            while feed.depth < ahead - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.05)
+            assert ahead - 1 <= feed.depth <= ahead
+            assert [int(chunk.arrays[0][0, 0]) for chunk in delivered] == list(range(4, 400, 4))
+        finally:
+            delivered.close()
+
+    @pytest.mark.parametrize(("batches", "threads"), [(MAX_QUEUED, 0), (3 * MAX_QUEUED, 1)], ids=["few", "many"])
+    def test_arrays_are_cut_ahead_where_they_have_many_batches(self, monkeypatch, batches, threads):
+        started = []
+        monkeypatch.setattr("trainer.data.feed.Prefetch", lambda *args: started.append(1) or Prefetch(*args))
+        x = np.arange(batches * 4, dtype=np.float32)
+        feed = Feed(make_source((x,), batch_size=4), FeedOptions(1))
+        delivered = feed.chunks({"epoch": 0, "batch": 2})
+        try:
+            assert next(delivered).arrays[0][0] == 8
+            assert len(started) == threads
+            assert [int(chunk.arrays[0][0]) for chunk in delivered] == list(range(12, batches * 4, 4))
+        finally:
+            delivered.close()
+
+    def test_a_source_may_reuse_its_buffer(self):
+        def source():
+            buffer = np.zeros((4, 2), np.float32)
+            for number in range(6):
+                buffer[:] = number
+                yield (buffer,)
+
+        assert [int(chunk.arrays[0][0, 0]) for chunk in chunks(source)] == list(range(6))
+        assert [content(chunk) for chunk in chunks(source, 3)] == [[0, 1, 2], [3, 4, 5]]
+
+    def test_waiting_ends_when_somebody_asks_to_stop(self, monkeypatch):
+        monkeypatch.setattr("trainer.data.prefetch.JOIN_SECONDS", 0.1)
+        release = threading.Event()
+
+        def source():
+            yield from numbered(1)
+            release.wait(10)
+
+        feed = Feed(make_source(source), FeedOptions(1))
+        asked = []
+        # the last batch of a finite source is held back until the source says whether more follows
+        assert list(feed.chunks({}, should_stop=lambda: asked.append(1) or len(asked) > 1)) == []
+        release.set()
+        feed.close()
+
+    def test_prepare_runs_there_and_its_result_rides_along(self):
+        def prepare(columns, stacked, count, fill, flush, now):
+            return tuple(column + 1 for column in columns), (stacked, count)
+
+        first, last = chunks(numbered(3), 2, prepare=prepare)
+        assert (first.sparse, last.sparse) == ((True, 2), (True, 1))
+        assert int(first.tensors[0].asnumpy()[1, 0, 0]) == 2
+        assert int(first.arrays[0][1, 0, 0]) == 1
+
+
+def test_to_tensor_shares_memory_unless_it_must_not():
+    array = np.ones((3, 2), np.float32)
+    tensor = to_tensor(array)
+    array[0, 0] = 7
+    assert tensor.asnumpy()[0, 0] == 7
+    frozen = np.ones((3, 2), np.float32)
+    frozen.flags.writeable = False
+    assert to_tensor(frozen).asnumpy()[0, 0] == 1
+    assert (to_tensor(np.arange(6.0, dtype=np.float32).reshape(2, 3).T).asnumpy()[:, 1] == [3, 4, 5]).all()

@@ -1,0 +1,138 @@
+"""Embedding cells: bags, given vectors, what their constructors refuse."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from trainer import Trainer
+from trainer.checkpoint import tensor_file
+from trainer.embedding import Embedding, EmbeddingBag, RowSGD
+from trainer.embedding.hashing import to_ids
+from trainer.errors import ConfigurationError
+
+IDS = np.array([[5, 9, -1], [-1, -1, -1], [9, 9, 7]])
+WEIGHTS = np.array([[1.0, 3.0, 5.0], [1.0, 1.0, 1.0], [0.5, 0.5, 2.0]], np.float32)
+VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
+
+
+def bag(combiner):
+    cell = EmbeddingBag(4, combiner=combiner, name=f"bag_{combiner}")
+    cell.host_table().put(np.array([5, 9, 7]), VECTORS)
+    return cell
+
+
+def expected(combiner, ids, weights):
+    rows = np.stack([VECTORS[[5, 9, 7].index(i)] if i >= 0 else np.zeros(4) for i in ids.ravel().tolist()])
+    factor = np.where(ids >= 0, weights, 0)
+    total = (rows.reshape(*ids.shape, 4) * factor[..., None]).sum(1)
+    norm = {"sum": 1, "mean": factor.sum(1), "sqrtn": np.sqrt((factor**2).sum(1))}[combiner]
+    return total / np.where(norm == 0, 1, norm).reshape(-1, 1) if combiner != "sum" else total
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_bags_combine_padded_ids(combiner):
+    cell = bag(combiner)
+    ones = np.ones_like(WEIGHTS)
+    np.testing.assert_allclose(cell(Tensor(IDS)).asnumpy(), expected(combiner, IDS, ones), rtol=1e-6)
+    weighted = cell(Tensor(IDS), Tensor(WEIGHTS)).asnumpy()
+    np.testing.assert_allclose(weighted, expected(combiner, IDS, WEIGHTS), rtol=1e-6)
+
+
+def test_bags_combine_ids_with_offsets():
+    flat, offsets = np.array([5, 9, 9, 9, 7]), np.array([0, 2, 2], np.int32)
+    out = bag("mean")(Tensor(flat), None, Tensor(offsets)).asnumpy()
+    np.testing.assert_allclose(out[0], VECTORS[:2].mean(0))
+    assert not out[1].any()
+    np.testing.assert_allclose(out[2], (2 * VECTORS[1] + VECTORS[2]) / 3, rtol=1e-6)
+    dense = EmbeddingBag(4, 10, mode="dense", scale=1.0)
+    weights = Tensor(np.array([1, 2, 0, 0, 3], np.float32))
+    graph = dense.compile_and_run(Tensor(flat, ms.int32), weights, Tensor(offsets)).asnumpy()
+    rows = dense.weight.asnumpy()
+    np.testing.assert_allclose(graph[[0, 2]], [rows[5] + 2 * rows[9], 3 * rows[7]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "dense"])
+def test_padding_gives_zeros(mode):
+    cell = Embedding(4, 10, mode=mode, padding=3, name=f"padded_{mode}", scale=1.0)
+    out = cell(Tensor(np.array([[3, 1]], np.int32))).asnumpy()
+    assert not out[0, 0].any()
+    assert out[0, 1].any() == (mode == "dense")  # nothing was trained, so the sparse table knows no id
+
+
+def test_vectors_come_from_arrays_text_and_safetensors(tmp_path):
+    words = ["the", "new york", "ü"]
+    glove, word2vec, tensors = tmp_path / "glove.txt", tmp_path / "w2v.txt", tmp_path / "v.safetensors"
+    lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(words, VECTORS.tolist(), strict=True)]
+    glove.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    word2vec.write_text("\n".join(["3 4", *lines]), encoding="utf-8")
+    tensors.write_bytes(b"".join(bytes(b) for b in tensor_file.blocks({"v": VECTORS, "ids": to_ids(np.array(words))})))
+    question = Tensor(np.append(to_ids(np.array(words))[::-1], 12345))
+    answer = np.concatenate((VECTORS[::-1], np.zeros((1, 4))))
+    for index, source in enumerate((glove, word2vec, tensors)):
+        cell = Embedding.from_pretrained(source, name=f"words_{index}")
+        np.testing.assert_array_equal(cell(question).asnumpy(), answer)
+    cell = Embedding.from_pretrained(VECTORS, ids=words, name="words")
+    np.testing.assert_array_equal(cell(question).asnumpy(), answer)
+    numbered = Embedding.from_pretrained(Tensor(VECTORS), name="numbers")
+    np.testing.assert_array_equal(numbered(Tensor([2, 0])).asnumpy(), VECTORS[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "message"),
+    [
+        (np.ones(3), {}, r"must be numbers of shape \[n, dim\]; received float64 \(3,\)"),
+        (VECTORS, {"ids": [1, 1, 2]}, "ids must differ"),
+        (VECTORS, {"ids": [1, 2]}, "one for each of the 3 vectors"),
+        ("nowhere.txt", {}, "no file nowhere.txt"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(vectors, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Embedding.from_pretrained(vectors, **options)
+
+
+class Words(nn.Cell):
+    def __init__(self, trainable):
+        super().__init__()
+        self.words = Embedding.from_pretrained(VECTORS, trainable=trainable, name="words", optimizer=RowSGD())
+        self.head = nn.Dense(8, 1)
+
+    def construct(self, ids):
+        return self.head(self.words(ids).reshape(ids.shape[0], -1)).reshape(-1)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_given_vectors_learn_only_if_they_may(trainable):
+    ms.set_seed(0)
+    network = Words(trainable)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), amp_level="O2", clip_norm=1.0)
+    data = (np.array([[0, 1], [1, 50]] * 8), np.linspace(-1, 1, 16, dtype=np.float32))
+    before = network.head.weight.asnumpy().copy()
+    trainer.fit(data, epochs=2, batch_size=4)
+    table = network.words.host_table()
+    moved = np.abs(table.store.read(table.lookup(np.arange(3))) - VECTORS).max(axis=1)
+    assert not np.array_equal(before, network.head.weight.asnumpy())
+    assert (moved[:2] > 0).all() == trainable
+    assert moved[2] == 0
+    assert len(table) == 3 + trainable
+    assert np.isfinite(trainer.predict(np.array([[50, 2]]))).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim takes an integer >= 1; received 0"),
+        (
+            {"dim": 4, "mode": "spares"},
+            "mode takes one of auto, dense, sparse; received 'spares'; did you mean 'sparse'",
+        ),
+        ({"dim": 4, "eviction": "lru"}, "'lru' needs a capacity"),
+        ({"dim": 4, "eviction": "lur", "capacity": 5}, "received 'lur'; did you mean 'lru'"),
+        ({"dim": 4, "mode": "dense"}, "mode='dense' needs a capacity"),
+        ({"dim": 4, "optimizer": nn.Adam}, "optimizer takes a RowOptimizer"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Embedding(**arguments)

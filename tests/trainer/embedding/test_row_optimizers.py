@@ -1,0 +1,109 @@
+"""Row optimizers do to touched rows exactly what MindSpore's dense optimizers do to them."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowSGD
+from trainer.embedding.row_optimizers import row_optimizer_like
+from trainer.errors import ConfigurationError
+
+DIM, ROWS, STEPS, LR = 5, 12, 6, 0.05
+
+
+class Apply(nn.Cell):
+    def __init__(self, optimizer):
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+
+    def construct(self, gradients):
+        return self.optimizer((gradients,))
+
+
+def dense_and_rows(make_dense, row_optimizer, touched_each_step):
+    """Train one dense table and the packed rows of the same table; return both weights."""
+    rng = np.random.default_rng(3)
+    start = rng.standard_normal((ROWS, DIM)).astype(np.float32)
+    weight = Parameter(Tensor(start), name="weight")
+    dense = Apply(make_dense([weight]))
+    slots = np.tile(row_optimizer.first_slots(DIM), (ROWS, 1))
+    table = np.concatenate((start, slots), axis=1)
+    for step in range(1, STEPS + 1):
+        touched = touched_each_step(rng)
+        gradients = np.zeros((ROWS, DIM), np.float32)
+        gradients[touched] = rng.standard_normal((len(touched), DIM))
+        dense.compile_and_run(Tensor(gradients))
+        args = (Tensor(table[touched]), Tensor(gradients[touched]), Tensor(LR, ms.float32), Tensor(step, ms.float32))
+        table[touched] = row_optimizer.compile_and_run(*args).asnumpy()
+    return weight.asnumpy(), table[:, :DIM]
+
+
+def everywhere(rng):
+    return np.arange(ROWS)
+
+
+def some_rows(rng):
+    return np.sort(rng.choice(ROWS, 4, replace=False))
+
+
+# Dense Adam and FTRL move rows without a gradient too, so they agree where every step touches the row.
+@pytest.mark.parametrize(
+    ("make_dense", "row_optimizer", "touched"),
+    [
+        (lambda p: nn.SGD(p, LR), RowSGD(), some_rows),
+        (lambda p: nn.Adagrad(p, accum=0.1, learning_rate=LR), RowAdagrad(accum=0.1), some_rows),
+        (lambda p: nn.Adam(p, LR), RowAdam(), everywhere),
+        (lambda p: nn.Adam(p, LR, beta1=0.8, beta2=0.95, eps=1e-5), RowAdam(None, 0.8, 0.95, 1e-5), everywhere),
+        (lambda p: nn.FTRL(p, learning_rate=LR, l2=0.3), RowFTRL(l2=0.3), everywhere),
+    ],
+    ids=["sgd", "adagrad", "adam", "adam-options", "ftrl"],
+)
+def test_touched_rows_equal_the_dense_optimizer(make_dense, row_optimizer, touched):
+    dense, rows = dense_and_rows(make_dense, row_optimizer, touched)
+    np.testing.assert_allclose(rows, dense, rtol=2e-5, atol=2e-6)
+
+
+def test_ftrl_shrinks_towards_zero_as_in_the_paper():
+    # MindSpore's CPU kernel adds l1 to negative linear terms where the paper, and its own documentation, subtract.
+    weight, gradient = np.array([[0.3, 0.3, 0.001]]), np.array([[1.0, -1.0, 0.001]])
+    optimizer = RowFTRL(l1=0.02, l2=0.3)
+    rows = np.concatenate((weight, optimizer.first_slots(3)[None]), axis=1).astype(np.float32)
+    args = (Tensor(gradient, ms.float32), Tensor(LR, ms.float32), Tensor(1.0))
+    out = optimizer.compile_and_run(Tensor(rows), *args).asnumpy()
+    accum = 0.1 + gradient**2
+    linear = gradient - (np.sqrt(accum) - np.sqrt(0.1)) / LR * weight
+    expected = (np.sign(linear) * 0.02 - linear) / (np.sqrt(accum) / LR + 2 * 0.3) * (np.abs(linear) > 0.02)
+    np.testing.assert_allclose(out[:, :3], expected, rtol=1e-5)
+    assert out[0, 2] == 0
+
+
+def test_row_wise_adagrad_keeps_the_mean_square_of_a_row():
+    optimizer = RowAdagrad(accum=0.5, row_wise=True)
+    assert optimizer.first_slots(DIM).shape == (1,)
+    weight = np.ones((2, DIM), np.float32)
+    gradient = np.array([[1, 2, 3, 4, 5], [0, 0, 0, 0, 0]], np.float32)
+    rows = np.concatenate((weight, np.full((2, 1), 0.5, np.float32)), axis=1)
+    out = optimizer.compile_and_run(Tensor(rows), Tensor(gradient), Tensor(LR, ms.float32), Tensor(1.0)).asnumpy()
+    accum = 0.5 + (gradient**2).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(out[:, DIM:], accum, rtol=1e-6)
+    np.testing.assert_allclose(out[:, :DIM], weight - LR * gradient / np.sqrt(accum), rtol=1e-5)
+
+
+def test_the_dense_optimizer_decides_the_default(caplog):
+    parameters = [Parameter(ops.zeros((2,), ms.float32), name="p")]
+    adam = row_optimizer_like(nn.Adam(parameters, beta1=0.7))
+    assert isinstance(adam, RowAdam)
+    assert adam.beta1 == pytest.approx(0.7)
+    assert isinstance(row_optimizer_like(nn.Adagrad(parameters)), RowAdagrad)
+    assert isinstance(row_optimizer_like(nn.Momentum(parameters, 0.1, 0.9)), RowSGD)
+    assert row_optimizer_like(nn.FTRL(parameters, l1=0.25)).l1 == pytest.approx(0.25)
+    assert isinstance(row_optimizer_like(nn.RMSProp(parameters)), RowAdagrad)
+    assert "RMSProp" in caplog.text
+
+
+def test_impossible_numbers_are_refused():
+    with pytest.raises(ConfigurationError, match="beta1 takes a number in"):
+        RowAdam(beta1=1.0)
+    with pytest.raises(ConfigurationError, match="lr takes a number >= 0"):
+        RowSGD(lr=-0.1)

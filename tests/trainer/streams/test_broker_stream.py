@@ -1,0 +1,60 @@
+"""What streams that read from a server have in common, by the two there are."""
+
+import pytest
+
+from trainer.errors import ConfigurationError, StreamError
+from trainer.streams import KafkaStream, RedisStream
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(params=["redis", "kafka"])
+def open_stream(request, schema):
+    """A function that makes a stream of a server that does not answer."""
+    opened = []
+    if request.param == "redis":
+        pytest.importorskip("redis")
+    else:
+        pytest.importorskip("confluent_kafka")
+
+    def make(**options):
+        if request.param == "redis":
+            opened.append(RedisStream("clicks", schema, url=f"redis://{NOWHERE}", start="$", **options))
+        else:
+            opened.append(KafkaStream("clicks", schema, servers=NOWHERE, **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_a_first_position_that_nobody_tells_is_an_error(open_stream, monkeypatch):
+    monkeypatch.setattr("trainer.streams.broker_stream._START_SECONDS", 1.0)
+    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.2)
+    with pytest.raises(StreamError, match=rf"at .*{NOWHERE} did not answer for 1 s; where .* cannot be told"):
+        open_stream().position()
+
+
+def test_a_server_that_stays_away_is_given_up(open_stream, monkeypatch):
+    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.2)
+    with pytest.raises(StreamError, match=rf"at .*{NOWHERE} has been failing .* longer than give_up_after=0.3"):
+        open_stream(give_up_after=0.3).poll(5, 20.0)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_asked(open_stream):
+    with pytest.raises(ConfigurationError, match=r"on_missing is one of .* received 'skipp'; did you mean 'skip'"):
+        open_stream(on_missing="skipp")
+    with pytest.raises(ConfigurationError, match="max_bad_share takes a share"):
+        open_stream(max_bad_share=2.0)
+
+
+def test_a_stream_closes_its_client_once_and_reads_nothing_afterwards(open_stream, monkeypatch):
+    stream = open_stream()
+    closed, disconnect = [], stream._disconnect
+    monkeypatch.setattr(stream, "_disconnect", lambda: closed.append(disconnect()))
+    monkeypatch.setattr(stream, "_fetch", lambda *arguments: pytest.fail("it reads on"))
+    stream.close()
+    stream.close()
+    assert len(closed) == 1
+    assert stream.poll(5, 20.0) is None

@@ -1,0 +1,207 @@
+"""Plain MindSpore .ckpt files in and out, and the comparison of what a network expects with what was found."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
+from ..errors import nearest as nearest_name
+from . import durable
+
+Signature = tuple[tuple[int, ...], Any]
+"""Shape and dtype of a parameter; the dtype is anything `numpy.dtype` takes, MindSpore's dtypes included."""
+
+_LISTED = 10
+
+
+def save_ckpt(source: Any, path: str | os.PathLike[str]) -> Path:
+    """Save weights as a plain MindSpore checkpoint that `mindspore.load_checkpoint` reads.
+
+    MindSpore removes the old file before it writes; here the new one is written aside, forced to the disk and renamed
+    over the old one.
+
+    Args:
+        source: a network (nn.Cell), or name -> Parameter, Tensor or NumPy array, or an iterable of Parameters.
+        path: the file; ".ckpt" is appended when missing. Its folder is made when missing.
+
+    Returns:
+        The path written.
+
+    Raises:
+        CheckpointError: `source` is none of the above, or the file cannot be written.
+    """
+    import mindspore
+
+    path = Path(path)
+    if path.suffix != ".ckpt":
+        path = path.with_name(path.name + ".ckpt")
+    content = _savable(source, mindspore)
+    aside = durable.temporary_name(path, "tmp").with_suffix(".ckpt")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # MindSpore logs a critical error and raises an error without errno: find a folder that refuses first.
+        with open(aside, "xb"):
+            pass
+        mindspore.save_checkpoint(content, str(aside))
+        with open(aside, "rb") as file:
+            durable.sync_file(file.fileno())
+        os.chmod(aside, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
+        os.replace(aside, path)
+        durable.sync_folder(path.parent)
+    except OSError as error:
+        raise durable.write_error("checkpoint", path, error) from error
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CheckpointError(f"cannot write checkpoint {path}: {error}") from error
+    finally:
+        for leftover in (aside, aside.with_suffix(".tmp")):  # the second is MindSpore's own
+            leftover.unlink(missing_ok=True)
+    return path
+
+
+def _savable(source: Any, mindspore: Any) -> Any:
+    if isinstance(source, mindspore.nn.Cell):
+        return source
+    if isinstance(source, Mapping):
+        pairs = list(source.items())
+    elif isinstance(source, Iterable) and not isinstance(source, str | bytes | np.ndarray | mindspore.Tensor):
+        pairs = [(getattr(parameter, "name", None), parameter) for parameter in source]
+    else:
+        pairs = [(None, source)]
+    entries = []
+    for name, value in pairs:
+        if isinstance(value, np.ndarray | np.generic):
+            value = mindspore.Tensor(np.asarray(value))
+        if not isinstance(name, str) or not isinstance(value, mindspore.Tensor):
+            raise CheckpointError(
+                "save_ckpt takes a network, a mapping of names to Parameters, Tensors or arrays, or Parameters; "
+                f"received {type(source).__name__} with {name!r}: {type(value).__name__}"
+            )
+        entries.append({"name": name, "data": value})
+    if not entries:
+        raise CheckpointError("save_ckpt received no parameters")
+    return entries
+
+
+def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Load a plain MindSpore checkpoint.
+
+    The file holds values only (protocol buffers); loading runs no code. It has no checksum, so a file cut exactly
+    between two parameters looks like one with fewer of them: compare the names with `compare`.
+
+    Returns:
+        Parameter name -> array, a copy.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointDamagedError: the file cannot be parsed.
+        CheckpointError: no permission, or not named .ckpt.
+    """
+    import mindspore
+
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointNotFoundError(f"there is no checkpoint file {path}")
+    if path.suffix != ".ckpt":
+        raise CheckpointError(f"a MindSpore checkpoint is named *.ckpt; received {path}")
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise durable.read_error(path, error) from error
+    try:
+        parameters = mindspore.load_checkpoint(str(path))
+    except Exception as error:  # MindSpore raises ValueError, TypeError, KeyError and more for damaged content
+        raise CheckpointDamagedError(f"{path} cannot be parsed as a MindSpore checkpoint: {error}") from error
+    return {name: np.array(parameter.asnumpy()) for name, parameter in parameters.items()}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How the parameters found differ from those expected. False when they do not.
+
+    Attributes:
+        missing: expected, not found.
+        unexpected: found, not expected.
+        reshaped: name -> (shape expected, shape found).
+        retyped: name -> (dtype expected, dtype found); the shapes agree.
+        matching: names whose shape and dtype agree, in the order expected: what `strict=False` can load.
+        renamed: missing name -> the most similar unexpected name of the same shape.
+    """
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    matching: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.reshaped or self.retyped)
+
+    def message(self, what: str = "the checkpoint", where: str = "the network") -> str:
+        """Return the differences in words, at most ten of each kind."""
+        missing = [
+            name + (f" (renamed from {self.renamed[name]}?)" if name in self.renamed else "") for name in self.missing
+        ]
+        shapes = [f"{name} ({where} has {want}, {what} {got})" for name, (want, got) in self.reshaped.items()]
+        dtypes = [f"{name} ({where} has {want}, {what} {got})" for name, (want, got) in self.retyped.items()]
+        lines = [f"{what} does not fit {where}: {len(self.matching)} parameters agree"]
+        lines += _listed(f"missing in {what}", missing)
+        lines += _listed(f"unexpected in {what}", self.unexpected)
+        lines += _listed("differently shaped", shapes)
+        lines += _listed("of another dtype", dtypes)
+        return "\n".join(lines)
+
+    def error(self, what: str = "the checkpoint", where: str = "the network") -> CheckpointMismatchError:
+        """Return the exception to raise, which says how to load the rest."""
+        return CheckpointMismatchError(f"{self.message(what, where)}\n  strict=False loads those that agree")
+
+
+def _listed(title: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    if not names:
+        return []
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return [f"  {title} ({len(names)}): {', '.join(names[:_LISTED])}{more}"]
+
+
+def compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Mismatch:
+    """Compare parameters by name, shape and dtype.
+
+    Args:
+        expected: name -> (shape, dtype), or anything with these two attributes (array, Tensor, Parameter).
+        found: the same.
+    """
+    want = {name: _signature(value) for name, value in expected.items()}
+    have = {name: _signature(value) for name, value in found.items()}
+    missing = tuple(name for name in want if name not in have)
+    unexpected = tuple(name for name in have if name not in want)
+    common = [name for name in want if name in have]
+    renamed = {}
+    for name in missing:
+        similar = nearest_name(name, [other for other in unexpected if have[other][0] == want[name][0]])
+        if similar is not None:
+            renamed[name] = similar
+    same_shape = [name for name in common if want[name][0] == have[name][0]]
+    return Mismatch(
+        missing=missing,
+        unexpected=unexpected,
+        reshaped={name: (want[name][0], have[name][0]) for name in common if want[name][0] != have[name][0]},
+        retyped={name: (want[name][1], have[name][1]) for name in same_shape if want[name][1] != have[name][1]},
+        matching=tuple(name for name in same_shape if want[name][1] == have[name][1]),
+        renamed=renamed,
+    )
+
+
+def _signature(value: Any) -> tuple[tuple[int, ...], str]:
+    shape, dtype = value if isinstance(value, tuple) else (value.shape, value.dtype)
+    # str(mindspore.float32) is "Float32", str(numpy.dtype("float32")) is "float32".
+    text = str(dtype) if not isinstance(dtype, type) else np.dtype(dtype).name
+    return tuple(int(size) for size in shape), text.lower()

@@ -1,0 +1,162 @@
+"""The safetensors format for NumPy arrays: eight bytes of header length, a JSON header, the raw little-endian values.
+
+Written and read here rather than by the safetensors package so that the checksum is taken while writing, arrays are
+views of the mapped file, and whatever bytes are found lead to one documented exception. The files are interchangeable
+with those of the package. Format: https://huggingface.co/docs/safetensors/index#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointDamagedError, CheckpointError
+from . import strict_json
+
+_TAGS = {
+    "|b1": "BOOL",
+    "|u1": "U8",
+    "|i1": "I8",
+    "<u2": "U16",
+    "<i2": "I16",
+    "<f2": "F16",
+    "<u4": "U32",
+    "<i4": "I32",
+    "<f4": "F32",
+    "<u8": "U64",
+    "<i8": "I64",
+    "<f8": "F64",
+    "<c8": "C64",
+}
+_DTYPES = {tag: np.dtype(code) for code, tag in _TAGS.items()}
+_MAX_HEADER = 100_000_000
+_METADATA = "__metadata__"
+
+
+def blocks(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
+    """Yield the content of a safetensors file: the header, then every array's bytes without a copy where possible.
+
+    Args:
+        tensors: name -> array of any shape; bool, (u)int8-64, float16/32/64, complex64 or MindSpore's bfloat16.
+
+    Raises:
+        CheckpointError: a name or dtype the format cannot hold (raised before anything is yielded).
+    """
+    arrays = {name: np.asarray(value) for name, value in tensors.items()}
+    # Large items first keeps every array aligned to its item size.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name in order:
+        array = arrays[name]
+        end = offset + array.nbytes
+        header[name] = {"dtype": _tag(name, array.dtype), "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return _emit(len(text).to_bytes(8, "little") + text, [arrays[name] for name in order])
+
+
+def _emit(head: bytes, arrays: list[np.ndarray]) -> Iterator[Any]:
+    yield head
+    for array in arrays:
+        if array.size:
+            if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
+                array = array.astype(array.dtype.newbyteorder("<"))
+            # reshape copies only what is not contiguous; the view as bytes makes every dtype writable.
+            yield memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _tag(name: str, dtype: np.dtype) -> str:
+    if dtype.name == "bfloat16":
+        return "BF16"
+    tag = _TAGS.get(dtype.newbyteorder("<").str) if dtype.kind in "biufc" else None
+    if not isinstance(name, str) or name == _METADATA:
+        raise CheckpointError(f"tensor name {name!r} is not accepted; it takes a string other than {_METADATA!r}")
+    if tag is None:
+        raise CheckpointError(
+            f"tensor {name!r} has dtype {dtype}; accepted: bool, int8 to int64, uint8 to uint64, float16, bfloat16, "
+            "float32, float64, complex64"
+        )
+    return tag
+
+
+def parse(buffer: mmap.mmap | bytes, what: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a safetensors file as read-only views of `buffer`.
+
+    Args:
+        buffer: the whole file.
+        what: its name for messages.
+
+    Raises:
+        CheckpointDamagedError: the bytes are not a sound safetensors file.
+    """
+    total = len(buffer)
+    length = int.from_bytes(buffer[:8], "little")
+    if total < 8 or length > min(total - 8, _MAX_HEADER):
+        raise CheckpointDamagedError(f"{what} is no safetensors file: {total:,} bytes cannot hold its header")
+    try:
+        header = strict_json.parse(bytes(buffer[8 : 8 + length]))
+    except ValueError as error:
+        raise CheckpointDamagedError(f"{what} is no safetensors file: its header is damaged ({error})") from None
+    if not isinstance(header, dict):
+        raise CheckpointDamagedError(f"{what} is no safetensors file: its header is no object")
+    header.pop(_METADATA, None)
+    start = 8 + length
+    spans = []
+    tensors = {}
+    for name, entry in header.items():
+        try:
+            dtype, shape, begin, end = _checked(entry, total - start)
+        except ValueError as error:
+            raise CheckpointDamagedError(f"{what} is damaged: tensor {name!r} {error}") from None
+        spans.append((begin, end))
+        if begin == end:
+            tensors[name] = np.zeros(shape, dtype)
+            tensors[name].flags.writeable = False
+        else:
+            count = (end - begin) // dtype.itemsize
+            tensors[name] = (
+                np.frombuffer(buffer, np.uint8, end - begin, start + begin).view(dtype)[:count].reshape(shape)
+            )
+    spans.sort()
+    if [begin for begin, _ in spans] + [total - start] != [0] + [end for _, end in spans]:
+        raise CheckpointDamagedError(f"{what} is damaged: its tensors overlap or leave gaps")
+    return tensors
+
+
+def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
+    """Return dtype, shape, first and last offset of a header entry, or raise ValueError saying what is wrong."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("has no proper entry")
+    tag, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = _bfloat16() if tag == "BF16" else _DTYPES.get(tag) if isinstance(tag, str) else None
+    if dtype is None:
+        raise ValueError(f"has the unknown dtype {tag!r}")
+    if not isinstance(shape, list) or len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
+        raise ValueError(f"has the shape {shape!r}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
+        raise ValueError(f"has the offsets {offsets!r}")
+    begin, end = offsets
+    if not 0 <= begin <= end <= room:
+        raise ValueError(f"lies at {offsets} of {room:,} bytes")
+    if math.prod(shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"of {tag} {shape} has {end - begin:,} bytes")
+    if begin == end and math.prod(n for n in shape if n) * dtype.itemsize >= 2**62:
+        raise ValueError(f"has the shape {shape!r}")
+    return dtype, shape, begin, end
+
+
+def _bfloat16() -> np.dtype:
+    try:
+        from mindspore.common import np_dtype  # NumPy itself has no such type
+
+        return np.dtype(np_dtype.bfloat16)
+    except (ImportError, AttributeError, TypeError):
+        raise ValueError("is bfloat16, which needs MindSpore with bfloat16 support for NumPy") from None

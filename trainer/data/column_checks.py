@@ -1,0 +1,112 @@
+"""Checks of a dataset's columns against the network, before anything is compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from mindspore import nn
+
+from ..errors import DataError
+from .sources import Columns
+
+
+class ColumnCheck:
+    """Checks the first batch against the network's signature and every later one against the first.
+
+    Args:
+        network: cell whose `construct` receives the columns.
+        labels: number of columns at the end that go to the loss instead of the network.
+        extra: whether columns past those the network takes are fine (they are dropped).
+    """
+
+    def __init__(self, network: nn.Cell, labels: int, *, extra: bool = False) -> None:
+        self.least, self.most, self.parameters = arguments_of(network)
+        self.kind = type(network).__name__
+        self.labels = labels
+        self.extra = extra
+        self._expected: list[tuple[str, tuple[int, ...], Any]] | None = None
+
+    def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
+        """Check one batch.
+
+        Raises:
+            DataError: a wrong number of columns, or a column whose row shape or dtype changed.
+        """
+        if self._expected is None:
+            self._check_number(columns, names)
+            self._check_order(names)
+            self._expected = [
+                (name, column.shape[1:], column.dtype) for name, column in zip(names, columns, strict=True)
+            ]
+            return
+        if len(columns) != len(self._expected):
+            raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
+        for column, (name, shape, dtype) in zip(columns, self._expected, strict=True):
+            if column.shape[1:] != shape:
+                raise DataError(
+                    f"column {name!r} changed its shape: received rows of {list(column.shape[1:])}, "
+                    f"expected {list(shape)} as in the first batch"
+                )
+            if column.dtype != dtype:
+                raise DataError(
+                    f"column {name!r} changed its dtype: received {column.dtype}, expected {dtype} "
+                    "as in the first batch"
+                )
+
+    def _check_number(self, columns: Columns, names: tuple[str, ...]) -> None:
+        given = len(columns) - self.labels
+        if self.least <= given and (self.extra or self.most is None or given <= self.most):
+            return
+        takes = f"{self.least}" if self.most == self.least else f"{self.least} to {self.most or 'any number of'}"
+        label = (
+            f" and the last {self.labels} ({', '.join(names[-self.labels :])}) go to the loss" if self.labels else ""
+        )
+        number = self.least + self.labels
+        expected = "1 column is expected" if number == 1 else f"{number} columns are expected"
+        hint = ""
+        if not self.labels and self.most is not None and given == self.most + 1:
+            hint = "; if the last one is a label, a loss_fn is missing"
+        raise DataError(
+            f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
+            f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
+        )
+
+    def _check_order(self, names: tuple[str, ...]) -> None:
+        """Refuse columns that bear the names of the network's arguments but stand in other places."""
+        wanted = self.parameters[: max(self.least, 1)]
+        if set(wanted) <= set(names) and list(names[: len(wanted)]) != wanted:
+            raise DataError(
+                f"columns are taken by position: received ({', '.join(names)}), and {self.kind}.construct takes "
+                f"({', '.join(wanted)}) first; put the columns in that order"
+            )
+
+
+def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
+    """Return (fewest, most, names) of the positional arguments `network.construct` takes; most is None for any."""
+    parameters = list(inspect.signature(type(network).construct).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = sum(p.default is p.empty for p in positional)
+    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+    return least, most, [p.name for p in positional] or ["*columns"]
+
+
+def in_order_of(model: Any, data: Any) -> Any:
+    """Return `data` with its columns in the order of `model`, when both are dicts of the same columns."""
+    if isinstance(model, Mapping) and isinstance(data, Mapping) and set(model) == set(data):
+        return {name: data[name] for name in model}
+    return data
+
+
+def label_columns(loss_fn: nn.Cell | None) -> int:
+    """Return how many columns the loss takes after the prediction: 1 (the label) unless it requires more."""
+    if loss_fn is None:
+        return 0
+    construct = type(loss_fn).construct if isinstance(loss_fn, nn.Cell) else loss_fn
+    parameters = list(inspect.signature(construct).parameters.values())
+    if isinstance(loss_fn, nn.Cell):
+        parameters = parameters[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = sum(p.kind in positional and p.default is p.empty for p in parameters)
+    return max(1, required - 1)

@@ -1,0 +1,327 @@
+"""From a source's batches to chunks: what one call of the program trains on, prepared ahead on one thread.
+
+`Source` knows where rows come from, `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
+which position goes with each chunk; the loop knows neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from ..errors import DataError, TrainerError
+from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
+from .sources import Columns, Item, Source, check_dtype
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The unit of the loop: 1 to K batches for one call of the program.
+
+    Attributes:
+        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
+        tensors: the same as device tensors, after the preparation for sparse tables.
+        signature: shapes and dtypes of the tensors.
+        names: column names.
+        stacked: whether the columns carry the leading batch axis.
+        num_batches: batches in the chunk.
+        num_steps: optimizer updates the chunk completes.
+        num_samples: rows in the chunk.
+        flush: whether the accumulation window closes after the last batch, full or not.
+        ends_epoch: whether the source ended after this chunk.
+        position: JSON-able place right after the chunk's last row.
+        extras: host-side companions: one mapping a batch (None where a batch has none).
+        sparse: working sets of sparse tables, or None.
+    """
+
+    arrays: Columns
+    tensors: tuple[Tensor, ...]
+    signature: tuple[Any, ...]
+    names: tuple[str, ...]
+    stacked: bool
+    num_batches: int
+    num_steps: int
+    num_samples: int
+    flush: bool
+    ends_epoch: bool
+    position: dict[str, Any]
+    extras: list[Mapping[str, Any] | None] = field(default_factory=list)
+    sparse: Any = None
+
+    def rows(self, column: int) -> np.ndarray:
+        """Return one column flattened to [num_samples, ...], padding left out."""
+        array = self.arrays[column]
+        return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
+
+
+@dataclass
+class FeedOptions:
+    """How batches are grouped.
+
+    Attributes:
+        batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
+        accumulate: micro-batches per optimizer update.
+        prepare: called as (columns, stacked, num_batches, fill, flush, event_time) on the prefetch thread; returns the
+            columns the graph takes and what the main thread needs to bring tables before it (`SparsePlan`).
+        release: called once the prefetch thread has stopped: what was prepared and not trained is to be forgotten.
+        columns: use the first so many columns only; None uses all.
+        check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
+            raises DataError.
+        inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
+    """
+
+    batches_per_call: int | Callable[[Item], int] = 1
+    accumulate: int = 1
+    prepare: Callable[..., tuple[Columns, Any]] | None = None
+    release: Callable[[], None] | None = None
+    columns: int | None = None
+    check: Callable[[Columns, tuple[str, ...]], None] | None = None
+    inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
+
+
+class Feed:
+    """Chunks of one source.
+
+    Args:
+        source: where batches come from.
+        options: how they are grouped.
+    """
+
+    def __init__(self, source: Source, options: FeedOptions) -> None:
+        self.source = source
+        self.options = options
+        self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
+        self._worker: Prefetch | None = None
+        self._checked: list[Any] = []
+        self._signature: tuple[Any, ...] = ()
+
+    def chunks(
+        self,
+        position: Mapping[str, Any],
+        max_steps: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Chunk]:
+        """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
+
+        `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
+        """
+        made = self._make(dict(position), max_steps)
+        in_memory = self.source.in_memory and self.options.prepare is None
+        if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
+            yield from made  # so few batches are cut sooner than a thread is started
+            return
+        # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
+        far = in_memory or (self.source.endless and self.options.prepare is None)
+        self._worker = Prefetch(made, MAX_QUEUED if far else MIN_QUEUED)
+        try:
+            while True:
+                try:
+                    chunk = self._worker.get(timeout=WAIT_SECONDS)
+                except queue.Empty:
+                    if should_stop():
+                        return
+                    continue
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            self.source.interrupt()
+            self._worker.stop()
+            self._worker = None
+            if self.options.release is not None:
+                self.options.release()
+
+    @property
+    def depth(self) -> int:
+        """Chunks that are ready and waiting."""
+        return self._worker.depth if self._worker is not None else 0
+
+    def close(self) -> None:
+        """Stop the prefetch thread and close the source."""
+        if self._worker is not None:
+            self.source.interrupt()
+            self._worker.stop()
+        self.source.close()
+
+    def _make(self, position: dict[str, Any], max_steps: int | None) -> Iterator[Chunk]:
+        epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
+        state = position.get("state")
+        accumulate = self.options.accumulate
+        left = None if max_steps is None else max_steps * accumulate - fill
+        for items, last in self._groups(epoch, batch, state, left):
+            first = batch
+            batch += len(items)
+            state = items[-1].state if items[-1].state is not None else state
+            before = fill
+            steps, fill = divmod(fill + len(items), accumulate)
+            flush = last and fill > 0
+            if flush:
+                steps, fill = steps + 1, 0
+            ends = last and not self.source.endless
+            place = {"epoch": epoch + 1, "batch": 0} if ends else {"epoch": epoch, "batch": batch}
+            if fill:
+                place["fill"] = fill
+            if state is not None:
+                place["state"] = state
+            try:
+                chunk = self._chunk(items, before, steps, flush, ends, place)
+            except DataError as error:
+                raise DataError(f"{self._place(first, epoch)}: {error}") from error
+            yield chunk
+
+    def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
+        """Group equally shaped batches; the flag says that the source has ended after the group."""
+        look_ahead = not self.source.endless or self.options.accumulate > 1
+        group: list[Item] = []
+        taken = 0
+        for item in self._read(epoch, start, state):
+            if item is None:
+                if group and not look_ahead:
+                    yield group, False
+                    group = []
+                continue
+            if not self._size:
+                self._size = self.options.batches_per_call(item)
+            if group and (len(group) >= self._size or not _same_shapes(group[0], item)):
+                yield group, False
+                group = []
+            if left is not None and taken >= left:
+                # the limit lies inside the epoch: what is grouped goes out, the rest stays unread
+                break
+            group.append(item)
+            taken += 1
+            limited = left is not None and taken >= left
+            if not look_ahead and (limited or len(group) >= self._size):
+                yield group, False
+                group = []
+                if limited:
+                    return
+        else:
+            if group:
+                yield group, True
+            return
+        if group:
+            yield group, False
+
+    def _read(self, epoch: int, start: int, state: Any) -> Iterator[Item | None]:
+        batches = iter(self.source.batches(epoch, start, state))
+        number = start
+        while True:
+            try:
+                item = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                place = self._place(number, epoch)
+                if isinstance(error, TrainerError):
+                    error.args = (f"{place}: {error}",)
+                    raise
+                raise DataError(f"reading {place} failed: {type(error).__name__}: {error}") from error
+            if item is not None:
+                self._check(item, number, epoch)
+                number += 1
+                if self.options.columns is not None:
+                    item = item._replace(columns=item.columns[: self.options.columns])
+                if self.source.reuses_buffers:
+                    # batches wait in a group while the next one is read
+                    item = item._replace(columns=tuple(np.array(column) for column in item.columns))
+            yield item
+
+    def _place(self, number: int, epoch: int) -> str:
+        return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
+
+    def _check(self, item: Item, number: int, epoch: int) -> None:
+        shapes = [(column.shape, column.dtype) for column in item.columns]
+        if shapes != self._checked:  # nothing new to find out about a batch that looks like the one before it
+            self._check_shapes(item, number, epoch)
+            self._checked = shapes
+        trouble = self.options.inspect(item.columns, self.source.names or ()) if self.options.inspect else None
+        if trouble is not None:
+            logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
+
+    def _check_shapes(self, item: Item, number: int, epoch: int) -> None:
+        names = self.source.names or ()
+        rows = {len(column) for column in item.columns}
+        if len(rows) > 1:
+            shapes = {name: column.shape for name, column in zip(names, item.columns, strict=True)}
+            raise DataError(
+                f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes} "
+                "(is the dataset not batched?)"
+            )
+        if rows == {0}:
+            raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
+        if self.options.check is not None:
+            try:
+                self.options.check(item.columns, names)
+            except DataError as error:
+                raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
+
+    def _chunk(
+        self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
+    ) -> Chunk:
+        options = self.options
+        stacked = self._size > 1
+        columns = _stack(items, self._size) if stacked else items[0].columns
+        sparse = None
+        host = columns
+        if options.prepare is not None:
+            columns, sparse = options.prepare(columns, stacked, len(items), fill, flush, _newest(items))
+        signature = tuple([(column.shape, column.dtype) for column in columns])
+        if signature != self._signature:
+            for name, column in zip(self.source.names or (), columns, strict=False):
+                check_dtype(column, name)
+            self._signature = signature
+        return Chunk(
+            arrays=host,
+            tensors=tuple([to_tensor(column) for column in columns]),
+            signature=self._signature,
+            names=self.source.names or (),
+            stacked=stacked,
+            num_batches=len(items),
+            num_steps=steps,
+            num_samples=len(items) * len(items[0].columns[0]),
+            flush=flush,
+            ends_epoch=ends,
+            position=position,
+            extras=[item.extras for item in items],
+            sparse=sparse,
+        )
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
+    if not array.flags.carray:
+        array = np.array(array, order="C")
+    return Tensor.from_numpy(array)
+
+
+def _newest(items: Sequence[Item]) -> float | None:
+    times = [item.extras["event_time"].max() for item in items if item.extras and "event_time" in item.extras]
+    return float(max(times)) if times else None
+
+
+def _same_shapes(one: Item, other: Item) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(one.columns, other.columns, strict=False)
+    ) and len(one.columns) == len(other.columns)
+
+
+def _stack(items: Sequence[Item], size: int) -> Columns:
+    stacked = []
+    for index, column in enumerate(items[0].columns):
+        out = np.empty((size, *column.shape), column.dtype)
+        for place, item in enumerate(items):
+            out[place] = item.columns[index]
+        out[len(items) :] = 0
+        stacked.append(out)
+    return tuple(stacked)

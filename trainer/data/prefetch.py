@@ -1,0 +1,113 @@
+"""Chunks made ahead on one thread: a few of them, more where they are small, so that threads change hands seldom."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .feed import Chunk
+
+MIN_QUEUED = 2
+MAX_QUEUED = 32
+ENOUGH_BYTES = 1 << 18
+JOIN_SECONDS = 5.0
+_END = object()
+
+
+class Prefetch:
+    """Runs an iterator on one daemon thread, ahead of whoever takes from it.
+
+    The thread rests once `MIN_QUEUED` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
+    them are gone: with a wake-up at every chunk the threads of a small step would spend their time on waking each
+    other.
+
+    Args:
+        made: the iterator.
+        most: chunks that may wait.
+    """
+
+    def __init__(self, made: Iterator[Chunk], most: int = MAX_QUEUED) -> None:
+        self._made = made
+        self._most = most
+        self._ready: deque[tuple[Any, int]] = deque()
+        self._changed = threading.Condition()
+        # One side writes each of these, so that taking a chunk that is ready needs no lock.
+        self._bytes_put = self._bytes_taken = 0
+        self._full_at = 0
+        self._hungry = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for chunk in self._made:
+                if not self._put(chunk, sum([array.nbytes for array in chunk.arrays])):
+                    return
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, value: Any, size: int = 0) -> bool:
+        with self._changed:
+            while not self._stopped and self._full():
+                self._full_at = len(self._ready)
+                self._changed.wait()
+            if self._stopped:
+                return False
+            self._bytes_put += size
+            self._ready.append((value, size))
+            if self._hungry:
+                self._changed.notify_all()
+        return True
+
+    def _full(self) -> bool:
+        waiting = len(self._ready)
+        return waiting >= MIN_QUEUED and (waiting >= self._most or self._bytes_put - self._bytes_taken >= ENOUGH_BYTES)
+
+    @property
+    def depth(self) -> int:
+        """Chunks that are ready and waiting."""
+        return len(self._ready)
+
+    def get(self, timeout: float) -> Chunk | None:
+        """Return the next chunk, or None at the end; raise what the thread raised.
+
+        Raises:
+            queue.Empty: none came within `timeout` seconds.
+        """
+        if not self._ready:
+            self._wait(timeout)
+        value, size = self._ready.popleft()
+        if value is _END:
+            return None
+        if isinstance(value, BaseException):
+            raise value
+        self._bytes_taken += size
+        if self._full_at and 2 * len(self._ready) <= self._full_at:
+            with self._changed:
+                self._full_at = 0
+                self._changed.notify_all()
+        return value
+
+    def _wait(self, timeout: float) -> None:
+        with self._changed:
+            self._full_at = 0
+            self._changed.notify_all()
+            self._hungry = True
+            try:
+                if not self._changed.wait_for(lambda: self._ready, timeout):
+                    raise queue.Empty
+            finally:
+                self._hungry = False
+
+    def stop(self) -> None:
+        """Tell the thread to end; a source blocked in its own code is left behind (the thread is a daemon)."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join(timeout=JOIN_SECONDS)

@@ -1,0 +1,398 @@
+"""Finite data behind one interface: whatever a user passes to `fit`, `evaluate` or `predict` -> NumPy batches.
+
+A source yields `Item`s: a tuple of arrays with the rows on axis 0, and what its iterable says of its own position
+(None when it says nothing). How batches become chunks is `feed`'s concern.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigurationError, DataError
+from .finite_values import describe_non_finite
+
+logger = logging.getLogger(__name__)
+
+Columns = tuple[np.ndarray, ...]
+_KINDS = "biuf"
+INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
+_MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
+
+
+class Item(NamedTuple):
+    """One batch on its way from a source to the feed.
+
+    Attributes:
+        columns: arrays with the rows on axis 0.
+        state: what the source needs to go on after this batch, or None.
+        extras: host-side companions of the rows (event time, group), never sent to the device.
+    """
+
+    columns: Columns
+    state: Any = None
+    extras: Mapping[str, Any] | None = None
+
+
+class Source:
+    """Base of the sources.
+
+    Attributes:
+        names: column names, known after the first batch at the latest.
+        size: batches of one epoch, or None when unknown.
+        in_memory: whether reading is no more than cutting arrays; `size` is known then.
+        thread_bound: whether it must be read by the thread that made it: MindSpore crashes the process when a
+            pipeline fails under any other thread than the first one that ran a pipeline.
+        reuses_buffers: whether an array it yielded may change once the next one is asked for.
+        endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
+    """
+
+    names: tuple[str, ...] | None = None
+    size: int | None = None
+    in_memory: bool = False
+    thread_bound: bool = False
+    reuses_buffers: bool = False
+    endless: bool = False
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.
+
+        None in between says that nothing came for a while: what is waiting should be trained now.
+        """
+        raise NotImplementedError
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch without using it up.
+
+        Raises:
+            DataError: there is none.
+        """
+        for item in self.batches(0, 0):
+            if item is not None:
+                return item.columns
+        raise DataError("the dataset delivered no batches")
+
+    def describe(self) -> dict[str, Any]:
+        """Return what has to be the same for a saved position to mean the same rows."""
+        return {"kind": type(self).__name__}
+
+    def resolve(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk's position in the form that goes into a snapshot."""
+        return position
+
+    def commit(self, position: dict[str, Any]) -> None:
+        """Tell where rows come from that everything before `position` is in a durable snapshot."""
+
+    def interrupt(self) -> None:
+        """Make a `batches` under way on another thread end soon, where it may wait long."""
+
+    def close(self) -> None:
+        """Let go of threads and files."""
+
+
+def as_array(value: Any, name: str) -> np.ndarray:
+    """Return one column as a NumPy array with the rows on axis 0; float64 becomes float32.
+
+    Text stays text: sparse tables turn it into rows, and what they leave is refused by `check_dtype`.
+
+    Raises:
+        DataError: a scalar.
+    """
+    if not isinstance(value, np.ndarray):
+        if hasattr(value, "asnumpy"):
+            value = value.asnumpy()
+        elif hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        else:
+            value = np.asarray(value)
+    if value.ndim == 0:
+        raise DataError(
+            f"column {name!r}: received a scalar; expected an array with the rows of the batch on axis 0 "
+            "(is the dataset not batched?)"
+        )
+    return value.astype(np.float32) if value.dtype == np.float64 else value
+
+
+def check_dtype(column: np.ndarray, name: str) -> None:
+    """Check that a graph can take the column.
+
+    Raises:
+        DataError: a dtype that is none of bool, integer and float.
+    """
+    if column.dtype.kind not in _KINDS:
+        raise DataError(
+            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats "
+            "(feed text to a trainer.embedding.Embedding, or turn it into integers first)"
+        )
+
+
+def _as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
+    if isinstance(item, Mapping):
+        found = tuple(str(key) for key in item)
+        if names is not None and found != names:
+            if set(found) != set(names):
+                raise DataError(f"the columns changed: received {list(found)}, expected {list(names)}")
+            item, found = {name: item[name] for name in names}, names
+        return tuple(as_array(value, name) for name, value in zip(found, item.values(), strict=True)), found
+    if not isinstance(item, tuple | list):
+        item = (item,)
+    if names is None or len(names) != len(item):
+        names = tuple(f"column_{index}" for index in range(len(item)))
+    return tuple(as_array(value, name) for name, value in zip(names, item, strict=True)), names
+
+
+class ArraySource(Source):
+    """A dict, tuple or list of equally long arrays, cut into batches; shuffled by (seed, epoch) alone.
+
+    Raises:
+        DataError: unequal lengths or no rows.
+        ConfigurationError: no batch size.
+    """
+
+    in_memory = True
+
+    def __init__(self, arrays: Any, batch_size: int | None, *, shuffle: bool = False, seed: int = 0) -> None:
+        if batch_size is None:
+            raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigurationError(f"batch_size: takes a whole number >= 1; received {batch_size!r}")
+        self._columns, self.names = _as_columns(arrays, None)
+        lengths = {name: len(column) for name, column in zip(self.names, self._columns, strict=True)}
+        self.rows = next(iter(lengths.values()))
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the arrays have different numbers of rows: {lengths}")
+        if self.rows == 0:
+            raise DataError(f"the dataset is empty: column {self.names[0]!r} has 0 rows")
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.size = -(-self.rows // batch_size)
+        if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
+            trouble = describe_non_finite(self._columns, self.names)
+            if trouble is not None:
+                logger.warning("the dataset: %s", trouble)
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, rows, batch size, shuffle and seed."""
+        return {
+            "kind": "ArraySource",
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches; any position is reached without reading what lies before it."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.rows) if self.shuffle else None
+        for first in range(start * self.batch_size, self.rows, self.batch_size):
+            last = first + self.batch_size
+            if order is None:
+                yield Item(tuple([column[first:last] for column in self._columns]))
+            else:
+                rows = order[first:last]
+                yield Item(tuple([column[rows] for column in self._columns]))
+
+
+class PipelineSource(Source):
+    """A `mindspore.dataset` pipeline, used again and again without marking it.
+
+    One iterator serves all epochs, because a fresh one would repeat the first epoch's shuffle. A position is reached
+    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on threads of its own.
+    """
+
+    thread_bound = True
+
+    def __init__(self, dataset: Any, *, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.names = tuple(dataset.get_col_names())
+        self.size = dataset.get_dataset_size() if is_bounded(dataset) else None
+        if self.size == 0:
+            raise DataError("the dataset is empty: the pipeline has 0 batches")
+        self.seed = seed
+        self._iterator: Any = None
+        self._next: tuple[int, int] | None = None
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches."""
+        if self._iterator is None or self._next != (epoch, start):
+            self._open(epoch, start)
+        count = start
+        for item in self._iterator:
+            count += 1
+            self._next = (epoch, count)
+            yield Item(_as_columns(item, self.names)[0])
+        self._next = (epoch + 1, 0)
+        if self.size is None:
+            self.size = count
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, size and seed."""
+        return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
+
+    def _open(self, epoch: int, start: int) -> None:
+        import mindspore.dataset as ms_dataset
+
+        self.close()
+        skipped = start if self.size is None else epoch * self.size + start
+        if self.size is None and epoch:
+            raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
+        before = ms_dataset.config.get_seed()
+        generators = random.getstate(), np.random.get_state()  # MindSpore's set_seed seeds these two as well
+        ms_dataset.config.set_seed(self.seed)
+        try:
+            if self.size is not None:
+                self.dataset.set_init_step(skipped)
+            self._iterator = self.dataset.create_tuple_iterator(
+                num_epochs=_MANY_EPOCHS if self.size is not None else -1, output_numpy=True, do_copy=True
+            )
+        finally:
+            self.dataset.set_init_step(0)
+            ms_dataset.config.set_seed(before)
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+        if self.size is None:
+            for _ in range(skipped):  # a pipeline without a size can only be read up to the position
+                next(self._iterator)
+
+    def close(self) -> None:
+        """Stop the pipeline's threads."""
+        if self._iterator is not None:
+            self._iterator.stop()
+            self._iterator = None
+
+
+def is_bounded(dataset: Any) -> bool:
+    """Return whether a `mindspore.dataset` pipeline is known to end, without ever asking an endless one its size."""
+    if type(dataset).__name__ == "RepeatDataset" and getattr(dataset, "count", None) == -1:
+        return False
+    children = getattr(dataset, "children", [])
+    if children:
+        return all(is_bounded(child) for child in children)
+    source = getattr(dataset, "source", None)
+    if source is None:
+        return True
+    return hasattr(source, "__len__")
+
+
+class IterableSource(Source):
+    """Any iterable, or a function that returns a fresh iterator: items are tuples, lists or dicts of batch arrays.
+
+    An object with `state_dict` and `load_state_dict` tells its own position; others are read again up to it.
+    """
+
+    reuses_buffers = True
+
+    def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        self.data = data
+        self._is_factory = callable(data) and not hasattr(data, "__iter__")
+        self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
+        self.one_shot = not self._is_factory and iter_is_self(data)
+        self._used = False
+        self._told = False
+        self._peeked: list[Any] = []
+        self.size = _length(data)
+        if self.size == 0:
+            raise DataError("the dataset is empty: len(dataset) is 0")
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch; what a one-pass iterator gave up for it is delivered later."""
+        for item in self.data() if self._is_factory else self.data:
+            if self.one_shot:
+                self._peeked.append(item)
+            columns, self.names = _as_columns(item, self.names)
+            return columns
+        raise DataError("the dataset delivered no batches")
+
+    @property
+    def _stateful(self) -> bool:
+        return hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches, each with the state its object tells."""
+        if self.one_shot and self._used:
+            raise DataError(
+                f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
+                "generator, a list, or an object with __iter__"
+            )
+        self._used = True
+        if hasattr(self.data, "set_epoch"):
+            self.data.set_epoch(epoch)
+        skip = start
+        if start and state is not None and self._stateful:
+            self.data.load_state_dict(state)
+            skip = 0
+        if skip and not self._told:
+            self._told = True
+            logger.warning(
+                "the dataset has no state_dict/load_state_dict: its first %d batches of epoch %d are read again and "
+                "dropped to reach the saved position; that is exact only if it repeats the same order",
+                skip,
+                epoch,
+            )
+        peeked, self._peeked = self._peeked, []
+        for item in chain(peeked, self.data() if self._is_factory else self.data):
+            if skip:
+                skip -= 1
+                continue
+            columns, self.names = _as_columns(item, self.names)
+            yield Item(columns, self.data.state_dict() if self._stateful else None)
+
+
+def iter_is_self(data: Any) -> bool:
+    """Return whether `data` is an iterator, which serves one pass only."""
+    return hasattr(data, "__next__")
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0) -> Source:
+    """Return the source for whatever a user calls a dataset.
+
+    Raises:
+        DataError: nothing that can be iterated, or empty.
+        ConfigurationError: arrays without a batch size, or a batch size for data that is already batched.
+    """
+    if isinstance(data, Source):
+        return data
+    if hasattr(data, "create_tuple_iterator"):
+        source: Source = PipelineSource(data, seed=seed)
+    elif is_arrays(data):
+        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed)
+    elif callable(data) or hasattr(data, "__iter__"):
+        source = IterableSource(data)
+    else:
+        raise DataError(
+            f"dataset: received {type(data).__name__}; accepted are a mindspore.dataset pipeline, a dict or tuple of "
+            "arrays with batch_size, an iterable of batches, or a function that returns one"
+        )
+    if batch_size is not None:
+        hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(data, tuple | list | dict) else ""
+        raise ConfigurationError(
+            f"batch_size={batch_size!r} goes with arrays; a {type(data).__name__} is taken to deliver batches{hint}"
+        )
+    return source
+
+
+def is_arrays(data: Any) -> bool:
+    """Return whether `data` is an array, or a tuple or dict of nothing but arrays."""
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        return True
+    values: Sequence[Any]
+    if isinstance(data, Mapping):
+        values = list(data.values())
+    elif isinstance(data, tuple):
+        values = data
+    else:
+        return False
+    return bool(values) and all(hasattr(value, "shape") and hasattr(value, "dtype") for value in values)

@@ -1,0 +1,200 @@
+"""A stream as a source: rows are put together into batches of one size, each with the position after its last row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigurationError, DataError, did_you_mean
+from ..streams import Batch, IterableStream, Stream, advance, concat, resolve
+from .sources import Columns, Item, Source, as_array, is_arrays
+
+POLL_SECONDS = 0.1
+DEFAULT_BATCH_SIZE = 1024
+
+
+def as_stream(data: Any) -> Stream:
+    """Return `data` if it is a stream, else an `IterableStream` over it (a `mindspore.dataset`, generator, list).
+
+    Raises:
+        ConfigurationError: nothing that can be iterated, or arrays.
+    """
+    if is_arrays(data):
+        raise ConfigurationError(
+            "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
+            "or use fit"
+        )
+    return data if hasattr(data, "poll") else IterableStream(data)
+
+
+class StreamSource(Source):
+    """Batches of a stream.
+
+    Args:
+        stream: where rows come from.
+        batch_size: rows a batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
+        inputs: names of the columns the network takes, in order; empty: every column but the labels.
+        labelled: whether the last columns are a label and, with `weight`, its loss weight.
+        label: name of the label column, or None for the stream schema's label, else "label", else the last column
+            that is neither an input nor the event time.
+        weight: name of the column of loss weights given to the loss after the label, or None.
+        extras: names of columns kept on the host with the batch (a metric's group).
+        flush_after: seconds without a row after which complete batches are trained though the call is not full.
+        idle_timeout: seconds without a row after which the stream counts as ended, or None.
+
+    Attributes:
+        ended: "idle" or "stream_end" once the stream gave its last row.
+    """
+
+    endless = True
+
+    def __init__(
+        self,
+        stream: Stream,
+        batch_size: int | None = None,
+        *,
+        inputs: Sequence[str] = (),
+        labelled: bool = True,
+        label: str | None = None,
+        weight: str | None = None,
+        extras: Sequence[str] = (),
+        flush_after: float = 1.0,
+        idle_timeout: float | None = None,
+    ) -> None:
+        self.stream = stream
+        self.thread_bound = getattr(stream, "reads_pipeline", False)
+        self.whole_items = batch_size is None and isinstance(stream, IterableStream)
+        self.batch_size = batch_size or DEFAULT_BATCH_SIZE
+        self.inputs = tuple(inputs)
+        self.labelled = labelled
+        schema = getattr(stream, "schema", None)
+        self.label = label or getattr(schema, "label", None)
+        self.event_time = getattr(schema, "event_time", None) or getattr(stream, "event_time", None)
+        self.weight = weight
+        self.extras = tuple(extras)
+        self.flush_after = flush_after
+        self.idle_timeout = idle_timeout
+        self.ended: str | None = None
+        self._stopped = False
+        self._peeked: Batch | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind alone: a position in a stream counts rows, not batches."""
+        return {"kind": type(self).__name__}
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches from the position `state` on; None when the stream idles."""
+        self._stopped, self.ended = False, None
+        if state is not None:
+            self.stream.seek(state)
+            self._peeked = None
+        position = self.stream.position() if self._peeked is None else self._before
+        waiting: list[Batch] = []
+        rows = 0
+        last_row = time.monotonic()
+        told_idle = False
+        while not self._stopped:
+            batch, self._peeked = self._peeked, None
+            if batch is None:
+                batch = self.stream.poll((1 << 30) if self.whole_items else self.batch_size - rows, POLL_SECONDS)
+            if batch is None:
+                idle = time.monotonic() - last_row
+                if self.stream.exhausted:
+                    self.ended = "stream_end"
+                elif self.idle_timeout is not None and idle >= self.idle_timeout:
+                    self.ended = "idle"
+                elif idle >= self.flush_after and not told_idle:
+                    told_idle = True
+                    yield None
+                if self.ended:
+                    break
+                continue
+            last_row, told_idle = time.monotonic(), False
+            waiting.append(batch)
+            rows += batch.rows
+            if rows >= self.batch_size or self.whole_items:
+                joined = concat(waiting)
+                position = advance(position, joined)
+                waiting, rows = [], 0
+                yield self._item(joined, position)
+        if waiting and not self._stopped:
+            joined = concat(waiting)
+            yield self._item(joined, advance(position, joined))
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of the first rows; they are delivered by `batches` all the same."""
+        self._before = self.stream.position()
+        while self._peeked is None and not should_stop():
+            self._peeked = self.stream.poll((1 << 30) if self.whole_items else self.batch_size, POLL_SECONDS)
+            if self._peeked is None and self.stream.exhausted:
+                break
+        if self._peeked is None:
+            raise DataError("the stream gave no rows")
+        if self.names is None:
+            self.names = self._choose(self._peeked.columns)
+        return self._columns(self._peeked)
+
+    def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
+        if self.names is None:
+            self.names = self._choose(batch.columns)
+        extras: dict[str, Any] = {name: batch.columns[name] for name in self.extras}
+        if batch.event_time is not None:
+            extras["event_time"] = batch.event_time
+        return Item(self._columns(batch), position, extras)
+
+    def _columns(self, batch: Batch) -> Columns:
+        return tuple([as_array(batch.columns[name], name) for name in self.names])
+
+    def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
+        available = list(columns)
+        for name in (*self.extras, *([self.label] if self.label else []), *([self.weight] if self.weight else [])):
+            if name not in columns:
+                raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
+        if self.inputs and all(name in columns for name in self.inputs):
+            rest = [name for name in available if name not in (*self.inputs, self.weight, self.event_time)]
+        else:
+            rest = [name for name in available if name not in (self.weight, self.event_time)]
+        if not self.labelled:
+            return self.inputs if set(self.inputs) <= set(available) else tuple(rest)
+        label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
+        if label is None:
+            raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
+        tail = (label, self.weight) if self.weight else (label,)
+        if self.inputs and all(name in columns for name in self.inputs):
+            return (*self.inputs, *tail)
+        return (*(name for name in rest if name not in tail), *tail)
+
+    def resolve(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk's position in the form that goes into a snapshot."""
+        if "state" not in position:
+            return position
+        return {**position, "state": resolve(self.stream, position["state"])}
+
+    def commit(self, position: dict[str, Any]) -> None:
+        """Tell the stream that everything before `position` is safe."""
+        if "state" in position:
+            self.stream.commit(position["state"])
+
+    def interrupt(self) -> None:
+        """Make a `batches` under way on another thread end soon."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Stop reading; the stream itself belongs to the caller and stays open."""
+        self._stopped = True
+
+
+def check_stream_options(batch_size: Any, idle_timeout: Any, flush_after: Any) -> None:
+    """Check the numbers of `online_train`.
+
+    Raises:
+        ConfigurationError: a number out of range.
+    """
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ConfigurationError(f"batch_size: takes a whole number >= 1, or None; received {batch_size!r}")
+    for name, value in (("idle_timeout", idle_timeout), ("flush_after", flush_after)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            raise ConfigurationError(f"{name}: takes seconds >= 0; received {value!r}")

@@ -1,0 +1,169 @@
+"""A network with sparse tables as MindIR: ids stay outside, rows come in through parameters that a server fills."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore import dtype as mstype
+
+from ..checkpoint import strict_json
+from ..graph.program import PredictStep
+from .fields import FieldMap, embedding_cells
+from .layers import hide
+from .planner import Planner, TablePlan
+from .table import SparseTable, TableSpec
+from .tables import Mirror, SparseTables
+
+NETWORK, ABOUT = "network.mindir", "graph.json"
+
+
+def export_network(
+    network: nn.Cell, tables: SparseTables | None, columns: Sequence[np.ndarray], folder: Path, *, cast: bool = False
+) -> dict[str, Any]:
+    """Write ``network.mindir`` into `folder` and return what `ServedGraph` has to know, as JSON.
+
+    Args:
+        network: network to export, in inference mode afterwards as before.
+        tables: its sparse tables, or None.
+        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...].
+        folder: an existing folder.
+        cast: whether outputs are cast to float32.
+    """
+    batch = len(columns[0])
+    fields = tables.planner.fields if tables is not None else FieldMap()
+    about: dict[str, Any] = {
+        "batch": batch,
+        "shapes": [list(column.shape[1:]) for column in columns],
+        "dtypes": [column.dtype.str for column in columns],
+        "fields": fields.to_json(),
+        "tables": _sizes(tables, fields, columns) if tables is not None else [],
+    }
+    holding_ids = {column for component in fields.components for column, _ in component.parts}
+    inputs = [column.astype(np.int32) if i in holding_ids else column for i, column in enumerate(columns)]
+    step = PredictStep(network, cast=cast)
+    training = network.training
+    network.set_train(False)
+    try:
+        with _windows_of_fixed_size(network, about["tables"]) as windows:
+            for index, window in enumerate(windows):
+                step.insert_param_to_cell(f"window_{index}", window)
+            ms.export(step, *map(Tensor, inputs), file_name=str(folder / NETWORK), file_format="MINDIR")
+    finally:
+        network.set_train(training)
+    return about
+
+
+def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    described: list[dict[str, Any]] = [{} for _ in tables.planner.tables]
+    batch = len(columns[0])
+    for component in fields.components:
+        for index, reads in zip(component.specs, component.reads, strict=True):
+            spec = tables.planner.tables[index].spec
+            described[index] = {
+                "name": spec.name,
+                "dim": spec.dim,
+                "padding": spec.padding,
+                "size": batch * int(reads.sum()) + 1,
+                "map_size": batch * len(reads) + 1 if component.indirect else 0,
+            }
+    return described
+
+
+@contextlib.contextmanager
+def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]) -> Iterator[list[Parameter]]:
+    """Let the network's cells read from parameters of the described sizes, and give them theirs back afterwards."""
+    cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
+    before = [(cell, cell.reading, cell.window_reading, cell.window_reading_map) for cell in cells]
+    windows: dict[str, tuple[Parameter, Parameter | None]] = {}
+    for one in described:
+        rows = Parameter(Tensor(np.zeros((one["size"], one["dim"]), np.float32)), name=f"embedding.{one['name']}.rows")
+        places = None
+        if one["map_size"]:
+            blank = Tensor(np.zeros(one["map_size"]), mstype.int32)
+            places = Parameter(blank, name=f"embedding.{one['name']}.places", requires_grad=False)
+        windows[one["name"]] = (rows, places)
+    try:
+        for cell in cells:
+            rows, places = windows[cell.spec.name]
+            cell.reading = True
+            hide(cell, "window_reading", rows)
+            if places is not None:
+                hide(cell, "window_reading_map", places)
+        yield [window for pair in windows.values() for window in pair if window is not None]
+    finally:
+        for cell, reading, rows, places in before:
+            cell.reading = reading
+            hide(cell, "window_reading", rows)
+            hide(cell, "window_reading_map", places)
+
+
+class ServedGraph:
+    """An exported network with empty tables.
+
+    Args:
+        folder: folder with ``network.mindir`` and ``graph.json``.
+
+    Attributes:
+        tables: name -> host table, to be filled.
+        weights: name -> parameter of the network proper.
+        batch: rows of one call.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        about = strict_json.parse((folder / ABOUT).read_bytes())
+        self.about = about
+        self.batch: int = about["batch"]
+        self._cell = nn.GraphCell(ms.load(str(folder / NETWORK)))
+        parameters = {parameter.name: parameter for parameter in self._cell.get_parameters()}
+        self._windows, self._places, self.tables = [], [], {}
+        for one in about["tables"]:
+            spec = TableSpec(one["name"], one["dim"], initializer="zeros", padding=one["padding"])
+            self.tables[one["name"]] = SparseTable(spec, np.zeros(0, np.float32))
+            self._windows.append(Mirror(parameters.pop(f"embedding.{one['name']}.rows")))
+            places = f"embedding.{one['name']}.places"
+            self._places.append(Mirror(parameters.pop(places)) if one["map_size"] else None)
+        self.weights = parameters
+        fields = FieldMap.from_json(about["fields"])
+        sizes = [max(one["size"], one["map_size"]) for one in about["tables"]]
+        self._sizes = [(one["size"], one["map_size"]) for one in about["tables"]]
+        trainable = [False] * len(self.tables)
+        self._planner = Planner(list(self.tables.values()), trainable, fields, read_sizes=sizes)
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Set the parameters of the network proper; names it does not have are ignored. On the thread of `run`."""
+        live = ms.get_context("device_target") == "CPU"
+        for name, value in weights.items():
+            if name in self.weights and live:
+                # the memory of the parameter itself, because a compiled branch would not notice `set_data`
+                self.weights[name].asnumpy()[...] = value
+            elif name in self.weights:
+                self.weights[name].set_data(Tensor(value, self.weights[name].dtype))
+
+    def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the outputs of one call for exactly `batch` rows of raw columns, [batch, ...] each."""
+        with contextlib.ExitStack() as stack:
+            # between finding out whose row it is and reading it, nobody may give it to another id
+            for table in self.tables.values():
+                stack.enter_context(table.lock)
+            changed, plan = self._planner.plan(columns, False, 1, train=False)
+            for part in plan.tables:
+                self._load(part)
+        outputs = self._cell(*(Tensor(column) for column in changed))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return tuple(output.asnumpy() for output in outputs)
+
+    def _load(self, part: TablePlan) -> None:
+        table, (size, map_size) = self._planner.tables[part.table], self._sizes[part.table]
+        window = self._windows[part.table].array(size)
+        window[0] = 0.0
+        table.store.read_part(part.rows, table.spec.dim, window[1 : len(part.rows) + 1])
+        self._windows[part.table].push()
+        if map_size:
+            self._places[part.table].array(map_size)[:] = part.reading_map[:map_size]
+            self._places[part.table].push()

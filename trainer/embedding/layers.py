@@ -1,0 +1,313 @@
+"""The cells a network uses: `Embedding` and `EmbeddingBag`, fed with raw ids."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..errors import ConfigurationError, DataError, did_you_mean
+from .admission import MinSightings, Probability
+from .eviction import Eviction
+from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
+from .pretrained import read_vectors
+from .row_optimizers import RowOptimizer
+from .table import SparseTable, TableSpec
+
+DENSE_ROWS = 1_000_000
+MODES = ("auto", "dense", "sparse")
+FIRST_WINDOW = 64
+
+_logger = logging.getLogger(__name__)
+_serial = itertools.count()
+
+
+def hide(cell: nn.Cell, name: str, value: object) -> None:
+    """Set an attribute of `cell` without registering a Parameter, so the network's parameters stay the user's own."""
+    cell.__dict__[name] = value
+
+
+class WorkingSet:
+    """The rows of one table that a graph sees. Shared by all cells of the table.
+
+    Attributes:
+        rows: weights of the distinct rows of one training step, [n, dim]; what gradients are taken of.
+        reading: weights of the distinct rows of a chunk that is only read (evaluation, frozen tables), [n, dim].
+        step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
+        reading_map: the same for `reading`.
+    """
+
+    def __init__(self, name: str, dim: int) -> None:
+        self.rows = _scratch(f"{name}.rows", (FIRST_WINDOW, dim))
+        self.reading = _scratch(f"{name}.reading", (FIRST_WINDOW, dim))
+        self.step_map = _scratch(f"{name}.step_map", (FIRST_WINDOW,), mstype.int32)
+        self.reading_map = _scratch(f"{name}.reading_map", (FIRST_WINDOW,), mstype.int32)
+
+
+def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
+    return Parameter(Tensor(np.zeros(shape), dtype), name=f"embedding.{name}", requires_grad=False)
+
+
+class Embedding(nn.Cell):
+    """Vectors for ids nobody has to number or count: feed raw integers, or strings hashed by the Trainer.
+
+    In a network trained by `Trainer` the cost of a step grows with the distinct ids of a batch, not with the table.
+    Called outside of one the cell reads: known ids give their rows, unknown ones the default row.
+
+    Args:
+        dim: length of a vector.
+        capacity: most ids with a row of their own; None grows on demand. At most 10**6 without admission and eviction
+            (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
+            [capacity, dim] indexed by ids 0 to capacity - 1.
+        name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
+        field: name of the input column that this cell reads, when it cannot be found by tracing the network.
+        table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
+        optimizer: `RowOptimizer`; by default the one that goes with the Trainer's dense optimizer.
+        initializer: "normal", "uniform" or "zeros".
+        scale: standard deviation ("normal") or bound ("uniform") of first values.
+        admission: `MinSightings`, `Probability`, or None: every new id gets a row.
+        eviction: `Eviction`, "lru", "lfu", or None: ids that find the table full share the default row.
+        mode: "auto", "dense" or "sparse".
+        padding: id that stands for nothing and gives zeros, or None.
+        seed: seed of first values, which depend on it, the table's name and the id only.
+        path: file to keep the rows in, for tables larger than memory.
+
+    Inputs:
+        ids: integer tensor of any shape.
+
+    Outputs:
+        Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as `nn.Embedding`
+        gives. Rows and their optimizer state stay float32.
+
+    Raises:
+        ConfigurationError: an argument cannot work; names what is accepted.
+    """
+
+    follows_amp_level = True  # `trainer.graph.precision` sets `compute_dtype`
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int | None = None,
+        *,
+        name: str | None = None,
+        field: str | None = None,
+        table: Embedding | None = None,
+        optimizer: RowOptimizer | None = None,
+        initializer: str = "normal",
+        scale: float = 0.01,
+        admission: MinSightings | Probability | None = None,
+        eviction: Eviction | str | None = None,
+        mode: str = "auto",
+        padding: int | None = None,
+        seed: int = 0,
+        path: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        _check_size("dim", dim)
+        if capacity is not None:
+            _check_size("capacity", capacity)
+        check_choice("mode", mode, MODES)
+        check_choice("initializer", initializer, INITIALIZERS)
+        if optimizer is not None and not isinstance(optimizer, RowOptimizer):
+            raise ConfigurationError(
+                f"optimizer takes a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None; received {optimizer!r}"
+            )
+        if table is not None and table.dim != dim:
+            raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
+        self.dim = dim
+        self.field = field
+        self.reading = False
+        self.indirect = False
+        self.probe = None
+        self.compute_dtype = None
+        if table is not None:
+            self.has_padding = table.has_padding
+            self.padding = table.padding
+            self.is_dense = table.is_dense
+            self._share(table)
+            return
+        self.has_padding = padding is not None
+        self.padding = padding if padding is not None else 0
+        eviction = Eviction.of(eviction)
+        if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
+            raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
+        self.is_dense = mode == "dense" or (
+            mode == "auto"
+            and capacity is not None
+            and capacity <= DENSE_ROWS
+            and admission is None
+            and eviction is None
+        )
+        if self.is_dense and capacity is None:
+            raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
+        # a sparse table without a name takes its cell's place in the network, once that is known
+        hide(self, "is_unnamed", name is None)
+        name = name or f"embedding_{next(_serial)}"
+        path = None if path is None else str(path)
+        hide(
+            self,
+            "spec",
+            TableSpec(name, dim, capacity, initializer, scale, seed, admission, eviction, padding, True, path),
+        )
+        hide(self, "row_optimizer", optimizer)
+        hide(self, "preset", None)
+        hide(self, "host", _Host())
+        if self.is_dense:
+            self._make_dense()
+        else:
+            self._adopt(WorkingSet(name, dim))
+
+    def _share(self, other: Embedding) -> None:
+        for attribute in ("spec", "row_optimizer", "preset", "host", "is_unnamed"):
+            hide(self, attribute, getattr(other, attribute))
+        if self.is_dense:
+            self.weight = other.weight
+        else:
+            self._adopt(other.window)
+
+    def _adopt(self, window: WorkingSet) -> None:
+        hide(self, "window", window)
+        for attribute in ("rows", "reading", "step_map", "reading_map"):
+            hide(self, f"window_{attribute}", getattr(window, attribute))
+
+    def _make_dense(self) -> None:
+        spec = self.spec
+        seed = stable_seed(spec.seed, spec.name)
+        values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
+        self.weight = Parameter(Tensor(values), name="weight")
+        _logger.info(
+            "table %s: %d rows as an ordinary dense parameter (at most %d)", spec.name, spec.capacity, DENSE_ROWS
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        vectors: np.ndarray | Tensor | str | Path,
+        ids: Sequence[int] | Sequence[str] | np.ndarray | None = None,
+        trainable: bool = True,
+        **options: object,
+    ) -> Embedding:
+        """Return a table that starts from given vectors.
+
+        Args:
+            vectors: float array [n, dim]; or a file: word2vec or GloVe text (ids are its words), or safetensors with
+                one two-dimensional tensor (and optionally one-dimensional int64 "ids").
+            ids: the n ids, integers or strings; by default those of the file, else 0 to n - 1.
+            trainable: False keeps every vector as given; unknown ids then read the default row of zeros.
+            options: further arguments of the constructor.
+
+        Raises:
+            ConfigurationError: shapes do not fit, ids repeat, or the file is none of the formats.
+        """
+        values, found = read_vectors(vectors)
+        ids = found if ids is None else ids
+        keys = np.arange(len(values)) if ids is None else to_ids(np.asarray(ids))
+        if keys.shape != (len(values),):
+            raise ConfigurationError(
+                f"ids must be one for each of the {len(values)} vectors; received shape {keys.shape}"
+            )
+        if len(np.unique(keys)) != len(keys):
+            raise ConfigurationError("ids must differ from each other; some occur more than once")
+        options.setdefault("mode", "sparse")
+        cell = cls(values.shape[1], **options)
+        if cell.is_dense:
+            raise ConfigurationError("from_pretrained takes mode='sparse' (or 'auto' without a capacity)")
+        cell.spec.trainable = trainable
+        hide(cell, "preset", (keys.astype(np.int64), values))
+        return cell
+
+    def __call__(self, ids):
+        """Read rows outside of a graph; see the class."""
+        if self.probe is not None:
+            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view dies with the run
+            return ops.zeros((*ids.shape, self.dim), mstype.float32)
+        return super().__call__(ids) if self.is_dense else self._read(ids)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        ids = ids.asnumpy()
+        if ids.dtype.kind not in "iu":
+            raise DataError(f"ids must be integers; received {ids.dtype}")
+        flat = ids.reshape(-1).astype(np.int64)
+        table = self.host_table()
+        padding = None if self.spec.padding is None else flat == self.spec.padding
+        rows = table.lookup(flat, padding)
+        values = np.zeros((len(rows), self.dim), np.float32)
+        table.store.read_part(np.maximum(rows, 0), self.dim, values)
+        values[rows < 0] = 0
+        return Tensor(values.reshape(*ids.shape, self.dim))
+
+    def host_table(self, optimizer: RowOptimizer | None = None) -> SparseTable:
+        """Return the table on the host, made on first use with the slots of `optimizer`."""
+        if self.host.table is None or (optimizer is not None and self.host.optimizer is None):
+            slots = np.zeros(0, np.float32)
+            if optimizer is not None and self.spec.trainable:
+                slots = optimizer.first_slots(self.dim)
+            self.host.table = SparseTable(self.spec, slots)
+            self.host.optimizer = optimizer
+            if self.preset is not None:
+                self.host.table.put(*self.preset)
+        return self.host.table
+
+    def places(self, positions):
+        """Return places in the table's window for `positions` of a chunk's column, 0 being padding; graph code."""
+        if not self.indirect:
+            return positions
+        return ops.gather(self.window_reading_map if self.reading else self.window_step_map, positions, 0)
+
+    def vectors(self, places):
+        """Return the vectors at `places` of the window; graph code."""
+        return ops.gather(self.window_reading if self.reading else self.window_rows, places, 0)
+
+    def construct(self, ids):
+        """Return the vectors of `ids`, [*ids.shape, dim]."""
+        if self.is_dense:
+            return self.lowered(self._dense(ids))
+        places = self.places(ids)
+        vectors = self.vectors(places)
+        if self.has_padding:
+            # nothing may flow back into the row of zeros
+            vectors = vectors * ops.cast(ops.expand_dims(places != 0, -1), mstype.float32)
+        return self.lowered(vectors)
+
+    def lowered(self, vectors):
+        """Return `vectors` in the dtype the network computes in at this amp level; graph code."""
+        return vectors if self.compute_dtype is None else ops.cast(vectors, self.compute_dtype)
+
+    def _dense(self, ids):
+        if not self.has_padding:
+            return ops.gather(self.weight, ids, 0)
+        present = ids != self.padding
+        vectors = ops.gather(self.weight, ops.where(present, ids, ops.zeros_like(ids)), 0)
+        return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
+
+    def extend_repr(self) -> str:
+        """Return the arguments that tell tables apart."""
+        kind = "dense" if self.is_dense else "sparse"
+        return f"{self.spec.name!r}, dim={self.dim}, capacity={self.spec.capacity}, {kind}"
+
+
+class _Host:
+    """The host table of all cells that share it; empty until the first use."""
+
+    def __init__(self) -> None:
+        self.table: SparseTable | None = None
+        self.optimizer: RowOptimizer | None = None
+
+
+def _check_size(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} takes an integer >= 1; received {value!r}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ConfigurationError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigurationError(
+            f"{name} takes one of {', '.join(choices)}; received {value!r}{did_you_mean(value, choices)}"
+        )

@@ -1,0 +1,221 @@
+"""Updates of packed table rows ``[weight | slots]``: what a dense optimizer does, done to touched rows only.
+
+Each is a cell called in the training graph with all distinct rows of a step, so "lazy" is the nature of the thing: rows
+without a gradient are not there.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..errors import ConfigurationError
+
+_logger = logging.getLogger(__name__)
+
+
+def _check(owner: str, low: float, high: float | None = None, **values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < low or (high and value >= high):
+            bounds = f">= {low}" if high is None else f"in [{low}, {high})"
+            raise ConfigurationError(f"{owner} {name} takes a number {bounds}; received {value!r}")
+
+
+class RowOptimizer(nn.Cell):
+    """Base of row optimizers.
+
+    Args:
+        lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
+    """
+
+    def __init__(self, lr: float | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        if lr is not None:
+            _check(type(self).__name__, 0.0, lr=lr)
+        self.lr = lr
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return the slots of a new row, float32 [number of slot columns] for a weight of `dim` columns."""
+        raise NotImplementedError
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows, float32 [n, dim + slots].
+
+        Args:
+            rows: packed rows, float32 [n, dim + slots].
+            gradients: gradient of the weights, float32 [n, dim].
+            lr: learning rate, float32 scalar.
+            step: number of this update, from 1, float32 scalar.
+        """
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, float | bool | str | None]:
+        """Return the name and the numbers that define the update, for checks on restore."""
+        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self._numbers}}
+
+    _numbers: tuple[str, ...] = ("lr",)
+
+
+class RowSGD(RowOptimizer):
+    """``w -= lr * g``; no slots."""
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return no slots."""
+        return np.zeros(0, np.float32)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        return rows - lr * gradients
+
+
+class RowAdagrad(RowOptimizer):
+    """``a += g*g; w -= lr * g / sqrt(a)``, as in `nn.Adagrad`.
+
+    Source: J. Duchi, E. Hazan, Y. Singer, JMLR 2011; the row-wise form keeps one accumulator a row, the mean of g*g
+    (D. Mudigere et al., ISCA 2022, section 4.1.4), and so takes 4 bytes a row instead of 4 * dim.
+
+    Args:
+        lr: see `RowOptimizer`.
+        accum: first value of the accumulator, > 0.
+        row_wise: one accumulator a row.
+    """
+
+    _numbers = ("lr", "accum", "row_wise")
+
+    def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
+        super().__init__(lr)
+        _check("RowAdagrad", 1e-12, accum=accum)
+        self.accum = float(accum)
+        self.row_wise = bool(row_wise)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return the accumulators, [1] or [dim]."""
+        return np.full(1 if self.row_wise else dim, self.accum, np.float32)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        dim = gradients.shape[1]
+        squares = ops.square(gradients)
+        if self.row_wise:
+            squares = ops.mean(squares, 1, True)
+        accum = rows[:, dim:] + squares
+        weight = rows[:, :dim] - lr * gradients * ops.rsqrt(accum)
+        return ops.concat((weight, accum), 1)
+
+
+class RowAdam(RowOptimizer):
+    """Lazy Adam: `nn.Adam` on the touched rows, bias correction by the number of updates of the whole model.
+
+    Source: D. Kingma, J. Ba, ICLR 2015, in the form of the end of its section 2, which is `nn.Adam`'s.
+
+    Args:
+        lr: see `RowOptimizer`.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+    """
+
+    _numbers = ("lr", "beta1", "beta2", "eps")
+
+    def __init__(self, lr: float | None = None, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        super().__init__(lr)
+        _check("RowAdam", 0.0, 1.0, beta1=beta1, beta2=beta2)
+        _check("RowAdam", 0.0, eps=eps)
+        self.beta1, self.beta2, self.eps = float(beta1), float(beta2), float(eps)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return both moments, [2 * dim]."""
+        return np.zeros(2 * dim, np.float32)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        # one split is cheaper than three slices
+        weight, first, second = ops.split(rows, gradients.shape[1], 1)
+        first = first + (1.0 - self.beta1) * (gradients - first)
+        second = second + (1.0 - self.beta2) * (ops.square(gradients) - second)
+        one = Tensor(1.0, mstype.float32)
+        rate = lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
+        weight = weight - rate * first / (ops.sqrt(second) + self.eps)
+        return ops.concat((weight, first, second), 1)
+
+
+class RowFTRL(RowOptimizer):
+    """Follow the regularized leader, proximal, as in `nn.FTRL`; the weight is a function of the slots.
+
+    Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+
+    Args:
+        lr: see `RowOptimizer`.
+        accum: first value of the sum of squared gradients, > 0.
+        lr_power: power of that sum in the learning rate, <= 0.
+        l1: L1 regularization.
+        l2: L2 regularization.
+    """
+
+    _numbers = ("lr", "accum", "lr_power", "l1", "l2")
+
+    def __init__(
+        self,
+        lr: float | None = None,
+        accum: float = 0.1,
+        lr_power: float = -0.5,
+        l1: float = 0.0,
+        l2: float = 0.0,
+    ) -> None:
+        super().__init__(lr)
+        _check("RowFTRL", 1e-12, accum=accum)
+        _check("RowFTRL", 0.0, l1=l1, l2=l2)
+        if isinstance(lr_power, bool) or not isinstance(lr_power, int | float) or lr_power > 0:
+            raise ConfigurationError(f"RowFTRL lr_power takes a number <= 0; received {lr_power!r}")
+        self.accum, self.lr_power, self.l1, self.l2 = float(accum), float(lr_power), float(l1), float(l2)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return accumulators and linear terms, [2 * dim]."""
+        return np.concatenate((np.full(dim, self.accum), np.zeros(dim))).astype(np.float32)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        weight, old, linear = ops.split(rows, gradients.shape[1], 1)
+        accum = old + ops.square(gradients)
+        new_power = ops.pow(accum, -self.lr_power)
+        linear = linear + gradients - (new_power - ops.pow(old, -self.lr_power)) / lr * weight
+        shrunk = ops.sign(linear) * self.l1 - linear
+        weight = ops.where(ops.abs(linear) > self.l1, shrunk / (new_power / lr + 2.0 * self.l2), ops.zeros_like(linear))
+        return ops.concat((weight, accum, linear), 1)
+
+
+def _number(optimizer: nn.Cell, name: str, default: float) -> float:
+    value = getattr(optimizer, name, default)
+    if isinstance(value, Tensor):
+        value = float(value.asnumpy().ravel()[0])
+    return float(value) if isinstance(value, int | float) else default
+
+
+def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
+    """Return the row optimizer that goes with a dense one: the same family, its numbers, and its learning rate.
+
+    Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
+    else `RowAdagrad`, which is reported. Weight decay is not taken over: it would touch every row in every step.
+    """
+    name = type(dense).__name__ if dense is not None else "none"
+    lowered = name.lower()
+    if "adam" in lowered or "lamb" in lowered:
+        beta1, beta2 = _number(dense, "beta1", 0.9), _number(dense, "beta2", 0.999)
+        return RowAdam(beta1=beta1, beta2=beta2, eps=_number(dense, "eps", 1e-8))
+    if "adagrad" in lowered:
+        return RowAdagrad()
+    if "ftrl" in lowered:
+        return RowFTRL(
+            l1=_number(dense, "l1", 0.0), l2=_number(dense, "l2", 0.0), lr_power=_number(dense, "lr_power", -0.5)
+        )
+    if lowered in ("sgd", "momentum"):
+        return RowSGD()
+    _logger.warning(
+        "embedding tables are updated by RowAdagrad, because no row optimizer corresponds to the dense optimizer %s; "
+        "Embedding(..., optimizer=RowAdam()) chooses another",
+        name,
+    )
+    return RowAdagrad()

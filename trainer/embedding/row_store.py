@@ -1,0 +1,133 @@
+"""Table rows on the host that are not copied to grow, and frozen views of them that cost little to take."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from .memory import Memory
+
+_COPY_BLOCK = 1 << 14
+
+
+class RowStore:
+    """Float32 rows [capacity, width] that grow in place, in memory or in a mapped file.
+
+    Memory the operating system has not been asked for costs nothing, so growing doubles the reservation while only rows
+    that were written occupy memory. Every access takes the lock, because growing may move the mapping.
+
+    Args:
+        width: columns of a row.
+        rows: rows to make room for at once.
+        path: file to map; None keeps the rows in memory.
+    """
+
+    def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None) -> None:
+        self.width = width
+        self._item = np.dtype(f"V{4 * width}")
+        self.lock = threading.RLock()
+        self._views: list[CopyOnWriteView] = []
+        self._memory = Memory(path)
+        self._rows = np.empty((0, width), np.float32)
+        self.reserve(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for at least `rows` rows."""
+        with self.lock:
+            if rows <= len(self._rows):
+                return
+            rows = max(rows, 2 * len(self._rows))
+            # the array goes first, so that its memory may move
+            self._rows = np.empty((0, self.width), np.float32)
+            rows = self._memory.grow(rows * self.width * 4) // (self.width * 4)
+            self._rows = self._memory.array(np.float32, rows * self.width).reshape(rows, self.width)
+
+    def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of `rows` (integers [n], all reserved): float32 [n, width], into `out` when given."""
+        if out is None:
+            out = np.empty((len(rows), self.width), np.float32)
+        with self.lock:
+            np.take(self._rows, rows, axis=0, out=out, mode="clip")
+        return out
+
+    def read_part(self, rows: np.ndarray, columns: int, out: np.ndarray) -> None:
+        """Write the first `columns` columns of `rows` into `out`, float32 [n, columns]."""
+        with self.lock:
+            np.take(self._rows[:, :columns], rows, axis=0, out=out, mode="clip")
+
+    def write(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Set `rows` (integers [n], different from each other) to `values`, float32 [n, width] or [width]."""
+        with self.lock:
+            for view in self._views:
+                view.preserve(rows)
+            values = np.ascontiguousarray(np.broadcast_to(values, (len(rows), self.width)), np.float32)
+            # Whole rows as single items: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
+            self._rows.view(self._item).reshape(-1).put(rows, values.view(self._item).reshape(-1))
+
+    def view(self, chosen: np.ndarray) -> CopyOnWriteView:
+        """Freeze the present values of the rows where `chosen` (bool [n], kept) is True, without copying them now."""
+        with self.lock:
+            view = CopyOnWriteView(self, chosen)
+            self._views = [*self._views, view]
+        return view
+
+    def close(self) -> None:
+        """Release the memory or the file."""
+        with self.lock:
+            self._rows = np.empty((0, self.width), np.float32)
+            self._memory.close()
+
+
+class CopyOnWriteView:
+    """The values rows had at one moment, copied later: by `values`, or just before one of them is overwritten.
+
+    Making one only remembers which rows are meant, so it takes no time to speak of.
+    """
+
+    def __init__(self, store: RowStore, chosen: np.ndarray) -> None:
+        self._store = store
+        self._waiting = chosen
+        self._rows: np.ndarray | None = None
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows, ascending, int32 [n]."""
+        with self._store.lock:
+            if self._rows is None:
+                self._rows = np.flatnonzero(self._waiting).astype(np.int32)
+            return self._rows
+
+    def preserve(self, rows: np.ndarray) -> None:
+        """Copy those of `rows` that are still to be copied; called by the store before it overwrites them."""
+        inside = rows[rows < len(self._waiting)]
+        due = inside[self._waiting[inside]]
+        if len(due):
+            assert self.rows is not None  # known before the first of them is taken off the list
+            self._kept.append((due, self._store.read(due)))
+            self._waiting[due] = False
+
+    def values(self) -> np.ndarray:
+        """Return the frozen values, float32 [n, width]; copies what is left block by block, so writers wait briefly."""
+        store, rows = self._store, self.rows
+        values = np.empty((len(rows), store.width), np.float32)
+        for start in range(0, len(rows), _COPY_BLOCK):
+            block = rows[start : start + _COPY_BLOCK]
+            with store.lock:
+                store.read(block, values[start : start + len(block)])
+                self._waiting[block] = False
+        self.release()
+        for due, kept in self._kept:
+            values[np.searchsorted(rows, due)] = kept
+        self._kept = []
+        return values
+
+    def release(self) -> None:
+        """Stop following the store; call it when the values are not wanted after all."""
+        with self._store.lock:
+            self._store._views = [view for view in self._store._views if view is not self]

@@ -1,0 +1,110 @@
+"""The network's sparse tables within a run: which columns feed them, and what is done to a chunk before the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspore import nn
+
+from ..data.sources import Columns
+from ..errors import ConfigurationError
+from .delta_policy import DeltaPolicy
+from .fields import embedding_cells
+from .tables import SparseTables
+
+
+class TableFeed:
+    """Prepares chunks for sparse tables; `FeedOptions.prepare` and `release` are its methods.
+
+    Attributes:
+        tables: the tables as the programs see them.
+    """
+
+    def __init__(self, tables: SparseTables) -> None:
+        self.tables = tables
+        self.delta_policy = DeltaPolicy(tables)
+
+    @classmethod
+    def find(
+        cls,
+        network: nn.Cell,
+        sample: Columns,
+        names: tuple[str, ...],
+        optimizer: nn.Cell | None,
+        accumulate: int,
+    ) -> TableFeed | None:
+        """Return the feed of the network's tables, or None when there is nothing to translate or to check.
+
+        Args:
+            network: network with embedding cells.
+            sample: one batch of the columns that the network takes.
+            names: their names.
+            optimizer: decides the row optimizer of tables that have none of their own.
+            accumulate: batches of one optimizer update.
+
+        Raises:
+            ConfigurationError: a cell's ids do not come unchanged from a column.
+        """
+        tables = SparseTables.find(network, sample, names, optimizer, accumulate)
+        used = tables is not None and (tables.input_count or tables.planner.fields.dense)
+        return cls(tables) if used else None
+
+    def prepare(
+        self, columns: Columns, stacked: bool, batches: int, fill: int, flush: bool, now: float | None
+    ) -> tuple[Columns, Any]:
+        """Turn ids to be trained on into positions; runs on the prefetch thread."""
+        columns, plan = self.tables.planner.plan(columns, stacked, batches, fill=fill, flush=flush, now=now)
+        return (*columns, *plan.inputs), plan
+
+    def prepare_reading(
+        self, columns: Columns, stacked: bool, batches: int, fill: int, flush: bool, now: float | None
+    ) -> tuple[Columns, Any]:
+        """Turn ids that are only read into positions; unknown ones get the default row."""
+        columns, plan = self.tables.planner.plan(columns, stacked, batches, train=False, now=now)
+        return (*columns, *plan.inputs), plan
+
+    def release(self) -> None:
+        """Forget what was prepared for training and not trained."""
+        self.tables.rollback()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
+
+        All of them, or what changed since the snapshot before, as `delta_policy` has decided.
+        """
+        return self.tables.take(DeltaPolicy.CONSUMER, full=not self.delta_policy.delta)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore one full state that `state_dict` returned."""
+        self.load_states([state])
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore a full state and the deltas that build on it, in order; a full state starts over."""
+        self.delta_policy.broken()
+        for state in states:
+            self.tables.restore(state)
+
+    def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""
+        self.delta_policy.broken()
+        self.tables.rewind(states)
+
+
+def has_tables(network: nn.Cell) -> bool:
+    """Return whether the network holds embedding cells of this package."""
+    return bool(embedding_cells(network))
+
+
+def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
+    """Check that sparse tables can be trained: only the trainer's own step brings their rows before the graph.
+
+    Raises:
+        ConfigurationError: there is no optimizer.
+    """
+    sparse = [cell for cell in embedding_cells(network) if not cell.is_dense]
+    if sparse and optimizer is None:
+        raise ConfigurationError(
+            f"the network holds {len(sparse)} sparse Embedding cells, whose rows only the trainer's own step can "
+            "update; pass network, loss_fn and optimizer, or build them with mode='dense'"
+        )

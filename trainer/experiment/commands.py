@@ -1,0 +1,238 @@
+"""What the commands `fit`, `online`, `evaluate` and `predict` do with a checked configuration."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from callbacks import Callback, ProgressBar
+
+from ..data.sources import is_arrays
+from ..errors import ConfigurationError
+from . import rundir
+from .experiment_config import ExperimentConfig
+from .instantiate import Experiment, build, keyword_values
+from .tree import dump
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays, where it makes no difference to the result
+SPLITS = ("test", "valid", "train")
+
+
+def fit(config: ExperimentConfig, resume: bool = False) -> Path:
+    """Train as `config` says, evaluate on ``data.test`` where there is one, and call the report.
+
+    Args:
+        config: a checked configuration. Its run folder is taken as it is with `resume`; otherwise the next free one.
+        resume: go on from the last snapshot in the run folder; from the beginning when there is none yet.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigErrors, ConfigurationError: the experiment cannot be made or run.
+        TrainerError: what a run may raise.
+        KeyboardInterrupt, SystemExit: a signal stopped the run after it had wound up.
+    """
+    _require(config, "train", "fit")
+    return _train(config, "fit", resume)
+
+
+def online(config: ExperimentConfig, resume: bool = False) -> Path:
+    """Train on ``data.stream`` as `config` says; everything else as in `fit`."""
+    _require(config, "stream", "online")
+    return _train(config, "online", resume)
+
+
+def _require(config: ExperimentConfig, split: str, command: str) -> None:
+    if getattr(config.data, split) is None:
+        raise ConfigurationError(f"{config.source}: data.{split}: is missing; trainer {command} needs it")
+
+
+def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
+    offline = command == "fit"
+    experiment = build(config, ("train", "valid", "test") if offline else ("stream", "test"))
+    run_dir = config.run_dir if resume else rundir.claim_run_dir(config.run_dir)
+    if run_dir != config.run_dir:
+        logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
+    config = replace(config, run_dir=run_dir)
+    trainer = experiment.trainer
+    trainer.run_dir = run_dir
+    trainer.saver.config = dump(config.to_dict())
+    callbacks = [*(experiment.callbacks or [ProgressBar()])]
+    if resume:
+        callbacks.append(_ResumeRecord(config))
+    else:
+        rundir.write_record(run_dir, config, command)
+    logger.info("run folder: %s", run_dir)
+    # "auto" starts over, with a warning, when the run was killed before its first snapshot
+    from_where = "auto" if resume else None
+    began = time.monotonic()
+    results: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
+    try:
+        if offline:
+            options = keyword_values(config.fit, trainer.fit)
+            data = experiment.datasets
+            trainer.fit(
+                data["train"], valid_dataset=data.get("valid"), callbacks=callbacks, resume=from_where, **options
+            )
+        else:
+            options = keyword_values(config.online, trainer.online_train)
+            trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
+    except ConfigurationError:
+        if not resume and trainer.state.progress.global_step == 0:
+            rundir.withdraw(run_dir)
+        raise
+    finally:
+        if run_dir.is_dir():
+            results = _results(trainer)
+            outcome = _outcome(trainer, command, time.monotonic() - began, results)
+            _write_results(run_dir, trainer, outcome)
+    if "test" in experiment.datasets:
+        test = evaluate_on(experiment, "test")
+        results.update({f"test_{name}": value for name, value in test.items()})
+        rundir.write_json(run_dir / rundir.METRICS, outcome)
+    if experiment.report is not None:
+        told = experiment.report(trainer, run_dir)
+        if isinstance(told, Mapping):
+            outcome["report"] = told
+            rundir.write_json(run_dir / rundir.METRICS, outcome)
+    return run_dir
+
+
+class _ResumeRecord(Callback):
+    """Notes in the run folder which snapshot the run went on from, once it has been restored."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._config = config
+
+    def on_load_checkpoint(self, trainer: Trainer) -> None:
+        """Write the note."""
+        config = self._config
+        rundir.record_resume(config.run_dir, config, trainer.state.snapshot, config.overrides)
+
+
+def _results(trainer: Trainer) -> dict[str, Any]:
+    """Return the last value of everything the run recorded."""
+    history = trainer.history.history if trainer.history is not None else {}
+    return {("train_loss" if name == "loss" else name): values[-1] for name, values in history.items() if values}
+
+
+def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, Any]) -> dict[str, Any]:
+    state = trainer.state
+    ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
+    return {
+        "command": command,
+        "results": results,
+        "progress": state.progress.state_dict(),
+        "stop_reason": ended,
+        "seconds": round(seconds, 3),
+        "snapshot": state.snapshot,
+        "sink_mode": trainer.sink_mode,
+        "finished": rundir.now(),
+    }
+
+
+def _write_results(run_dir: Path, trainer: Trainer, outcome: dict[str, Any]) -> None:
+    try:
+        rundir.write_json(run_dir / rundir.METRICS, outcome)
+        if trainer.history is not None:
+            rundir.write_json(run_dir / rundir.HISTORY, trainer.history.as_dict())
+    except OSError as error:  # a full disk must not hide what ended the run
+        logger.error("the results cannot be written to %s: %s", run_dir, error.strerror or error)
+
+
+def evaluate_on(experiment: Experiment, split: str) -> dict[str, float]:
+    """Return the metrics of the trained network on one dataset of the experiment."""
+    dataset = experiment.datasets[split]
+    return experiment.trainer.evaluate(dataset, batch_size=_batch_size(experiment.config, dataset))
+
+
+def _batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
+    if not is_arrays(dataset):
+        return None
+    return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
+
+
+def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = None) -> tuple[str, dict[str, float]]:
+    """Evaluate the weights of a snapshot.
+
+    Args:
+        config: a checked configuration.
+        checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
+        split: "test", "valid" or "train"; None for the first of them that the configuration has.
+
+    Returns:
+        The split and its metrics.
+
+    Raises:
+        ConfigurationError: the configuration has no such dataset.
+        CheckpointError: there is nothing sound to load, or it belongs to another network.
+    """
+    split = _split(config, split)
+    experiment = _restored(config, checkpoint, split)
+    return split, evaluate_on(experiment, split)
+
+
+def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None = None) -> tuple[str, Any]:
+    """Write predictions to `output`: ``.npy`` for one output of the network, ``.npz`` for several.
+
+    Args and errors as in `evaluate`.
+
+    Returns:
+        The split and the shape of what was written.
+    """
+    split = _split(config, split)
+    experiment = _restored(config, checkpoint, split)
+    dataset = experiment.datasets[split]
+    made = experiment.trainer.predict(dataset, batch_size=_batch_size(config, dataset))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(made, tuple):
+        np.savez(output.with_suffix(".npz"), *made)
+        return split, tuple(part.shape for part in made)
+    with open(output, "wb") as file:  # np.save would add a suffix to a name without one
+        np.save(file, made)
+    return split, made.shape
+
+
+def _split(config: ExperimentConfig, split: str | None) -> str:
+    given = [name for name in SPLITS if getattr(config.data, name) is not None]
+    if split is None and given:
+        return given[0]
+    if split in given:
+        return split
+    wanted = f"no dataset {split!r}" if split else "no dataset"
+    raise ConfigurationError(f"{config.source}: data: has {wanted}; it has {', '.join(given) or 'none'}")
+
+
+def _restored(config: ExperimentConfig, checkpoint: Path, split: str) -> Experiment:
+    experiment = build(config, (split,))
+    experiment.trainer.load(checkpoint, weights_only=True)
+    return experiment
+
+
+def default_checkpoint(run_dir: Path, which: str | None) -> Path:
+    """Return the snapshot of a run to apply: the best where one is marked, else the last; or the one asked for.
+
+    Args:
+        run_dir: the run folder.
+        which: "best", "last", a path, or None.
+    """
+    if which not in (None, "best", "last"):
+        return Path(which)
+    folder = run_dir / rundir.CHECKPOINTS
+    best = folder / "best"
+    if which == "best" or (which is None and best.is_file()):
+        return best
+    return folder

@@ -1,0 +1,360 @@
+"""Boost levels: fewer and better steps from plain operators, the same on every device.
+
+O1 centralizes gradients (Yong et al. 2020) and freezes the leading layers in a share of the calls, when the backward
+pass ends at them and the optimizer leaves them alone. O2 also combines the gradients of several processes by Adasum
+(Maleki et al. 2021); with one process there is nothing to combine and it is the same as O1.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, mint, nn, ops
+
+from ..errors import ConfigurationError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+LEVELS = ("O0", "O1", "O2")
+CENTRALIZATION, FREEZING, ADASUM = "gradient_centralization", "gradient_freezing", "adasum"
+# Steps a call at most while layers freeze in turn: a call is frozen as a whole
+MOST_STEPS_A_CALL = 8
+_CENTRALIZED = (nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.nn.Conv2d, mint.nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """What a boost level does, and how much.
+
+    Attributes:
+        gradient_centralization: take the mean over its inputs out of each dense or convolution weight's gradient.
+        gradient_freezing: freeze leading layers in some calls.
+        freeze_share: share of the calls that are frozen, in [0, 1).
+        freeze_depths: depths that frozen calls choose among, each the share of the network's trained parameters that
+            is frozen, in (0, 1); rounded down to whole layers.
+        freeze_after: optimizer steps before the first frozen one.
+        adasum: combine the gradients of several processes by Adasum (at O2).
+
+    Raises:
+        ConfigurationError: a number out of range.
+    """
+
+    gradient_centralization: bool = True
+    gradient_freezing: bool = True
+    freeze_share: float = 0.7
+    freeze_depths: tuple[float, ...] = (0.6,)
+    freeze_after: int = 0
+    adasum: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "freeze_depths", tuple(self.freeze_depths))
+        if not 0 <= self.freeze_share < 1:
+            raise ConfigurationError(f"freeze_share: takes a number in [0, 1); received {self.freeze_share!r}")
+        if not self.freeze_depths or not all(0 < depth < 1 for depth in self.freeze_depths):
+            raise ConfigurationError(f"freeze_depths: takes numbers in (0, 1); received {self.freeze_depths!r}")
+        if isinstance(self.freeze_after, bool) or not isinstance(self.freeze_after, int) or self.freeze_after < 0:
+            raise ConfigurationError(f"freeze_after: takes a whole number >= 0; received {self.freeze_after!r}")
+
+
+def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
+    """Return a `BoostConfig` from what a user gives.
+
+    Raises:
+        ConfigurationError: a field that does not exist, or a value out of range.
+    """
+    if config is None:
+        return BoostConfig()
+    if isinstance(config, BoostConfig):
+        return config
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(f"boost_config: takes a BoostConfig or a dict; received {type(config).__name__}")
+    known = [field.name for field in dataclasses.fields(BoostConfig)]
+    for name in config:
+        if name not in known:
+            raise ConfigurationError(
+                f"boost_config: no field {name!r}{did_you_mean(name, known)}; fields are {', '.join(known)}"
+            )
+    return BoostConfig(**config)
+
+
+@dataclass(frozen=True)
+class Boost:
+    """What is on in one trainer.
+
+    Attributes:
+        parts: names of the parts that are on; one found later to be off is followed by the reason.
+        centralized: for each trained parameter whether its gradient is centralized; empty when none is.
+        freezing: which layers freeze when, or None.
+        reduce: function that combines the gradients of the processes, or None.
+    """
+
+    parts: tuple[str, ...] = ()
+    centralized: tuple[bool, ...] = ()
+    freezing: Freezing | None = field(default=None, compare=False)
+    reduce: Callable[..., Any] | None = None
+
+    def transform(self, first: int = 0) -> Callable[..., Any] | None:
+        """Return the function for the gradients of the parameters from number `first` on, or None."""
+        flags = self.centralized[first:]
+        return Centralize(flags) if any(flags) else None
+
+    def without_freezing(self, reason: str) -> Boost:
+        """Return the same without gradient freezing, which `parts` then lists as off; say so where it was on."""
+        if self.freezing is None:
+            return self
+        logger.info("boost: gradient freezing is off: %s", reason)
+        parts = tuple(f"{part} (off: {reason})" if part == FREEZING else part for part in self.parts)
+        return dataclasses.replace(self, parts=parts, freezing=None)
+
+
+def make_boost(
+    level: str,
+    config: BoostConfig | Mapping[str, Any] | None,
+    network: nn.Cell,
+    optimizer: nn.Cell | None,
+    seed: int,
+) -> Boost:
+    """Check the boost arguments of a trainer and return what is on.
+
+    Raises:
+        ConfigurationError: an unknown level, a wrong configuration, or a part that network or optimizer do not allow.
+    """
+    if level not in LEVELS:
+        raise ConfigurationError(
+            f"boost_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
+        )
+    config = make_config(config)
+    if level == "O0":
+        return Boost()
+    if optimizer is None:
+        raise ConfigurationError(
+            f"boost_level={level!r}: without an optimizer the network is a whole training step; pass network, loss_fn "
+            "and optimizer instead"
+        )
+    parameters = list(optimizer.parameters)
+    centralized = centralized_flags(network, parameters) if config.gradient_centralization else ()
+    depths = layer_boundaries(parameters, config.freeze_depths) if config.gradient_freezing else ()
+    freezing = None
+    if depths and config.freeze_share > 0:
+        for depth in depths:
+            slice_optimizer(optimizer, depth)  # refuses here rather than at the first frozen step
+        freezing = Freezing(seed, config.freeze_share, depths, config.freeze_after)
+    processes = process_count()
+    combine = level == "O2" and config.adasum and processes > 1
+    on = {CENTRALIZATION: any(centralized), FREEZING: freezing is not None, ADASUM: combine}
+    boost = Boost(
+        tuple(name for name, is_on in on.items() if is_on),
+        tuple(centralized) if any(centralized) else (),
+        freezing,
+        Adasum(processes) if combine else None,
+    )
+    _tell(level, boost, parameters, processes)
+    return boost
+
+
+def _tell(level: str, boost: Boost, parameters: Sequence[Parameter], processes: int) -> None:
+    lines = [f"centralizes the gradients of {sum(boost.centralized)} weights"] if any(boost.centralized) else []
+    if boost.freezing is not None:
+        names = ", ".join(parameters[depth].name for depth in boost.freezing.depths)
+        lines.append(f"freezes what comes before {names} in {boost.freezing.share:.0%} of the calls")
+    if level == "O2":
+        lines.append(f"adasum over {processes} processes" if boost.reduce else "adasum is off (one process)")
+    logger.info("boost %s: %s", level, "; ".join(lines) or "nothing to do for this network")
+
+
+# -- gradient centralization ------------------------------------------------------------------------------------------
+
+
+class Centralize(nn.Cell):
+    """Takes the mean over all but the first axis out of chosen gradients (Yong et al. 2020, equation 1)."""
+
+    def __init__(self, flags: Sequence[bool]) -> None:
+        super().__init__(auto_prefix=False)
+        self.flags = tuple(flags)
+
+    def construct(self, gradients):
+        """Return the gradients, a tuple, with those that are flagged centralized."""
+        centred = ()
+        for index, gradient in enumerate(gradients):
+            if self.flags[index]:
+                axes = tuple(range(1, gradient.ndim))
+                gradient = gradient - ops.mean(gradient, axes, True)
+            centred += (gradient,)
+        return centred
+
+
+def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tuple[bool, ...]:
+    """Return for each parameter whether it is a dense or convolution weight with more than one input."""
+    weights = {
+        id(cell.weight)
+        for _, cell in network.cells_and_names()
+        if isinstance(cell, _CENTRALIZED) and int(np.prod(cell.weight.shape[1:])) > 1
+    }
+    return tuple(id(parameter) in weights for parameter in parameters)
+
+
+# -- gradient freezing ------------------------------------------------------------------------------------------------
+
+
+class Freezing:
+    """Says how many leading parameters are frozen in a call, from the seed and the step alone.
+
+    A call of several steps is frozen as a whole. A call that begins inside an accumulation window goes on as the window
+    began; that, and nothing else, is state.
+
+    Args:
+        seed: seed of the choices.
+        share: share of the calls that are frozen.
+        depths: numbers of leading parameters that a frozen call chooses among.
+        after: optimizer steps before the first frozen one.
+    """
+
+    def __init__(self, seed: int, share: float, depths: Sequence[int], after: int = 0) -> None:
+        self.seed = seed
+        self.share = share
+        self.depths = tuple(depths)
+        self.after = after
+        self._held: int | None = None
+
+    def depth(self, step: int) -> int:
+        """Return how many leading parameters are frozen in a call that begins at optimizer step `step`."""
+        if step < self.after:
+            return 0
+        share, choice = np.random.SeedSequence([self.seed, step]).generate_state(2, np.uint32)
+        return self.depths[int(choice) % len(self.depths)] if share < self.share * 2**32 else 0
+
+    def next(self, step: int, ends_inside_window: bool) -> int:
+        """Return the depth of the call to come; `ends_inside_window` says that its last window stays open."""
+        depth = self.depth(step) if self._held is None else self._held
+        self._held = depth if ends_inside_window else None
+        return depth
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the depth that an open window holds."""
+        return {"json": {"held": self._held}, "arrays": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._held = state["json"]["held"]
+
+
+def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the numbers of leading parameters that `shares` of them come to, in whole layers, without repeats.
+
+    A layer is what has its parameters' names up to the last dot in common. A share too small for one layer is left out.
+    """
+    layers = [parameter.name.rpartition(".")[0] for parameter in parameters]
+    starts = [place for place in range(1, len(layers)) if layers[place] != layers[place - 1]]
+    depths = {max((start for start in starts if start <= share * len(layers)), default=0) for share in shares}
+    return tuple(sorted(depths - {0}))
+
+
+def slice_optimizer(optimizer: nn.Cell, first: int) -> nn.Cell:
+    """Return an optimizer over the parameters from number `first` on that shares all its state with `optimizer`.
+
+    It is a shallow copy in which every tuple with one entry per parameter (moments, decay flags, rates of parameter
+    groups) is cut; step counters and powers stay shared.
+
+    Raises:
+        ConfigurationError: an optimizer that is not built like MindSpore's `nn` optimizers.
+    """
+    count = len(optimizer.parameters)
+    if not isinstance(optimizer, nn.Optimizer) or not isinstance(optimizer.parameters, ParameterTuple):
+        raise ConfigurationError(
+            f"boost: gradient freezing cannot divide {type(optimizer).__module__}.{type(optimizer).__name__}; use an "
+            "nn optimizer such as nn.Adam, or boost_config={'gradient_freezing': False}"
+        )
+    part = copy.copy(optimizer)
+    object.__setattr__(part, "__dict__", dict(vars(optimizer)))  # a copied cell shares it
+    for name in ("_cells", "_params"):
+        object.__setattr__(part, name, copy.copy(vars(optimizer)[name]))
+    for name, value in list(vars(optimizer).items()):
+        if isinstance(value, ParameterTuple) and len(value) == count:
+            object.__setattr__(part, name, ParameterTuple(value[first:]))
+        elif isinstance(value, tuple) and len(value) == count and _is_per_parameter(name, value):
+            object.__setattr__(part, name, value[first:])
+    for name, cell in optimizer.name_cells().items():
+        if isinstance(cell, nn.CellList) and len(cell) == count:
+            part._cells[name] = nn.CellList(list(cell)[first:], auto_prefix=False)
+    object.__setattr__(part, "param_length", count - first)
+    return part
+
+
+def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
+    return name == "weight_decay" or all(isinstance(item, bool | Parameter | ops.Primitive) for item in value)
+
+
+def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
+    """Let `step`, which trains the parameters from number `first` on, count and accumulate where `whole` does."""
+    for name, parameter in vars(whole)["_params"].items():
+        if name in vars(step)["_params"]:
+            vars(step)["_params"][name] = parameter
+    for attribute, skip in (("saved", 0), ("gradient_sum", first)):
+        if hasattr(whole, attribute):
+            # not setattr: the cell would take another cell's parameters for its own under a name used twice
+            object.__setattr__(step, attribute, tuple(getattr(whole, attribute))[skip:])
+
+
+# -- adasum -----------------------------------------------------------------------------------------------------------
+
+
+def process_count() -> int:
+    """Return how many processes train together; 1 when communication was not started."""
+    from mindspore.communication import get_group_size
+
+    try:
+        return int(get_group_size())
+    except (RuntimeError, ValueError):
+        return 1
+
+
+class Adasum(nn.Cell):
+    """Combines the gradients of all processes pairwise by Adasum (Maleki et al. 2021, equation 4 and algorithm 1).
+
+    Gradients that agree are averaged, those that are orthogonal are added. Every process gathers all gradients and
+    combines them in the same order, so all end with the same bits.
+
+    Args:
+        processes: number of processes, a power of two.
+
+    Raises:
+        ConfigurationError: another number.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(auto_prefix=False)
+        if processes < 2 or processes & (processes - 1):
+            raise ConfigurationError(
+                f"boost: adasum combines a power of two of processes; there are {processes}; use "
+                "boost_config={'adasum': False}"
+            )
+        self.processes = processes
+        self.gather = ops.AllGather()
+
+    def construct(self, gradients):
+        """Return the combined gradients, a tuple, each combined by itself."""
+        combined = ()
+        for gradient in gradients:
+            flat = ops.reshape(gradient, (1, -1))
+            combined += (ops.reshape(adasum(self.gather(flat)), gradient.shape),)
+        return combined
+
+
+def adasum(gradients):
+    """Return the Adasum of the rows of `gradients` [N, P], N a power of two; shape [P]."""
+    while gradients.shape[0] > 1:
+        even, odd = gradients[0::2], gradients[1::2]
+        dot = ops.sum(even * odd, 1, True)
+        of_even, of_odd = ops.sum(even * even, 1, True), ops.sum(odd * odd, 1, True)
+        # where one of them is zero the dot product is too
+        one, zero = ops.ones_like(dot), ops.zeros_like(dot)
+        even_weight = one - ops.select(of_even > 0, dot / (2 * ops.maximum(of_even, 1e-30 * one)), zero)
+        odd_weight = one - ops.select(of_odd > 0, dot / (2 * ops.maximum(of_odd, 1e-30 * one)), zero)
+        gradients = even_weight * even + odd_weight * odd
+    return gradients[0]

@@ -1,0 +1,357 @@
+"""The one place that builds programs from a trainer's parts, and runs them on chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Tensor, amp, nn, ops
+from mindspore import dtype as mstype
+
+from ..data.column_checks import label_columns
+from ..data.feed import Chunk, to_tensor
+from ..errors import ConfigurationError
+from ..state import StepOutputs
+from .boost import Boost, share_state, slice_optimizer
+from .graph_call import GraphCall
+from .graph_errors import to_graph_error
+from .losses import fused_loss
+from .network_checks import is_training_step
+from .program import (
+    CustomStep,
+    EvalStep,
+    Forward,
+    OneStep,
+    PredictStep,
+    StepOptions,
+    SunkSteps,
+    TrainStep,
+    moving_statistics,
+)
+
+if TYPE_CHECKING:
+    from ..embedding.tables import SparseTables
+
+logger = logging.getLogger(__name__)
+
+TrainRunner = Callable[[Chunk], StepOutputs]
+
+
+class StepBuilder:
+    """Builds the training, evaluation and prediction programs of one trainer, each once.
+
+    Args:
+        network: the user's network, already converted to its precision.
+        loss_fn: loss cell, or None when the network returns the loss.
+        optimizer: optimizer, or None when the network is a whole training step.
+        cast: whether outputs are cast to float32 (some cells compute in low precision).
+        eval_network: cell returning loss, prediction and label, or None to build one.
+        options: what each step does; `keep_predictions`, `guard` and `halt` are set per run.
+        boost: which layers freeze when; see `trainer.graph.boost`.
+        steps_done: returns the number of optimizer steps done, which decides what is frozen.
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: nn.Cell | None,
+        optimizer: nn.Cell | None,
+        *,
+        cast: bool = False,
+        eval_network: nn.Cell | None = None,
+        options: StepOptions | None = None,
+        boost: Boost | None = None,
+        steps_done: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.network = network
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.cast = cast
+        self.eval_network = eval_network
+        self.options = options or StepOptions()
+        self.boost = boost or Boost()
+        self.steps_done = steps_done
+        self.label_count = label_columns(loss_fn)
+        self.forward = Forward(network, fused_loss(loss_fn), labels=self.label_count, cast=cast)
+        self.tables: SparseTables | None = None
+        self.step: TrainStep | CustomStep | None = None
+        self._step_options: StepOptions | None = None
+        self._frozen: dict[int, TrainStep] = {}
+        self._single: dict[int, OneStep] = {}
+        self._sunk: dict[Any, SunkSteps] = {}
+        self._evaluate: nn.Cell | None = None
+        self._predict: nn.Cell | None = None
+        self._inferring: GraphCall | None = None
+
+    @property
+    def table_inputs(self) -> int:
+        """Number of inputs that programs which only read take for the sparse tables, after the columns."""
+        return 0 if self.tables is None else self.tables.reading_input_count
+
+    def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
+        """Return the cell that trains one batch, built anew only when the options changed."""
+        if self.step is not None and options == self._step_options:
+            return self.step
+        if self.optimizer is None:
+            if self.loss_fn is not None:
+                raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
+            self.step = CustomStep(self.network)
+        else:
+            self.step = TrainStep(
+                self.forward,
+                self.optimizer,
+                self.optimizer.parameters,
+                options,
+                moving_statistics(self.network),
+                self.tables,
+            )
+        self._step_options = options
+        self._frozen.clear()
+        self._single.clear()
+        self._sunk.clear()
+        return self.step
+
+    def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
+        """Return the step that leaves the first `depth` parameters as they are; it counts where the whole one does."""
+        whole = self.train_step(options)
+        if not depth:
+            return whole
+        if depth not in self._frozen:
+            step = TrainStep(
+                self.forward,
+                slice_optimizer(self.optimizer, depth),
+                self.optimizer.parameters[depth:],
+                dataclasses.replace(options, transform=self.boost.transform(depth)),
+                moving_statistics(self.network),
+            )
+            share_state(step, whole, depth)
+            self._frozen[depth] = step
+        return self._frozen[depth]
+
+    @property
+    def _depths(self) -> tuple[int, ...]:
+        return (0,) if self.boost.freezing is None else (0, *self.boost.freezing.depths)
+
+    def train(self, options: StepOptions, size: int | None, sample: Chunk) -> TrainRunner:
+        """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""
+        runners = {0: self._runner(options, size, sample, 0)}
+        if len(self._depths) == 1:
+            return self._with_tables(runners[0])
+
+        def train(chunk: Chunk) -> StepOutputs:
+            depth = self.boost.freezing.next(self.steps_done(), "fill" in chunk.position)
+            if depth not in runners:
+                runners[depth] = self._runner(options, size, sample, depth)
+            return runners[depth](chunk)
+
+        return train
+
+    def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
+        if size is None:
+            return _single_runner(self._one_step(options, depth), options)
+        return _sunk_runner(self._sunk_steps(options, size, sample, depth), options.keep_predictions)
+
+    def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
+        """Compile what `train` would run on chunks like `sample`, without running it.
+
+        Raises:
+            GraphError: MindSpore could not compile it.
+        """
+        for depth in self._depths:
+            cell: nn.Cell = self._one_step(options, depth)
+            leading = () if isinstance(cell, OneStep) else (Tensor(False),)
+            if size is not None:
+                cell = self._sunk_steps(options, size, sample, depth)
+                leading = (Tensor(size, mstype.int32), Tensor(False))
+            with self.training():
+                cell.set_train(True)
+                try:
+                    cell.compile(*leading, *sample.tensors)
+                except Exception as error:
+                    raise to_graph_error(error, sample) from None
+
+    def _one_step(self, options: StepOptions, depth: int) -> nn.Cell:
+        step = self._frozen_step(options, depth)
+        if options.accumulate > 1:
+            return step
+        if depth not in self._single:
+            self._single[depth] = OneStep(step)
+        return self._single[depth]
+
+    def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk, depth: int) -> SunkSteps:
+        shape = self.row_shape(sample) if options.keep_predictions else None
+        key = (size, shape, depth)
+        if key not in self._sunk:
+            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape)
+        return self._sunk[key]
+
+    def _with_tables(self, run: TrainRunner) -> TrainRunner:
+        tables = self.tables
+        if tables is None:
+            return run
+
+        def train(chunk: Chunk) -> StepOutputs:
+            tables.load(chunk.sparse)
+            outputs = run(chunk)
+            tables.write_back(chunk.sparse)
+            return outputs
+
+        return train
+
+    def infer(self, cell: nn.Cell, chunk: Chunk) -> Any:
+        """Run an evaluation or prediction program on a chunk of one batch and return its device outputs.
+
+        Raises:
+            GraphError: MindSpore could not compile or run it.
+        """
+        if chunk.sparse is not None:
+            self.tables.load(chunk.sparse)
+        if self._inferring is None or self._inferring.cell is not cell:
+            self._inferring = GraphCall(cell)
+        try:
+            return self._inferring(*chunk.tensors, like=chunk.signature)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
+
+    def row_shape(self, sample: Chunk) -> tuple[int, ...]:
+        """Return the shape of one row's prediction, found by one forward without training.
+
+        Raises:
+            ConfigurationError: the prediction does not have the rows of the batch on axis 0.
+        """
+        columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
+        if self.tables is not None:
+            columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
+            self.tables.load(plan)
+            columns = (*columns, *plan.inputs)
+        tensors = [to_tensor(column) for column in columns]
+        self.network.set_train(False)
+        try:
+            _, prediction, _ = self.evaluate_cell().compile_and_run(*tensors)
+        finally:
+            self.network.set_train(True)
+        shape = tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
+        if shape[:1] != tuple(tensors[0].shape[:1]):
+            raise ConfigurationError(
+                "progressive validation needs predictions with the rows of the batch on axis 0; "
+                f"received {list(shape)} for {tensors[0].shape[0]} rows"
+            )
+        return shape[1:]
+
+    def evaluate_cell(self) -> nn.Cell:
+        """Return the evaluation program: the user's, or one built from network and loss."""
+        if self._evaluate is None:
+            if self.eval_network is not None:
+                self._evaluate = self.eval_network
+            elif is_training_step(self.network):
+                raise ConfigurationError(
+                    f"evaluate: {type(self.network).__name__} is a whole training step, so evaluating it would train "
+                    "it; pass eval_network="
+                )
+            else:
+                self._evaluate = EvalStep(self.forward, self.table_inputs)
+        return self._evaluate
+
+    def predict_cell(self) -> nn.Cell:
+        """Return the prediction program."""
+        if self._predict is None:
+            if is_training_step(self.network):
+                raise ConfigurationError(
+                    f"predict: {type(self.network).__name__} is a whole training step, so applying it would train it; "
+                    "make a Trainer of the inner network"
+                )
+            self._predict = PredictStep(self.network, cast=self.cast, table_inputs=self.table_inputs)
+        return self._predict
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Put network and step into training mode and put the network's own modes back afterwards."""
+        cells = [cell for _, cell in self.network.cells_and_names()]
+        modes = [cell.training for cell in cells]
+        with _finite_check_on_cpu(self.network if self.optimizer is None else None):
+            (self.step or self.network).set_train(True)
+            try:
+                yield
+            finally:
+                for cell, mode in zip(cells, modes, strict=True):
+                    if cell.training != mode:
+                        cell.set_train(mode)
+
+    @contextlib.contextmanager
+    def inference(self, cell: nn.Cell) -> Iterator[None]:
+        """Put `cell` and the network into inference mode for a while."""
+        cells = [part for root in (cell, self.network) for _, part in root.cells_and_names()]
+        modes = [part.training for part in cells]
+        cell.set_train(False)
+        self.network.set_train(False)
+        # the first batch of every evaluation looks its program up, in case the user has changed the cell
+        self._inferring = None
+        try:
+            yield
+        finally:
+            # parents first, so that a child that differs from its parent gets its own mode last
+            for part, mode in zip(cells, modes, strict=True):
+                if part.training != mode:
+                    part.set_train(mode)
+
+
+def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
+    step.set_train(True)
+    run = GraphCall(step)
+    leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
+    keep = options.keep_predictions
+
+    def train(chunk: Chunk) -> StepOutputs:
+        try:
+            loss, prediction = run(*leading[chunk.flush], *chunk.tensors, like=chunk.signature)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
+        return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)
+
+    return train
+
+
+def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
+    sunk.set_train(True)
+    run = GraphCall(sunk)
+    flags = (Tensor(False), Tensor(True))
+    counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
+
+    def train(chunk: Chunk) -> StepOutputs:
+        try:
+            count, flush = counts[chunk.num_batches], flags[chunk.flush]
+            losses, predictions = run(count, flush, *chunk.tensors, like=chunk.signature)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
+        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
+
+    return train
+
+
+@contextlib.contextmanager
+def _finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
+    """Let `nn.TrainOneStepWithLossScaleCell` check overflow on CPU, where its own check has no kernel."""
+    kind = nn.TrainOneStepWithLossScaleCell
+    ours = (
+        isinstance(step, kind)
+        and mindspore.get_context("device_target") == "CPU"
+        and type(step).get_overflow_status is kind.get_overflow_status
+        and "get_overflow_status" not in vars(step)
+    )
+    if not ours:
+        yield
+        return
+    object.__setattr__(step, "get_overflow_status", types.MethodType(_overflow_status, step))
+    try:
+        yield
+    finally:
+        object.__delattr__(step, "get_overflow_status")
+
+
+def _overflow_status(self, status, gradients):
+    return ops.logical_not(amp.all_finite(gradients))

@@ -1,0 +1,126 @@
+"""Dropout whose masks a resumed run repeats: they depend on (seed, layer, forward number, place) and nothing else.
+
+MindSpore's dropout kernels keep a random state that cannot be read or set. Here the mask of an element is the hash of
+its place in the activation, offset by a key that changes with every training forward; the number of the forward is a
+parameter that the graph itself counts up and that snapshots hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..mindspore_internals.child_cells import replace_child
+
+logger = logging.getLogger(__name__)
+
+COUNTER = "dropout_forwards"
+_GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: keys of successive forwards lie as far apart as can be
+_FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
+# Dimensions that are dropped as a whole: none, or those after the channel
+_WHOLE = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def layer_key(seed: int, layer: int) -> int:
+    """Return where in the sequence of 2**32 masks layer number `layer` begins, from the seed alone."""
+    return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
+
+
+class StatelessDropout(nn.Cell):
+    """Zeroes entries with probability 1 - `keep_prob` in training and divides the others by `keep_prob`.
+
+    The mask is the two multiplications of the 32-bit finalizer of MurmurHash3 (Appleby) over place + key, compared
+    with `keep_prob` * 2**32. Inference returns the input.
+
+    Args:
+        keep_prob: probability of keeping an entry, in (0, 1].
+        key: `layer_key` of this layer.
+        whole: trailing dimensions that are kept or dropped as a whole: 0 for entries, 2 for the maps of [N, C, H, W].
+
+    Inputs:
+        x: float Tensor of any shape.
+
+    Outputs:
+        Tensor of the shape and dtype of x.
+    """
+
+    def __init__(self, keep_prob: float, key: int, whole: int = 0) -> None:
+        super().__init__()
+        self.keep_prob = keep_prob
+        self.whole = whole
+        self.forwards = Parameter(Tensor(0, mstype.int32), name=COUNTER, requires_grad=False)
+        self.key = Tensor(key, mstype.uint32)
+        self.threshold = Tensor(min(round(keep_prob * 2**32), 2**32 - 1), mstype.uint32)
+        self.stride = Tensor(_GOLDEN, mstype.uint32)
+        self.first, self.second = Tensor(_FIRST, mstype.uint32), Tensor(_SECOND, mstype.uint32)
+
+    def construct(self, x):
+        """Return x with entries dropped; counts the forward."""
+        if not self.training:
+            return x
+        shape = x.shape
+        if self.whole > 0:
+            shape = shape[: -self.whole] + (1,) * self.whole
+        mask = ops.reshape(self._mask(shape), shape)
+        return ops.select(ops.broadcast_to(mask, x.shape), x / self.keep_prob, ops.zeros_like(x))
+
+    def _mask(self, shape):
+        count = 1
+        for length in shape:
+            count = count * length
+        forward = ops.cast(self.forwards.value(), mstype.uint32)
+        ops.assign_add(self.forwards, ops.ones((), mstype.int32))
+        bits = ops.cast(ops.arange(0, count, 1, dtype=mstype.int32), mstype.uint32)
+        bits = bits + (forward * self.stride + self.key)
+        # shifts by a tensor of the same shape: the CPU kernels are ten times slower when they broadcast
+        bits = ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, ops.full((count,), 16, dtype=mstype.uint32)))
+        bits = bits * self.first
+        bits = ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, ops.full((count,), 13, dtype=mstype.uint32)))
+        return ops.less(bits * self.second, self.threshold)
+
+    def extend_repr(self) -> str:
+        """Show the probability."""
+        return f"keep_prob={self.keep_prob}"
+
+
+def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
+    """Put a `StatelessDropout` in place of every `nn.Dropout`, `Dropout1d`, `Dropout2d` and `Dropout3d` of `network`.
+
+    A second call finds nothing to replace and changes nothing.
+
+    Returns:
+        Names of the cells that were replaced.
+    """
+    replaced: dict[int, StatelessDropout] = {}
+    names = []
+    parents = [(name, parent) for name, parent in network.cells_and_names()]
+    for prefix, parent in parents:
+        for name, cell in list(parent.name_cells().items()):
+            whole = _WHOLE.get(type(cell))
+            if whole is None or _keep_prob(cell) == 1:
+                continue
+            path = f"{prefix}.{name}" if prefix else name
+            if id(cell) not in replaced:
+                replaced[id(cell)] = StatelessDropout(_keep_prob(cell), layer_key(seed, len(replaced)), whole)
+                replaced[id(cell)].forwards.name = f"{path}.{COUNTER}"
+                replaced[id(cell)].set_train(cell.training)
+            replace_child(parent, name, replaced[id(cell)])
+            names.append(path)
+    if names:
+        logger.info("exact_resume: stateless dropout in place of %s", ", ".join(names))
+    return names
+
+
+def repeatable(network: nn.Cell) -> bool:
+    """Return whether no cell of `network` drops entries by a random state that cannot be saved."""
+    return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in network.cells_and_names())
+
+
+def _keep_prob(cell: Any) -> float:
+    # nn.Dropout holds whichever of p and keep_prob it was given
+    p = getattr(cell, "p", None)
+    return float(cell.keep_prob if p is None else 1 - p)

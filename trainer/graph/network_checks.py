@@ -1,0 +1,147 @@
+"""Checks of a trainer's constructor arguments: every mistake is reported there, not at the first step."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import experimental, nn
+
+from ..errors import ConfigurationError
+from .precision import device_target
+
+
+def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
+    """Check that the parts are cells and fit together.
+
+    Raises:
+        ConfigurationError: a part of the wrong kind, a loss without an optimizer, or an optimizer that holds none of
+            the network's parameters.
+    """
+    if not isinstance(network, nn.Cell):
+        raise ConfigurationError(f"network: takes a mindspore.nn.Cell; received {_kind(network)}")
+    if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
+        raise ConfigurationError(f"loss_fn: takes a Cell, a function or None; received {_kind(loss_fn)}")
+    if eval_network is not None and not isinstance(eval_network, nn.Cell):
+        raise ConfigurationError(f"eval_network: takes a Cell or None; received {_kind(eval_network)}")
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
+        raise ConfigurationError(
+            "optimizer: takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
+            f"{_kind(optimizer)}"
+        )
+    if type(optimizer).__module__.startswith("mindspore.mint.optim") and device_target() == "CPU":
+        raise ConfigurationError(
+            f"optimizer: mint.optim.{type(optimizer).__name__} updates nothing on CPU, and says so nowhere; use "
+            f"mindspore.experimental.optim.{type(optimizer).__name__}, which takes the same arguments, or one of nn"
+        )
+    if isinstance(network, nn.TrainOneStepCell):
+        raise ConfigurationError(
+            f"optimizer: {type(network).__name__} already holds an optimizer; pass the inner network with loss_fn and "
+            "optimizer, or the training cell alone"
+        )
+    own = {id(parameter) for parameter in network.get_parameters()}
+    own |= {id(parameter) for parameter in loss_fn.get_parameters()} if isinstance(loss_fn, nn.Cell) else set()
+    if not any(id(parameter) in own for parameter in optimizer.parameters):
+        raise ConfigurationError(
+            "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
+            "network that is trained"
+        )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}; pass an instance, {value.__name__}(...)"
+    return type(value).__name__
+
+
+def is_training_step(network: nn.Cell) -> bool:
+    """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
+    kinds = (nn.Optimizer, experimental.optim.Optimizer)
+    return isinstance(network, nn.TrainOneStepCell) or any(
+        isinstance(cell, kinds) for _, cell in network.cells_and_names()
+    )
+
+
+def check_custom_step(network: nn.Cell, **options: Any) -> None:
+    """Check that nothing is asked of a training step that only that step could do.
+
+    An amp level is fine for a network that is only evaluated or applied.
+
+    Raises:
+        ConfigurationError: an option that the trainer cannot apply from outside.
+    """
+    neutral = {"amp_level": "O0", "gradient_accumulation_steps": 1}
+    if not is_training_step(network):
+        del options["amp_level"]
+    wrong = [f"{name}={value!r}" for name, value in options.items() if value != neutral.get(name)]
+    if wrong:
+        raise ConfigurationError(
+            f"{', '.join(wrong)}: without an optimizer the network is a whole training step and does this itself; "
+            "pass network, loss_fn and optimizer instead"
+        )
+
+
+def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) -> tuple[int, int, int] | None:
+    """Return the positions of loss, prediction and label in the evaluation outputs; (0, 1, 2) for a built network.
+
+    Raises:
+        ConfigurationError: not three whole numbers, or given without `eval_network`.
+    """
+    if eval_network is None:
+        if eval_indexes is not None:
+            raise ConfigurationError(f"eval_indexes={eval_indexes!r} goes with eval_network, which was not given")
+        return (0, 1, 2)
+    if eval_indexes is None:
+        return None
+    indexes = tuple(eval_indexes)
+    if len(indexes) != 3 or not all(isinstance(i, int) and not isinstance(i, bool) for i in indexes):
+        raise ConfigurationError(
+            "eval_indexes: takes three whole numbers, the positions of loss (-1 for none), prediction and label; "
+            f"received {eval_indexes!r}"
+        )
+    return indexes
+
+
+def check_positive(name: str, value: Any, *, whole: bool = False) -> Any:
+    """Return `value` if it is None or a positive number.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if value is None:
+        return None
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+        what = "a whole number >= 1" if whole else "a number > 0"
+        raise ConfigurationError(f"{name}: takes {what}; received {reprlib.repr(value)}")
+    return value
+
+
+def check_epochs(epochs: Any) -> None:
+    """Check the number of epochs.
+
+    Raises:
+        ConfigurationError: anything but a whole number >= 1.
+    """
+    if hasattr(epochs, "shape") or isinstance(epochs, list | tuple):
+        raise ConfigurationError(
+            "epochs: received data; inputs and labels go together into the first argument: "
+            "fit((x, y), epochs, batch_size=...)"
+        )
+    check_positive("epochs", epochs, whole=True)
+
+
+def check_sink(dataset_sink_mode: Any, sink_size: Any) -> int | None:
+    """Return K, the steps a call: 1 without sink mode, None for "choose", else `sink_size`.
+
+    Raises:
+        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1.
+    """
+    if isinstance(sink_size, bool) or not isinstance(sink_size, int) or (sink_size < 1 and sink_size != -1):
+        raise ConfigurationError(f"sink_size: takes a whole number >= 1, or -1 to choose; received {sink_size!r}")
+    if not dataset_sink_mode:
+        return 1
+    return None if sink_size == -1 else sink_size

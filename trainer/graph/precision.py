@@ -1,0 +1,253 @@
+"""Automatic mixed precision: which cells compute in low precision, and the loss scalers.
+
+Levels: O0 changes nothing; O1 lowers the cells of a white list; O2 lowers all but a black list and scales the loss
+dynamically; O3 lowers everything and does not scale; "auto" is O2 on GPU, O3 on Ascend, O0 on CPU. Weights stay
+float32: a lowered cell casts them, and its inputs, where it computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore
+from mindspore import amp, nn, ops
+from mindspore import dtype as mstype
+
+from ..errors import ConfigurationError, did_you_mean
+from ..mindspore_internals.child_cells import replace_child
+
+logger = logging.getLogger(__name__)
+
+LEVELS = ("O0", "O1", "O2", "O3", "auto")
+AUTO_LEVEL = {"CPU": "O0", "GPU": "O2", "Ascend": "O3"}
+WHITE_LIST: tuple[type[nn.Cell], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Conv1dTranspose,
+    nn.Conv2dTranspose,
+    nn.Conv3dTranspose,
+    nn.Dense,
+    nn.LSTMCell,
+    nn.RNNCell,
+    nn.GRUCell,
+    nn.PReLU,
+)
+BLACK_LIST: tuple[type[nn.Cell], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DTYPES = {"float16": mstype.float16, "bfloat16": mstype.bfloat16}
+INITIAL_SCALE = 2.0**16
+_MARK = "_trainer_amp"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A checked precision setting.
+
+    Attributes:
+        level: "O0" to "O3" ("auto" is already resolved).
+        dtype: the low-precision dtype.
+        white_list: cells lowered at O1.
+        black_list: cells kept in float32 at O2.
+    """
+
+    level: str
+    dtype: Any = mstype.float16
+    white_list: tuple[type[nn.Cell], ...] = WHITE_LIST
+    black_list: tuple[type[nn.Cell], ...] = BLACK_LIST
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any cell computes in low precision."""
+        return self.level != "O0"
+
+
+def device_target() -> str:
+    """Return "CPU", "GPU" or "Ascend": the one place that asks which device runs the graphs."""
+    return mindspore.get_context("device_target")
+
+
+def resolve(
+    level: str,
+    dtype: Any = "float16",
+    keep_batchnorm_fp32: bool | None = None,
+    white_list: Sequence[type[nn.Cell]] | None = None,
+    black_list: Sequence[type[nn.Cell]] | None = None,
+) -> Precision:
+    """Check the arguments of a trainer and return its `Precision`.
+
+    Raises:
+        ConfigurationError: an unknown level or dtype, a dtype the device does not have, or a list that is not one of
+            Cell classes.
+    """
+    if level not in LEVELS:
+        raise ConfigurationError(
+            f"amp_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
+        )
+    name = str(dtype).lower()
+    if name not in _DTYPES:
+        raise ConfigurationError(
+            f"amp_dtype: received {dtype!r}; accepted are {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}"
+        )
+    device = device_target()
+    if level == "auto":
+        level = AUTO_LEVEL.get(device, "O0")
+        logger.info("amp_level='auto' means %s on %s", level, device)
+    if name == "bfloat16" and device == "CPU" and level != "O0":
+        raise ConfigurationError(
+            "amp_dtype='bfloat16' does not run on CPU: MindSpore has no bfloat16 kernels there; "
+            "use amp_dtype='float16' or amp_level='O0'"
+        )
+    black = _cell_classes("black_list", black_list, BLACK_LIST)
+    if keep_batchnorm_fp32 is False:
+        black = tuple(cls for cls in black if cls not in _BATCH_NORMS)
+    elif keep_batchnorm_fp32 and level == "O3":
+        # float16 everywhere but in BatchNorm, still without a loss scale
+        return Precision(level, _DTYPES[name], (), _BATCH_NORMS)
+    return Precision(level, _DTYPES[name], _cell_classes("white_list", white_list, WHITE_LIST), black)
+
+
+def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tuple) -> tuple[type[nn.Cell], ...]:
+    if given is None:
+        return default
+    for cls in given:
+        if not (isinstance(cls, type) and issubclass(cls, nn.Cell)):
+            raise ConfigurationError(f"amp {name}: takes Cell classes such as nn.Dense; received {cls!r}")
+    return tuple(given)
+
+
+class CastOutput(nn.Cell):
+    """A cell whose output is cast; transparent for attribute access and parameter names."""
+
+    def __init__(self, cell: nn.Cell, dtype: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.cast_cell = cell
+        self.cast_dtype = dtype
+
+    def construct(self, *args):
+        """Return what the cell returns, floating-point tensors cast."""
+        outputs = self.cast_cell(*args)
+        return _cast(outputs, self.cast_dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("cast_cell"), name)
+
+
+def _cast(value, dtype):
+    if isinstance(value, tuple):
+        return tuple([_cast(item, dtype) for item in value])
+    if value.dtype in (mstype.float16, mstype.bfloat16, mstype.float32):
+        return ops.cast(value, dtype)
+    return value
+
+
+def convert(network: nn.Cell, precision: Precision) -> None:
+    """Lower `network` in place according to `precision`; a second identical call changes nothing.
+
+    Raises:
+        ConfigurationError: the network was already converted in another way.
+    """
+    mark = getattr(network, _MARK, None)
+    if mark is not None:
+        if mark == precision:
+            return
+        raise ConfigurationError(
+            f"amp_level={precision.level!r}: the network was already converted to {mark.level} by another Trainer; "
+            "converting it twice would stack casts. Build a fresh network, or use the same amp arguments"
+        )
+    if not precision.lowers:
+        return
+    foreign = _foreign_conversion(network)
+    if foreign:
+        raise ConfigurationError(
+            f"amp_level={precision.level!r}: the network was already converted ({foreign}); converting it twice would "
+            "stack casts. Pass amp_level='O0' to use it as it is, or build a fresh network"
+        )
+    if precision.level == "O1":
+        _lower_listed(network, precision)
+    elif precision.level == "O2":
+        _lower_all_but(network, precision.black_list, precision.dtype)
+    else:
+        network.to_float(precision.dtype)
+        if precision.black_list == _BATCH_NORMS and not precision.white_list:
+            _lower_all_but(network, _BATCH_NORMS, precision.dtype)
+    if precision.level != "O1":
+        for _, cell in network.cells_and_names():
+            if getattr(type(cell), "follows_amp_level", False):
+                cell.compute_dtype = precision.dtype
+    object.__setattr__(network, _MARK, precision)
+
+
+def _foreign_conversion(network: nn.Cell) -> str | None:
+    level = getattr(network, "_amp_level", None)
+    if level:
+        return f"by mindspore.amp to {level}"
+    for name, cell in network.cells_and_names():
+        if any(getattr(cell, flag, False) for flag in ("fp16", "bf16")):
+            return f"cell {name or type(cell).__name__!r} has to_float(float16 or bfloat16)"
+        if type(cell).__name__ in ("_OutputTo16", "_OutputTo32"):
+            return f"cell {name!r} is a mindspore.amp wrapper"
+    return None
+
+
+def _lower_listed(network: nn.Cell, precision: Precision) -> None:
+    for name, cell in list(network.name_cells().items()):
+        if isinstance(cell, precision.white_list):
+            cell.to_float(precision.dtype)
+            replace_child(network, name, CastOutput(cell, mstype.float32))
+        else:
+            _lower_listed(cell, precision)
+    if isinstance(network, precision.white_list):
+        network.to_float(precision.dtype)
+
+
+def _lower_all_but(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
+    network.to_float(dtype)
+    _keep_listed(network, keep, dtype)
+
+
+def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
+    for name, cell in list(network.name_cells().items()):
+        if isinstance(cell, keep):
+            cell.to_float(mstype.float32)
+            replace_child(network, name, CastOutput(cell, dtype))
+        else:
+            _keep_listed(cell, keep, dtype)
+
+
+def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
+    """Return the loss scaler for a trainer's `loss_scale` argument; None means the level's own (dynamic at O2).
+
+    Args:
+        loss_scale: None, a number >= 1 (static), an `amp.LossScaler`, or a `FixedLossScaleManager` or
+            `DynamicLossScaleManager`. False switches scaling off at every level.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if loss_scale is False:
+        return None
+    if loss_scale is None:
+        return amp.DynamicLossScaler(INITIAL_SCALE, 2, 1000) if precision.level == "O2" else None
+    if isinstance(loss_scale, amp.LossScaler):
+        return loss_scale
+    if isinstance(loss_scale, int | float) and not isinstance(loss_scale, bool):
+        if loss_scale < 1:
+            raise ConfigurationError(f"loss_scale: takes a number >= 1; received {loss_scale!r}")
+        return amp.StaticLossScaler(float(loss_scale))
+    if isinstance(loss_scale, amp.DynamicLossScaleManager):
+        return amp.DynamicLossScaler(
+            float(loss_scale.get_loss_scale()), int(loss_scale.scale_factor), int(loss_scale.scale_window)
+        )
+    if isinstance(loss_scale, amp.FixedLossScaleManager):
+        return amp.StaticLossScaler(float(loss_scale.get_loss_scale()))
+    raise ConfigurationError(
+        "loss_scale: takes a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own), a "
+        f"FixedLossScaleManager or a DynamicLossScaleManager; received {type(loss_scale).__name__}"
+    )

@@ -1,0 +1,55 @@
+"""Seeds and generator states: set them, capture them, put them back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore
+import numpy as np
+
+from ..errors import ConfigurationError
+
+
+def check_seed(seed: int | None) -> int | None:
+    """Return `seed` if it is a whole number in [0, 2**32) or None.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ConfigurationError(f"seed: takes a whole number from 0 to 2**32 - 1, or None; received {seed!r}")
+    return int(seed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and MindSpore (which also seeds its datasets)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    mindspore.set_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """Return the generator states of Python and NumPy and MindSpore's seed, JSON-able."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [name, keys.tolist(), int(position), int(has_gauss), float(cached)],
+        "mindspore_seed": mindspore.get_seed(),
+    }
+
+
+def restore(states: Mapping[str, Any]) -> None:
+    """Put back what `capture` returned."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, cached))
+    if states.get("mindspore_seed") is not None:
+        before = np.random.get_state()
+        mindspore.set_seed(int(states["mindspore_seed"]))
+        np.random.set_state(before)  # mindspore.set_seed reseeds NumPy

@@ -1,0 +1,15 @@
+"""A model that is trained and served at once: `Publish` writes versions, `ServedModel` follows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from callbacks._support.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .publisher import Publish
+    from .served_model import ServedModel
+
+__all__ = ["Publish", "ServedModel"]
+
+__getattr__, __dir__ = lazy_names(__name__, {"Publish": ".publisher", "ServedModel": ".served_model"})
