@@ -15,6 +15,7 @@ from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
 from ..data.feed import Chunk, to_tensor
+from ..distributed.launched import refuse_replicas
 from ..errors import ConfigurationError
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
@@ -68,6 +69,7 @@ class StepBuilder:
         boost: Boost | None = None,
         steps_done: Callable[[], int] = lambda: 0,
     ) -> None:
+        refuse_replicas()
         self.network = network
         self.loss_fn = loss_fn
         self.optimizer = optimizer
