@@ -68,7 +68,8 @@ class BackgroundWriter:
         *,
         config: str | None = None,
         files: Mapping[str, Path | bytes] | None = None,
-        base: str | None = None,
+        base: str | tuple[str, str] | None = None,
+        identity: str | None = None,
     ) -> None:
         """Copy the tensors, encode the state and start writing; waits first while a write is in flight.
 
@@ -81,7 +82,8 @@ class BackgroundWriter:
         """
         started = time.perf_counter()
         self.wait()
-        contents = prepare(step, self._copied(tensors), state, config=config, files=files, base=base)
+        copied = self._copied(tensors)
+        contents = prepare(step, copied, state, config=config, files=files, base=base, identity=identity)
         # Not a daemon: an interpreter that exits finishes the write instead of leaving half of it.
         self._thread = threading.Thread(target=self._write, args=(Path(root), contents), name="snapshot-writer")
         self._thread.start()

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
 from . import durable
-from .snapshot import MANIFEST, STEP_NAME, Manifest, Snapshot, locate, problem, read
+from .manifest import MANIFEST, foreign, problem
+from .snapshot import STEP_NAME, Manifest, Snapshot, locate, read
 
 POINTERS = ("last", "best")
 
@@ -67,13 +69,13 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
     for name, folder in folders.items():
         try:
             manifests[name] = Manifest.load(folder)
-            problems[name] = problem(folder, manifests[name])
+            problems[name] = problem(folder, manifests[name].files)
         except CheckpointError as error:
             problems[name] = str(error)
     entries = []
     for name, folder in folders.items():
         manifest = manifests.get(name)
-        base = manifest.base[0] if manifest and manifest.base else None
+        base = manifest.base.name if manifest and manifest.base else None
         trouble = problems[name] or _base_problem(folder, name, manifests, problems)
         sequence = manifest.sequence if manifest else -1
         entries.append(Entry(name, int(name.removeprefix("step_")), folder, sequence, base, trouble))
@@ -86,15 +88,15 @@ def _base_problem(
     seen = {name}
     manifest = manifests[name]
     while manifest.base is not None:
-        base, identity = manifest.base
-        if base in seen:
+        base = manifest.base
+        if base.name in seen:
             return f"{folder} builds on itself"
-        seen.add(base)
-        if problems.get(base, "missing"):
-            return f"{folder} builds on {base}, which cannot be used: {problems.get(base, 'it is missing')}"
-        manifest = manifests[base]
-        if manifest.id != identity:
-            return f"{folder} builds on a {base} that was replaced since"
+        seen.add(base.name)
+        if problems.get(base.name, "missing"):
+            return f"{folder} builds on {base.name}, which cannot be used: {problems.get(base.name, 'it is missing')}"
+        manifest = manifests[base.name]
+        if not base.is_meant(manifest):
+            return f"{folder} builds on a {base.name} that was replaced since"
     return None
 
 
@@ -166,8 +168,9 @@ def _newest_sound(root: Path) -> Snapshot | None:
 def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
     """Remove the snapshots not in `keep`, and what interrupted writers left.
 
-    Never removed: the newest sound snapshot, what ``last`` and ``best`` point at, and any base of one that stays. When
-    no snapshot is sound, none is removed.
+    Never removed: the newest sound snapshot, what ``last`` and ``best`` point at, any base of one that stays, and
+    whatever its manifest does not prove to be a snapshot and nothing else (see `unproven`). When no snapshot is sound,
+    none is removed.
 
     Args:
         root: folder of snapshots.
@@ -198,6 +201,9 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
         if entry.name in wanted:
             continue
         try:
+            if (doubt := unproven(entry.path)) is not None:
+                _logger.warning("%s is not removed: %s", entry.path, doubt)
+                continue
             # Renamed first, so that a kill in the middle leaves no half snapshot under a valid name.
             aside = durable.temporary_name(root / entry.name, "removed")
             os.rename(entry.path, aside)
@@ -221,15 +227,35 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
     return True
 
 
-def recover(root: Path) -> None:
-    """Finish or undo what writers that are gone left in a root; best effort, a live writer's work is not touched."""
+def unproven(path: Path) -> str | None:
+    """Return why what stands at a snapshot's name may not be removed, or None when its manifest proves it is ours.
+
+    Raises:
+        FileNotFoundError: nothing stands there.
+    """
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        return "it is no folder, or a link to one"
+    try:
+        strangers = foreign(path, Manifest.load(path).files)
+    except CheckpointError as error:
+        return str(error)
+    return f"it holds {', '.join(strangers)}, which no snapshot has" if strangers else None
+
+
+def recover(root: Path, *, alone: bool = False) -> None:
+    """Finish or undo what writers that are gone left in a root; best effort, a live writer's work is not touched.
+
+    Args:
+        root: the folder.
+        alone: nobody else may write in it (see `folder_lock`), so that what is left is not a live writer's.
+    """
     for path in root.glob(".*"):
         aside = durable.target_of(path)
         if aside is None:
             continue
         target, kind = aside
         with contextlib.suppress(OSError):
-            if kind != "removed" and not durable.is_stale(path):
+            if kind != "removed" and not durable.is_stale(path, alone=alone):
                 continue
             if kind == "replaced" and not os.path.lexists(root / target):
                 os.rename(path, root / target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
 import stat
@@ -125,6 +126,20 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
     return size, crc
 
 
+def sum_and_sync(path: Path) -> tuple[int, int]:
+    """Force a file that somebody else wrote to the disk and return its size and CRC-32.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    size = crc = 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+        sync_file(file.fileno())
+    return size, crc
+
+
 def file_blocks(path: Path) -> Iterator[bytes]:
     """Yield the content of a file in blocks.
 
@@ -179,12 +194,13 @@ def temporary_name(path: Path, kind: str) -> Path:
     return path.parent / f".{path.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:12]}.{kind}"
 
 
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.\d{1,10}\.[0-9a-f]{12}\.(tmp|replaced|removed)")
+
+
 def target_of(temporary: Path) -> tuple[str, str] | None:
     """Return (name it stands aside for, kind) of a name made by `temporary_name`, or None for any other name."""
-    parts = temporary.name.split(".")
-    if len(parts) < 6 or parts[0] or not parts[-3].isdigit():
-        return None
-    return ".".join(parts[1:-4]), parts[-1]
+    found = _TEMPORARY.fullmatch(temporary.name)
+    return (found[1], found[2]) if found else None
 
 
 def lock_folder(path: Path) -> int | None:
@@ -209,8 +225,13 @@ def lock_folder(path: Path) -> int | None:
     return descriptor
 
 
-def is_stale(temporary: Path) -> bool:
-    """Tell whether the writer of a temporary is gone: its lock is free, and its process is dead or long idle."""
+def is_stale(temporary: Path, *, alone: bool = False) -> bool:
+    """Tell whether the writer of a temporary is gone: its lock is free, and its process is dead or long idle.
+
+    Args:
+        temporary: a path made by `temporary_name`.
+        alone: nobody else may write beside it (see `folder_lock`), so a free lock suffices.
+    """
     try:
         descriptor = lock_folder(temporary)
         if descriptor is not None:
@@ -219,12 +240,13 @@ def is_stale(temporary: Path) -> bool:
     except OSError:  # held by a live writer, or gone meanwhile
         return False
     host, pid = temporary.name.split(".")[-4:-2]
-    if host == _host() and os.name != "nt" and not _alive(int(pid)):
+    if alone or (host == _host() and os.name != "nt" and not process_alive(int(pid))):
         return True
     return time.time() - max(changed.st_mtime, changed.st_ctime) > FRESH_SECONDS
 
 
-def _alive(pid: int) -> bool:
+def process_alive(pid: int) -> bool:
+    """Tell whether a process of this number runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import logging
 import os
 import platform
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +34,10 @@ import numpy as np
 
 from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
-from .catalog import Entry, available, delete, recover
-from .snapshot import (
-    CONFIG,
-    FILE_NAME,
-    MANIFEST,
-    RESERVED,
-    STATE,
-    STEP_NAME,
-    TENSOR_SUFFIX,
-    VERSIONS,
-    Manifest,
-)
+from .catalog import Entry, available, delete, recover, unproven
+from .folder_writer import FolderWriter
+from .manifest import FILE_NAME
+from .snapshot import CONFIG, KIND, RESERVED, STATE, STEP_NAME, TENSOR_SUFFIX, VERSIONS, Manifest
 
 TensorGroups = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -61,7 +52,8 @@ class Contents:
     tensors: TensorGroups
     documents: Mapping[str, bytes]
     files: Mapping[str, Path | bytes]
-    base: str | None
+    base: str | tuple[str, str] | None
+    id: str | None = None
 
 
 def step_name(step: int) -> str:
@@ -78,7 +70,8 @@ def prepare(
     *,
     config: str | None = None,
     files: Mapping[str, Path | bytes] | None = None,
-    base: str | None = None,
+    base: str | tuple[str, str] | None = None,
+    identity: str | None = None,
 ) -> Contents:
     """Check what is to be written and encode all but the tensors. Arguments as in `write`.
 
@@ -98,9 +91,10 @@ def prepare(
             or file in RESERVED
         ):
             raise CheckpointError(f"file name {file!r} is not accepted; it takes a plain name other than {RESERVED}")
-    if base == name:
+    base_name = base[0] if isinstance(base, tuple) else base
+    if base_name == name:
         raise CheckpointError(f"{name} cannot build on itself")
-    if base is not None and not STEP_NAME.fullmatch(base):
+    if base_name is not None and not STEP_NAME.fullmatch(base_name):
         raise CheckpointError(f"base takes the name of a snapshot, as in 'step_00001000'; received {base!r}")
     documents = {VERSIONS: strict_json.dumps(_versions()).encode()}
     try:
@@ -109,7 +103,7 @@ def prepare(
             documents[CONFIG] = config.encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"state or config of {name} cannot be stored: {error}") from error
-    return Contents(int(step), tensors, documents, files, base)
+    return Contents(int(step), tensors, documents, files, base, identity)
 
 
 def write(
@@ -120,7 +114,8 @@ def write(
     *,
     config: str | None = None,
     files: Mapping[str, Path | bytes] | None = None,
-    base: str | None = None,
+    base: str | tuple[str, str] | None = None,
+    identity: str | None = None,
 ) -> Path:
     """Write a snapshot; when this returns it is on the disk for good.
 
@@ -134,7 +129,9 @@ def write(
         state: everything else (see `trainer.checkpoint.strict_json` for what it may hold).
         config: text for config.yaml.
         files: name -> bytes, or a path to copy.
-        base: name of an earlier snapshot in the same root that this one builds on; it is kept as long as this one.
+        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
+            was replaced since; it is kept as long as this one.
+        identity: the snapshot's id, unique to this write; None makes one.
 
     Returns:
         The folder of the snapshot, ``root/step_00001000``.
@@ -143,7 +140,8 @@ def write(
         CheckpointError: disk full, folder read-only, no permission, or something that cannot be stored; the message
             names the path, what the system said and what to do.
     """
-    return store(root, prepare(step, tensors, state, config=config, files=files, base=base))
+    contents = prepare(step, tensors, state, config=config, files=files, base=base, identity=identity)
+    return store(root, contents)
 
 
 def store(root: str | os.PathLike[str], contents: Contents) -> Path:
@@ -156,28 +154,18 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
             durable.sync_folder(root.parent)
         recover(root)
         entries = available(root)
-        base = _base_of(contents, entries, root)
-        sequence = 1 + max((entry.sequence for entry in entries), default=0)
-        aside = durable.temporary_name(final, "tmp")
-        aside.mkdir()
+        body = {
+            "step": contents.step,
+            "sequence": 1 + max((entry.sequence for entry in entries), default=0),
+            "base": _base_of(contents, entries, root),
+        }
+        with FolderWriter(final) as folder:
+            for name, blocks in _file_contents(contents):
+                folder.write(name, blocks)
+            folder.seal(KIND, body, contents.id)
+            _put_in_place(folder.path, final, entries)
     except OSError as error:
         raise durable.write_error("snapshot", final, error) from error
-    lock = None
-    try:
-        lock = durable.lock_folder(aside)
-        sums = {name: durable.write_file(aside / name, blocks) for name, blocks in _file_contents(contents)}
-        manifest = Manifest(contents.step, sequence, uuid.uuid4().hex, base, sums)
-        durable.write_file(aside / MANIFEST, [manifest.dump()])
-        durable.sync_folder(aside)
-        _put_in_place(aside, final, entries)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise durable.write_error("snapshot", final, error) from error
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
     return final
 
 
@@ -198,14 +186,18 @@ def _copy_of(source: Path) -> Iterator[bytes]:
         raise CheckpointError(f"cannot read {source} to put it into a snapshot: {error.strerror or error}") from error
 
 
-def _base_of(contents: Contents, entries: list[Entry], root: Path) -> tuple[str, str] | None:
+def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, Any] | None:
     if contents.base is None:
         return None
-    entry = next((entry for entry in entries if entry.name == contents.base), None)
-    if entry is None or entry.problem:
-        reason = entry.problem if entry else "there is no such snapshot"
-        raise CheckpointError(f"{step_name(contents.step)} cannot build on {root / contents.base}: {reason}")
-    return entry.name, Manifest.load(entry.path).id
+    name, identity = contents.base if isinstance(contents.base, tuple) else (contents.base, None)
+    entry = next((entry for entry in entries if entry.name == name), None)
+    reason = entry.problem if entry else "there is no such snapshot"
+    if reason is None:
+        found = Manifest.load(entry.path)
+        if identity in (None, found.id):
+            return {"name": name, "id": found.id, "digest": found.digest}
+        reason = "it was replaced by another writer"
+    raise CheckpointError(f"{step_name(contents.step)} cannot build on {root / name}: {reason}")
 
 
 def _put_in_place(aside: Path, final: Path, entries: list[Entry]) -> None:
@@ -214,10 +206,7 @@ def _put_in_place(aside: Path, final: Path, entries: list[Entry]) -> None:
         dependents = [entry.name for entry in entries if entry.base == final.name]
         if dependents:
             _logger.warning("%s is being replaced; %s built on it and cannot be used any more", final, dependents)
-        # A folder cannot be renamed over one that is not empty. Between the two renames `locate` and `available` find
-        # the old one under its name aside, and `recover` puts it back if this process dies here.
-        replaced = durable.temporary_name(final, "replaced")
-        os.rename(final, replaced)
+        replaced = _move_away(final)
     try:
         os.rename(aside, final)
     except OSError:
@@ -225,8 +214,23 @@ def _put_in_place(aside: Path, final: Path, entries: list[Entry]) -> None:
             os.rename(replaced, final)
         raise
     durable.sync_folder(final.parent)
-    if replaced is not None:
+    if replaced is not None and durable.target_of(replaced):
         delete(replaced)
+
+
+def _move_away(final: Path) -> Path:
+    """Rename what stands at a snapshot's name, and return what it is called now."""
+    doubt = unproven(final)
+    if doubt is None:
+        # A folder cannot be renamed over one that is not empty. Between the two renames `locate` and `available` find
+        # the old one under its name aside, and `recover` puts it back if this process dies here.
+        moved = durable.temporary_name(final, "replaced")
+    else:
+        kept = (final.with_name(f"{final.name}.kept-{number}") for number in itertools.count(1))
+        moved = next(path for path in kept if not os.path.lexists(path))
+        _logger.warning("%s makes room for a snapshot and is kept as %s: %s", final, moved.name, doubt)
+    os.rename(final, moved)
+    return moved
 
 
 @functools.lru_cache(maxsize=1)

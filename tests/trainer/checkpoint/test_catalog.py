@@ -128,6 +128,50 @@ class TestPrune:
         assert ours.exists(), "young, and its process lives"
         assert fresh.exists(), "not ours to remove"
 
+    @pytest.mark.parametrize("place", ["prune", "replace"])
+    def test_what_no_manifest_proves_to_be_a_snapshot_is_never_removed(self, tmp_path, caplog, place):
+        root = tmp_path / "root"
+        write(root, 1, 2, 3)
+        write(tmp_path / "elsewhere", 4)
+        (root / "step_00000004").symlink_to(tmp_path / "elsewhere" / "step_00000004")
+        (root / "step_00000005").write_text("a file of the user's")
+        (root / "step_00000006").symlink_to("nowhere")
+        (root / "step_00000007").mkdir()
+        (root / "step_00000007" / "notes.txt").write_text("a folder of the user's")
+        (root / "step_00000002" / "notes.txt").write_text("beside the snapshot's files")
+        (root / "step_00000001" / "manifest.json").write_text("{}")
+        before = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+        if place == "prune":
+            write(root, 8)
+            assert checkpoint.prune(root, []) == ["step_00000003"]
+            assert "step_00000002 is not removed: it holds notes.txt" in caplog.text
+            before = [name for name in before if "step_00000003" not in name]
+        else:
+            write(root, 1, 2, 4, 5, 6, 7)
+            assert "step_00000005 makes room for a snapshot and is kept as step_00000005.kept-1" in caplog.text
+        after = {str(path.relative_to(tmp_path)).replace(".kept-1", "") for path in tmp_path.rglob("*")}
+        assert set(before) <= after
+        assert (tmp_path / "elsewhere" / "step_00000004" / "model.safetensors").exists()
+        texts = {path.read_text() for path in root.rglob("*") if path.suffix != ".safetensors" and path.is_file()}
+        assert {"a file of the user's", "a folder of the user's", "beside the snapshot's files", "{}"} <= texts
+
+    def test_a_base_is_named_by_its_content(self, tmp_path):
+        write(tmp_path, 1, identity="first")
+        write(tmp_path, 2, base=("step_00000001", "first"))
+        snapshot = checkpoint.find(tmp_path)
+        snapshot.verify()
+        write(tmp_path, 1, identity="second")  # another writer's, with sound files of its own
+        with pytest.raises(CheckpointDamagedError, match="step_00000001 was replaced"):
+            snapshot.verify()
+        with pytest.raises(
+            CheckpointError, match=r"cannot build on .*step_00000001: it was replaced by another writer"
+        ):
+            write(tmp_path, 3, base=("step_00000001", "first"))
+        shutil.rmtree(tmp_path / "step_00000001")
+        checkpoint.write(tmp_path, 1, {"model": {"w": np.full(20, -1)}}, {}, identity="first")
+        with pytest.raises(CheckpointDamagedError, match="builds on a step_00000001 that was replaced"):
+            checkpoint.read(tmp_path / "step_00000002")
+
     def test_pointers(self, tmp_path):
         write(tmp_path, 1, 2)
         assert checkpoint.read_pointer(tmp_path, "best") is None

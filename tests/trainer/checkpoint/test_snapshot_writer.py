@@ -210,7 +210,7 @@ class TestDamage:
             checkpoint.find(tmp_path / "step_00000021")
 
     def test_a_newer_format_asks_for_an_update(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("trainer.checkpoint.snapshot.FORMAT_VERSION", 2)
+        monkeypatch.setattr("trainer.checkpoint.manifest.FORMAT_VERSION", 2)
         write(tmp_path, 1)
         monkeypatch.undo()
         with pytest.raises(CheckpointError, match=r"format 2.*update"):

@@ -1,0 +1,173 @@
+"""Documents with a checksum of themselves, and lists of files with theirs: what every durable folder is proven by.
+
+A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose body
+has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
+that has one was written whole. Snapshots, published versions and published graphs differ in the kind and in what else
+the body says.
+
+CRC-32 finds damage, not forgery; see `snapshot_writer` for why it was chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import CheckpointDamagedError, CheckpointError
+from . import durable, strict_json
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+
+_CRC = re.compile("[0-9a-f]{8}")
+_MAX_DOCUMENT = 1 << 26
+
+FileSums = Mapping[str, tuple[int, int]]
+"""File name -> (bytes, CRC-32)."""
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return `body` (plain JSON) as a document of a kind; the format's version is added."""
+    body = {"format_version": FORMAT_VERSION, **body}
+    return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
+
+
+def unseal(path: Path, kind: str) -> dict[str, Any]:
+    """Read a document of a kind and return its body, whose content is still to be checked.
+
+    Raises:
+        CheckpointDamagedError: missing, cut, altered or no such document.
+        CheckpointError: no permission, or written by a newer version of this package.
+    """
+    content = durable.read_bytes(path, _MAX_DOCUMENT)
+    try:
+        document = strict_json.parse(content)
+        body = document[kind]
+        intact = document["crc32"] == _body_sum(body)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointDamagedError(f"{path} is damaged: {error}") from None
+    if not intact:
+        raise CheckpointDamagedError(f"{path} is damaged: it does not match its own checksum")
+    version = body.get("format_version") if isinstance(body, dict) else None
+    if type(version) is not int or version < 1:
+        raise CheckpointDamagedError(f"{path} is no {kind}: format_version is {version!r}")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format {version}; this package reads up to {FORMAT_VERSION}: update it")
+    return body
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a body as hexadecimal text: what names a folder by its content, by way of its sums."""
+    return hashlib.sha256(_canonical({"format_version": FORMAT_VERSION, **body})).hexdigest()
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _body_sum(body: Any) -> str:
+    return f"{zlib.crc32(_canonical(body)):08x}"
+
+
+# -- values of a body ------------------------------------------------------------------------------------------------
+
+
+def files_json(files: FileSums) -> dict[str, Any]:
+    """Return the entry "files" of a body."""
+    return {name: {"size": size, "crc32": f"{crc:08x}"} for name, (size, crc) in files.items()}
+
+
+def files_of(body: Mapping[str, Any]) -> FileSums:
+    """Return the files a body lists.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it lists none, or they are no plain names with sums.
+    """
+    return MappingProxyType(
+        {
+            named(FILE_NAME, name): (count(entry["size"]), int(named(_CRC, entry["crc32"]), 16))
+            for name, entry in body["files"].items()
+        }
+    )
+
+
+def named(pattern: re.Pattern[str], value: Any) -> str:
+    """Return `value` when it is a string of this pattern; a name from a file must never lead out of its folder."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{value!r} is not accepted as a name")
+    return value
+
+
+def text(value: Any) -> str:
+    """Return `value` when it is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no string")
+    return value
+
+
+def count(value: Any) -> int:
+    """Return `value` when it is a whole number from 0 to 2**62 - 1."""
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def problem(folder: Path, files: FileSums) -> str | None:
+    """Return what is wrong with the listed files as far as names and sizes tell, or None."""
+    for name, (size, _) in files.items():
+        try:
+            _check_size(folder / name, size)
+        except CheckpointError as error:
+            return str(error)
+    return None
+
+
+def foreign(folder: Path, files: FileSums) -> list[str]:
+    """Return the names in a folder that its manifest does not list."""
+    return sorted(set(os.listdir(folder)) - set(files) - {MANIFEST})
+
+
+def verified(path: Path, size: int, crc: int) -> mmap.mmap | bytes:
+    """Return the mapped content of a file once its size and checksum are right.
+
+    Raises:
+        CheckpointDamagedError: missing, of another size, altered or unreadable.
+        CheckpointError: no permission, or no more files may be opened.
+    """
+    _check_size(path, size)
+    content: mmap.mmap | bytes = b""
+    try:
+        if size:
+            with open(path, "rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise durable.read_error(path, error) from error
+    except ValueError as error:  # the file became empty meanwhile
+        raise CheckpointDamagedError(f"cannot read {path}: {error}") from error
+    if len(content) != size or zlib.crc32(content) != crc:
+        raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
+    return content
+
+
+def _check_size(path: Path, size: int) -> None:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise durable.read_error(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointDamagedError(f"{path} is not a regular file")
+    if found.st_size != size:
+        raise CheckpointDamagedError(f"{path} has {found.st_size:,} bytes; its manifest says {size:,}")
