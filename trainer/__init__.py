@@ -8,7 +8,7 @@ Importing the package does not import MindSpore; the first use of a name that ne
 
 from __future__ import annotations
 
-from typing import Any
+from .hooks import lazy_names
 
 __version__ = "0.1.0"
 
@@ -37,33 +37,7 @@ _CALLBACKS = (
     "TerminateOnNaN",
     "TimeMonitor",
 )
-_HOMES.update(dict.fromkeys(_CALLBACKS, "callbacks"))
+_HOMES.update(dict.fromkeys(_CALLBACKS, ".hooks"))
 __all__ = ["__version__", *sorted(_HOMES)]
 
-
-def __getattr__(name: str) -> Any:
-    return _lazy_names()[0](name)
-
-
-def __dir__() -> list[str]:
-    return _lazy_names()[1]()
-
-
-def _lazy_names() -> Any:
-    try:
-        from callbacks._support.lazy import lazy_names
-    except ImportError as error:
-        raise shadow_error() or error from None
-    return lazy_names(__name__, _HOMES)
-
-
-def shadow_error() -> ImportError | None:
-    """Return an error that says which file hides the `callbacks` package, or None when none does."""
-    import callbacks
-
-    if hasattr(callbacks, "__path__"):
-        return None
-    return ImportError(
-        f"{callbacks.__file__} hides the package 'callbacks' that trainer needs; rename that file "
-        "(for example to my_callbacks.py)"
-    )
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callbacks._support.argument_errors import ConfigurationError, TrainerError, did_you_mean, nearest
+from .hooks import ConfigurationError, TrainerError, did_you_mean, nearest
 
 __all__ = [
     "CheckpointDamagedError",

@@ -120,7 +120,7 @@ class _Console(logging.StreamHandler):
 @contextlib.contextmanager
 def _logging_to(handler: logging.Handler) -> Iterator[None]:
     """Show what the package logs until the command is done; MindSpore's errors are told once, by the exceptions."""
-    loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
+    loggers = [logging.getLogger(name) for name in ("trainer", "callbacks", "mindspore_trainer")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
     if quiet:

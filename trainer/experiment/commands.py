@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from callbacks import Callback, ProgressBar
-
 from ..data.sources import is_arrays
 from ..errors import ConfigurationError
+from ..hooks import Callback, ProgressBar
 from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values

@@ -235,9 +235,9 @@ def _shadow() -> Iterator[Finding]:
         hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
         others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
         first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
-        # the package itself comes first on the path, or it would not have been imported
-        advice = f"rename it: a script started beside it imports it in place of the package {name!r}"
+        module = "mindspore_trainer" if name == "trainer" else f"mindspore_trainer.{name}"
+        advice = f"scripts beside it import that file as {name!r}; they find the package as {module!r}"
         for path in first:
-            yield Finding(f"module {name}", str(path), WRONG, advice)
+            yield Finding(f"module {name}", str(path), NOTE, advice)
         if not first:
             yield Finding(f"module {name}", str(ours / name))

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, did_you_mean, nearest
+from ..errors import did_you_mean, nearest
 from . import rundir
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
-from .resolve import UnresolvedError, import_paths, is_dotted, resolve, shadow
+from .resolve import UnresolvedError, import_paths, is_dotted, resolve
 from .sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
 from .signature import Signature, real_signature
 from .tree import Entry, Node, join, read_tree
@@ -49,19 +49,12 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
 
 @contextlib.contextmanager
 def project_paths(path: Path | None) -> Iterator[None]:
-    """Make the working directory and the folders above the configuration importable for the length of the block.
-
-    Raises:
-        ConfigurationError: a module of the user's is found in place of the package `callbacks`.
-    """
+    """Make the working directory and the folders above the configuration importable for the length of the block."""
     above: list[Path] = []
     for config in () if path is None else (path, rundir.origin(path)):
         if config is not None:
             above += [config.absolute(), *list(config.absolute().parents)[:2]]
     with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
-        hiding = shadow("callbacks", "callback.py")
-        if hiding is not None:
-            raise ConfigurationError(f"{hiding} hides the package 'callbacks' that the trainer needs; rename that file")
         yield
 
 

@@ -9,10 +9,12 @@ import importlib.util
 import keyword
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from mindspore_trainer import PACKAGES, hidden_by, home_of
 
 from ..errors import did_you_mean
 
@@ -37,6 +39,18 @@ def resolve(class_path: str) -> Any:
     if not is_dotted(class_path):
         raise UnresolvedError("accepts a dotted path as in mindspore.nn.Adam")
     first, *rest = class_path.split(".")
+    if first not in PACKAGES or home_of(first) == first:
+        return _resolve(first, rest)
+    try:
+        return _resolve(home_of(first), rest)
+    except UnresolvedError as error:
+        try:
+            return _resolve(first, rest)  # a name of the user's own module, which hides the package of its name
+        except UnresolvedError as other:
+            raise UnresolvedError(f"neither the package nor your own module has it: {error}; {other}") from None
+
+
+def _resolve(first: str, rest: Sequence[str]) -> Any:
     found, so_far = _import(first), first
     if found is None:
         raise UnresolvedError(f"there is no module {first!r}{_similar_module(first)}")
@@ -73,7 +87,13 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _failed(name: str, error: BaseException) -> str:
-    return f"importing {name} failed: {type(error).__name__}: {error}"
+    text = f"importing {name} failed: {type(error).__name__}: {error}"
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    hiding = hidden_by(package) if package in PACKAGES else None
+    if hiding is None:
+        return text
+    ours = "mindspore_trainer" if package == "trainer" else f"mindspore_trainer.{package}"
+    return f"{text}; {hiding} hides the package {package!r} there: import it as {ours!r}"
 
 
 def _names_in(owner: Any) -> list[str]:
@@ -87,21 +107,6 @@ def _similar_module(name: str) -> str:
     # among hundreds of installed modules something is always a little similar
     found = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def shadow(package: str, member: str) -> Path | None:
-    """Return the file that is found in place of `package`, or None.
-
-    Args:
-        package: name of a package of ours.
-        member: a file it has, by which it is recognised.
-    """
-    loaded = sys.modules.get(package)
-    origin = getattr(loaded, "__file__", None)
-    if loaded is None:
-        spec = importlib.util.find_spec(package)
-        origin = spec.origin if spec is not None else None
-    return None if origin is None or Path(origin).with_name(member).is_file() else Path(origin)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def kinds_of(section: str) -> dict[str, type]:
     if section == "callbacks":
         import mindspore.train
 
-        from callbacks.callback import Callback
+        from ..hooks import Callback
 
         return {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
     return {}

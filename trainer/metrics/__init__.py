@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from callbacks._support.lazy import lazy_names
+from ..hooks import lazy_names
 
 if TYPE_CHECKING:
     from .binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from callbacks import Callback
-from callbacks._support.cadence import Every
-
 from ..checkpoint import durable, strict_json, tensor_file
 from ..embedding.graph_export import ABOUT, export_network
 from ..embedding.tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError, did_you_mean
+from ..hooks import Callback, Every
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -266,15 +266,6 @@ def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
     assert main(["compare", "nowhere", "nowhere"]) == 2
 
 
-def test_a_module_that_hides_the_callbacks_is_named(project, tmp_path):
-    (tmp_path / "callbacks.py").write_text("")
-    command = [sys.executable, "-m", "trainer", "check", str(project / "configs" / "tumours.yaml")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert finished.returncode == 2
-    assert finished.stderr.startswith(f"{tmp_path / 'callbacks.py'} hides the package 'callbacks'")
-
-
 def test_help_does_not_import_mindspore():
     code = "import sys; from trainer.experiment.cli import main; main(['--help']); main(['compare', 'a', 'b']); "
     code += "sys.exit('mindspore' in sys.modules)"
