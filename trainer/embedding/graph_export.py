@@ -162,7 +162,7 @@ class ServedGraph:
         table, (size, map_size) = self._planner.tables[part.table], self._sizes[part.table]
         window = self._windows[part.table].array(size)
         window[0] = 0.0
-        table.store.read_part(part.rows, table.spec.dim, window[1 : len(part.rows) + 1])
+        table.store.read_part(part.rows, window[1 : len(part.rows) + 1])
         self._windows[part.table].push()
         if map_size:
             self._places[part.table].array(map_size)[:] = part.reading_map[:map_size]

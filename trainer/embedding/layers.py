@@ -238,7 +238,7 @@ class Embedding(nn.Cell):
         padding = None if self.spec.padding is None else flat == self.spec.padding
         rows = table.lookup(flat, padding)
         values = np.zeros((len(rows), self.dim), np.float32)
-        table.store.read_part(np.maximum(rows, 0), self.dim, values)
+        table.store.read_part(np.maximum(rows, 0), values)
         values[rows < 0] = 0
         return Tensor(values.reshape(*ids.shape, self.dim))
 

@@ -12,6 +12,11 @@ from .memory import Memory
 _COPY_BLOCK = 1 << 14
 
 
+def plain_rows(rows: np.ndarray) -> np.ndarray:
+    """Return row numbers as kernels take them: int32, contiguous, writable; the same array if it is like that."""
+    return rows if rows.dtype == np.int32 and rows.flags.carray else np.array(rows, np.int32)
+
+
 class RowStore:
     """Float32 rows [capacity, width] that grow in place, in memory or in a mapped file.
 
@@ -25,7 +30,10 @@ class RowStore:
     """
 
     def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None) -> None:
+        from . import kernels  # brings Numba along, which only a network with tables needs
+
         self.width = width
+        self._gather = kernels.gather
         self._item = np.dtype(f"V{4 * width}")
         self.lock = threading.RLock()
         self._views: list[CopyOnWriteView] = []
@@ -51,14 +59,16 @@ class RowStore:
         """Return the values of `rows` (integers [n], all reserved): float32 [n, width], into `out` when given."""
         if out is None:
             out = np.empty((len(rows), self.width), np.float32)
-        with self.lock:
-            np.take(self._rows, rows, axis=0, out=out, mode="clip")
+        self.read_part(rows, out)
         return out
 
-    def read_part(self, rows: np.ndarray, columns: int, out: np.ndarray) -> None:
-        """Write the first `columns` columns of `rows` into `out`, float32 [n, columns]."""
-        with self.lock:
-            np.take(self._rows[:, :columns], rows, axis=0, out=out, mode="clip")
+    def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the first columns of `rows` (as in `read`) into `out`, contiguous float32 [n, columns]."""
+        rows = plain_rows(rows)
+        if len(rows):
+            with self.lock:
+                # never `np.take` from a slice of columns: it copies the whole slice first
+                self._gather(self._rows, rows, out)
 
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Set `rows` (integers [n], different from each other) to `values`, float32 [n, width] or [width]."""

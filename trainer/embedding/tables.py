@@ -247,7 +247,7 @@ class SparseTables(nn.Cell):
         index, table = part.table, self.planner.tables[part.table]
         window = self._reading[index].array(part.size)
         window[0] = 0.0
-        table.store.read_part(part.rows, table.spec.dim, window[1 : len(part.rows) + 1])
+        table.store.read_part(part.rows, window[1 : len(part.rows) + 1])
         self._reading[index].push()
         if part.map_size:
             self._reading_maps[index].array(part.map_size)[:] = part.reading_map
