@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from ..errors import ConfigurationError
 
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
+RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
+RESTART_VARIABLE = "TRAINER_RESTART"  # how often the supervisor has started the job again
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
@@ -22,6 +24,11 @@ def process_count(environment: Mapping[str, str] = os.environ) -> int:
     if communication is not None and getattr(communication.GlobalComm, "INITED", False):
         return int(communication.get_group_size())
     return 1
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether msrun or `trainer launch` started this process as part of a job, of one worker even."""
+    return environment.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in environment
 
 
 def refuse_replicas() -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|check|show-loop|compare|doctor``.
+"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|compare|doctor``.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
 by SIGINT or SIGTERM and has wound up.
@@ -22,6 +22,7 @@ _COMMANDS = {
     "online": "train on data.stream",
     "evaluate": "evaluate a trained network on data.test (or --split)",
     "predict": "write predictions for data.test (or --split)",
+    "launch": "start a command or a Python script as several processes that train together",
     "check": "tell everything that is wrong with a configuration; runs nothing",
     "show-loop": "print the training loop with the active callbacks in their places",
     "compare": "two runs side by side: differences of configuration, final metrics",
@@ -58,11 +59,24 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument(
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
+    _launch_arguments(made["launch"])
     made["compare"].add_argument("runs", metavar="RUN", nargs=2, help="run folder")
     made["doctor"].add_argument("--quick", action="store_true", help="leave out compiling and running a tiny graph")
     for subparser in made.values():
         subparser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     return parser
+
+
+def _launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="processes on this machine")
+    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="machines; default: 1")
+    parser.add_argument("--node-rank", type=int, default=0, metavar="I", help="number of this machine; default: 0")
+    parser.add_argument("--master", metavar="HOST:PORT", help="of machine 0; default: this machine, a free port")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="one log a process; default: in the run folder")
+    parser.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="`fit CONFIG`, `python train.py`, ... with arguments"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -253,6 +267,22 @@ def _compare(given: argparse.Namespace) -> int:
     return 0
 
 
+def _launch(given: argparse.Namespace) -> int:
+    from ..distributed.launch import Job, launch
+
+    return launch(
+        Job(
+            given.job,
+            given.processes,
+            nodes=given.nodes,
+            node_rank=given.node_rank,
+            master=given.master,
+            max_restarts=given.max_restarts,
+            logs=given.logs,
+        )
+    )
+
+
 def _doctor(given: argparse.Namespace) -> int:
     from . import doctor
 
@@ -266,6 +296,7 @@ _HANDLERS = {
     "online": _train,
     "evaluate": _evaluate,
     "predict": _predict,
+    "launch": _launch,
     "check": _check,
     "show-loop": _show_loop,
     "compare": _compare,

@@ -1,0 +1,111 @@
+"""The supervisor: what it starts, how it passes signals on, how it ends a job, and that it leaves nothing behind."""
+
+import signal
+
+import pytest
+
+from tests.trainer.distributed import jobs
+from trainer.distributed.launch import Job
+from trainer.errors import ConfigurationError
+
+SCRIPT = """
+import os, signal, sys, time
+rank, folder = int(os.environ["MS_NODE_ID"]), sys.argv[1]
+print("rank", rank, "of", os.environ["MS_WORKER_NUM"], "meets at", os.environ["MS_SCHED_HOST"], flush=True)
+
+def leave(number, frame):
+    time.sleep(0.5)
+    open(f"{folder}/snapshot_{rank}", "w").close()
+    sys.exit(128 + number)
+
+if "deaf" not in sys.argv:
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(f"{folder}/pid_{rank}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"{folder}/pid_{rank}.new", f"{folder}/pid_{rank}")
+if "fails_once" in sys.argv:
+    sys.exit(3 if rank == 1 and os.environ["TRAINER_RESTART"] == "0" else 0)
+if "quick" in sys.argv:
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def pids(folder, count=2):
+    files = [folder / f"pid_{rank}" for rank in range(count)]
+    jobs.wait_for(lambda: all(file.is_file() for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+def test_every_process_gets_its_rank_and_all_the_same_meeting_place(script, tmp_path):
+    code, output = jobs.run("python", script, tmp_path, "quick", options=["--logs", tmp_path / "logs"])
+    assert code == 0
+    assert "[rank 0] rank 0 of 2 meets at 127.0.0.1" in output
+    assert "rank 1 of 2" not in output, "the terminal shows rank 0 alone"
+    assert "[rank 1] rank 1 of 2 meets at 127.0.0.1" in (tmp_path / "logs/rank_1.log").read_text()
+    assert "msrun --worker_num=2 --local_worker_num=2 --master_addr=127.0.0.1" in output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_every_process_and_their_snapshots_are_waited_for(script, tmp_path, number, code):
+    job = jobs.start(script, tmp_path)
+    pids(tmp_path)
+    job.send_signal(number)
+    jobs.finish(job)
+    assert job.returncode == code
+    assert (tmp_path / "snapshot_0").exists()
+    assert (tmp_path / "snapshot_1").exists()
+
+
+def test_a_killed_process_ends_the_job_and_is_named(script, tmp_path):
+    job = jobs.start(script, tmp_path, "deaf")
+    zero, one = pids(tmp_path)
+    jobs.kill(one)
+    output = jobs.finish(job, timeout=15)
+    assert job.returncode == 137
+    assert f"rank 1 (pid {one}) was killed by SIGKILL" in output
+    assert "[rank 1] rank 1 of 2" in output, "the end of its log"
+    assert not jobs.is_running(zero)
+
+
+def test_no_process_outlives_a_killed_supervisor(script, tmp_path):
+    job = jobs.start(script, tmp_path, "deaf")
+    found = pids(tmp_path)
+    jobs.kill(job.pid)
+    jobs.finish(job)
+    jobs.wait_for(lambda: not any(map(jobs.is_running, found)))
+
+
+def test_a_failed_job_is_started_again_as_often_as_allowed(script, tmp_path):
+    code, output = jobs.run(script, tmp_path, "fails_once", options=["--max-restarts", "1"])
+    assert code == 0
+    assert "rank 1" in output
+    assert "ended with exit code 3" in output
+    code, _ = jobs.run(script, tmp_path, "fails_once")
+    assert code == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (["fti", "c.yaml"], {}, "did you mean 'fit'"),
+        (["fit", "c.yaml"], {"processes": 0}, "-n takes a whole number >= 1"),
+        (["fit", "c.yaml"], {"nodes": 2}, "--master HOST:PORT"),
+        (["fit", "c.yaml"], {"nodes": 2, "node_rank": 2, "master": "a:1"}, "--node-rank takes 0 to 1"),
+        (["fit", "c.yaml"], {"master": "here"}, "HOST:PORT"),
+        ([], {}, "no command"),
+    ],
+)
+def test_mistakes_are_named_before_anything_starts(command, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Job(command, **{"processes": 2, **options})

@@ -1,0 +1,176 @@
+"""The processes that train together: collectives on NumPy arrays over MindSpore's own communication.
+
+On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over all processes, inside graphs only; what is
+here runs one small graph for each. A device with AlltoAll and ReduceScatter would use them behind the same functions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigurationError, TrainerError
+from .launched import is_launched, process_count
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_FRAME = 256  # bytes; messages of unequal length travel in frames of few sizes, each size being a program
+
+
+class Group:
+    """One process alone: every collective returns what it was given, and nothing is imported or built.
+
+    Attributes:
+        rank: number of this process, 0 to `size` - 1.
+        size: processes.
+    """
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes what only one may write."""
+        return self.rank == 0
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all processes, equal in shape and dtype, stacked in the order of ranks: [size, ...]."""
+        return array[None]
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Return the messages of all processes, of any lengths, in the order of ranks."""
+        return [message]
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        """Return the array of rank 0; the others give one of the same shape and dtype."""
+        return array
+
+    # -- what follows from these ---------------------------------------------------------------------------------------
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """Return the sum over processes, added in the order of ranks in the array's own dtype: exact and the same."""
+        return array if self.size == 1 else self.gather(array).sum(0, dtype=array.dtype)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any process."""
+        return flag if self.size == 1 else bool(self.gather(np.array([flag], np.int64)).any())
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the JSON-able values of all processes in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        return [json.loads(message) for message in self.gather_bytes(json.dumps(value).encode())]
+
+    def gather_rows(self, array: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of all processes, which differ in the length of axis 0 alone, in the order of ranks."""
+        if self.size == 1:
+            return [array]
+        shape, dtype = array.shape[1:], array.dtype
+        parts = self.gather_bytes(np.ascontiguousarray(array).tobytes())
+        return [np.frombuffer(part, dtype).reshape(-1, *shape) for part in parts]
+
+    def check_same(self, what: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Check that named arrays are the same on all processes, bit for bit.
+
+        Raises:
+            ConfigurationError: they differ; the message names one that does.
+        """
+        if self.size == 1:
+            return
+        sums = {name: [zlib.crc32(np.ascontiguousarray(array)), list(array.shape)] for name, array in arrays.items()}
+        found = self.gather_json(sums)
+        for rank, other in enumerate(found):
+            differing = sorted(name for name in {*found[0], *other} if found[0].get(name) != other.get(name))
+            if differing:
+                raise ConfigurationError(
+                    f"{what}: {len(differing)} of {len(found[0])} differ between rank 0 and rank {rank}, the first is "
+                    f"{differing[0]!r}; all processes must build the same network"
+                )
+
+
+SINGLE = Group()
+
+
+class World(Group):
+    """All processes of a job started by a launcher. Its methods are called by all of them, in the same order."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._thread = threading.get_ident()
+        self._cells: dict[str, Any] = {}
+
+    def _run(self, kind: str, array: np.ndarray) -> np.ndarray:
+        if threading.get_ident() != self._thread:
+            raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
+        from mindspore import Tensor
+
+        if kind not in self._cells:
+            from .cells import make_cell
+
+            self._cells[kind] = make_cell(kind)
+        return np.array(self._cells[kind].compile_and_run(Tensor(array)).asnumpy())
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """See `Group.gather`."""
+        words, length = _as_words(array)
+        gathered = self._run("gather", words).reshape(self.size, -1)
+        return gathered.view(np.uint8)[:, :length].copy().view(array.dtype).reshape(self.size, *array.shape)
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """See `Group.gather_bytes`."""
+        lengths = self.gather(np.array([len(message)], np.int64))[:, 0]
+        longest = int(lengths.max())
+        if longest == 0:
+            return [b""] * self.size
+        frame = np.zeros(max(SMALLEST_FRAME, 1 << (longest - 1).bit_length()), np.uint8)
+        frame[: len(message)] = np.frombuffer(message, np.uint8)
+        frames = self.gather(frame)
+        return [frames[rank, :length].tobytes() for rank, length in enumerate(lengths)]
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        """See `Group.broadcast`."""
+        words, length = _as_words(array)
+        received = self._run("broadcast", words)
+        return received.view(np.uint8)[:length].copy().view(array.dtype).reshape(array.shape)
+
+
+def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the array's bytes as int32 words, which travel whatever the dtype is, and their number in bytes."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = np.zeros(-(-max(1, data.size) // 4), np.int32)
+    words.view(np.uint8)[: data.size] = data
+    return words, data.size
+
+
+_world: World | None = None
+
+
+def join() -> Group:
+    """Return the group this process belongs to; the first call of a launched process starts MindSpore's communication.
+
+    A scheduler process, which `msrun` starts with the same command as the others, stays in this call to its end.
+
+    Raises:
+        ConfigurationError: several processes by a launcher whose variables say nothing of where to meet.
+    """
+    global _world
+    if _world is not None:
+        return _world
+    if not is_launched() and process_count() == 1:
+        return SINGLE
+    from mindspore import communication
+
+    if not communication.GlobalComm.INITED:
+        communication.init()
+    rank, size = int(communication.get_rank()), int(communication.get_group_size())
+    if size == 1:
+        return SINGLE
+    _world = World(rank, size)
+    logger.info("rank %d of %d processes", rank, size)
+    return _world
