@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,79 @@ def errors() -> tuple[type[BaseException], ...]:
 def read_payload(payload: bytes) -> Any:
     """Return the table in an Arrow IPC stream or file held in memory."""
     pyarrow = require()
-    if payload.startswith(b"ARROW1"):
-        return pyarrow.ipc.open_file(pyarrow.BufferReader(payload)).read_all()
-    return pyarrow.ipc.open_stream(pyarrow.BufferReader(payload)).read_all()
+    open_payload = pyarrow.ipc.open_file if payload.startswith(b"ARROW1") else pyarrow.ipc.open_stream
+    return sound(open_payload(pyarrow.BufferReader(payload)).read_all())
+
+
+def sound(table: Any) -> Any:
+    """Return a Table or RecordBatch that came as Arrow IPC, once its contents are known to hold together.
+
+    IPC is used as it lies in memory: an offset outside its buffer would end the process where it is followed.
+
+    Raises:
+        pyarrow.ArrowInvalid: it is damaged.
+    """
+    table.validate(full=True)
+    return table
+
+
+class StreamFile:
+    """The record batches of an Arrow stream file, which may grow. It is read, not mapped: it may shrink at any time.
+
+    Attributes:
+        rows: number of rows of each batch.
+        ends: byte at which each batch ends.
+        incomplete: whether another batch has been begun.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[int] = []
+        self.ends: list[int] = []
+        self.incomplete = False
+        self._heads: list[bytes] = []  # schema and dictionaries, which batches need to be read
+        self._places: list[tuple[int, int, int]] = []  # of each batch: first byte, last, heads before it
+
+    def extend(self) -> None:
+        """Find the batches that have been added."""
+        pyarrow = require()
+        at = self.ends[-1] if self.ends else 0
+        with pyarrow.OSFile(str(self.path)) as file:
+            file.seek(at)
+            messages = pyarrow.ipc.MessageReader.open_stream(file)
+            self.incomplete = False
+            heads: list[bytes] = []
+            while True:
+                try:
+                    kind = messages.read_next_message().type
+                except StopIteration:
+                    return
+                except (pyarrow.ArrowInvalid, OSError):
+                    self.incomplete = True
+                    return
+                end = file.tell()
+                if kind != "record batch":
+                    file.seek(at)
+                    heads.append(file.read(end - at))
+                else:
+                    self._heads += heads
+                    heads = []
+                    self._places.append((at, end, len(self._heads)))
+                    self.ends.append(end)
+                    self.rows.append(self.batch(len(self._places) - 1).num_rows)
+                at = end
+
+    def batch(self, number: int) -> Any:
+        """Return one record batch.
+
+        Raises:
+            pyarrow.ArrowException, OSError: it is damaged.
+        """
+        start, end, heads = self._places[number]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = b"".join(self._heads[:heads]) + file.read(end - start)
+        return sound(require().ipc.open_stream(data).read_next_batch())
 
 
 def row_of(table: Any, row: int) -> dict[str, Any]:

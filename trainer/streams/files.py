@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,9 +13,11 @@ from ..errors import ConfigurationError, StreamError, did_you_mean
 from .base import BufferedStream, Position, require_partitions
 from .dead_letter import DeadLetter
 from .decode import Decoder
+from .fingerprint import Fingerprint
 from .retry import Retry
 from .schema import Schema
-from .segments import CsvReader, Reader, TableReader, TextReader, kind_of
+from .segment_names import SegmentNames, kind_of
+from .segments import CsvReader, Reader, TableReader, TextReader
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +32,31 @@ class FileStream(BufferedStream):
 
     A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which
     also ends the stream. Until then it is followed: new whole lines (or record batches) are read as they appear, a
-    last line without its newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments.
+    last line without its newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. What
+    else the folder holds and `pattern` leaves out, or cannot be read (a folder, a name whose format is not known), is
+    ignored, with one warning that names it.
 
-    A position is ``{"files": ["<name>@<address>", row]}``; the address is a byte offset in text files and a row
-    number in Parquet and Arrow files, so seeking reads nothing of what lies before. Segments must only grow. One
-    that has been read to its end may be truncated or deleted, safely once a checkpoint lies behind it; deleting one
-    that has not raises StreamError.
+    A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``; the address is a byte offset in text files
+    and a row number in Parquet and Arrow files, so seeking reads nothing of what lies before. The fingerprint is of
+    the bytes read so far. Segments must only grow: one that was replaced or written anew is noticed by it, while it
+    is followed and at a resume, and `on_change` says what then. (A change that leaves the first 16 KiB and the last
+    4 KiB read as they were is not seen.) A segment that has been read to its end may be emptied or deleted, safely
+    once a checkpoint lies behind it; deleting one that has not raises StreamError.
 
     Args:
         path: the folder, or a single file.
         schema: what the columns are to be, or a mapping of `Schema`'s arguments.
-        pattern: shell pattern of segment names.
+        pattern: shell pattern of segment names; None: every name with a suffix that segments have (.jsonl, .ndjson,
+            .json, .csv, .tsv, .parquet, .arrow, .arrows, .feather; with `format` one of its own, or no suffix).
         format: "jsonl", "csv", "parquet" or "arrow"; None: by suffix.
         end: "never": wait for more; "at_last": the stream ends with what is there.
         poll_interval: seconds between looks at a folder that has nothing new.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
-        on_missing: what to do at a resume when the segment of the position is gone: "error", or "skip" to go
-            on with the next one.
+        on_missing: what to do at a resume when the segment of the position is gone or empty: "error", or "skip" to
+            go on with the next one.
+        on_change: what to do with a segment that is not the one that was begun: "error", or "restart" to read what
+            it holds now from its start.
         names: CSV field names; None: the first line of each segment has them.
         delimiter: CSV field delimiter; None: a tab for ``.tsv``, else a comma.
         list_delimiter: between the values of a CSV field that holds a list.
@@ -61,13 +70,14 @@ class FileStream(BufferedStream):
         path: str | Path,
         schema: Schema | Mapping[str, Any],
         *,
-        pattern: str = "*",
+        pattern: str | None = None,
         format: str | None = None,
         end: str = "never",
         poll_interval: float = 0.1,
         dead_letter: DeadLetter | str | Path | None = None,
         max_bad_share: float | None = None,
         on_missing: str = "error",
+        on_change: str = "error",
         names: list[str] | None = None,
         delimiter: str | None = None,
         list_delimiter: str = " ",
@@ -77,6 +87,7 @@ class FileStream(BufferedStream):
             ("end", end, _ENDS),
             ("format", format, (None, *_FORMATS)),
             ("on_missing", on_missing, ("error", "skip")),
+            ("on_change", on_change, ("error", "restart")),
         ):
             if value not in accepted:
                 raise ConfigurationError(
@@ -87,7 +98,9 @@ class FileStream(BufferedStream):
         if not self.path.exists():
             raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
         self.folder, self._single = (self.path, None) if self.path.is_dir() else (self.path.parent, self.path.name)
-        self.pattern, self.format, self.end, self.on_missing = pattern, format, end, on_missing
+        self._segments = SegmentNames(self.folder, self._single, pattern, format)
+        self.pattern, self.format, self.end = pattern, format, end
+        self.on_missing, self.on_change = on_missing, on_change
         self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
@@ -112,14 +125,19 @@ class FileStream(BufferedStream):
         """Whether the last segment has been read to its end and no other will follow."""
         return self._ended and not self._ready
 
-    def _start_at(self, name: str | None, address: int, skip: int) -> None:
-        """Read on at row `skip` from `address` of segment `name`; None: before the first segment."""
+    def _start_at(self, name: str | None, address: int, skip: int, read: Fingerprint | None = None) -> None:
+        """Go on at row `skip` from `address` of segment `name`, of which `read` was read; None: before the first."""
+        self._close_reader()
+        self._name, self._address, self._skip = name, address, skip
+        self._print = read or Fingerprint()
+        self._seen: tuple[int, int, int] | None = None
+        self._emptied = False
+        self._ended = False
+
+    def _close_reader(self) -> None:
         if self._reader is not None:
             self._reader.close()
         self._reader = None
-        self._name, self._address, self._skip = name, address, skip
-        self._shrunk_to: int | None = None
-        self._ended = False
 
     def _list(self) -> None:
         """Look at the folder.
@@ -128,15 +146,8 @@ class FileStream(BufferedStream):
             StreamError: a segment that was seen and not read is gone.
             OSError: the folder cannot be read for now.
         """
-        entries = [entry.name for entry in self.folder.iterdir()]
-        if self._single:
-            entries = [name for name in entries if name in (self._single, DONE)]
+        names, entries = self._segments.look()
         self._done = self.end == "at_last" or DONE in entries
-        names = sorted(
-            name
-            for name in entries
-            if name[0] not in "_." and not name.endswith(".tmp") and fnmatch.fnmatch(name, self.pattern)
-        )
         present, known = set(names), set(self._listing)
         current = self._name or ""
         gone = [name for name in self._listing if name > current and name not in present]
@@ -200,54 +211,99 @@ class FileStream(BufferedStream):
         try:
             if self._reader is None:
                 self._reader = self._open()
-            piece = None if self._shrank() else self._reader.read(self._address, finished)
+            unchanged = self._check()
+            piece = self._reader.read(self._address, finished) if unchanged else None
+            unchanged = unchanged and self._check()  # else a change while it was read would be taken in
         except FileNotFoundError:
             if self.on_missing == "skip":
                 return False
             raise StreamError(f"segment {self._name} in {self.folder} was deleted before it was read") from None
-        if piece is None:
-            return False
+        if piece is None or not unchanged:
+            return not unchanged and not self._emptied
         start, skip = self._address, self._skip
+        if not self._remember(self._reader.bytes_before(piece.end)):
+            return False  # it shrank this moment; the next look says how
         rows = int(piece.decoded.counts.sum())
         self._rows_read += rows
         self._bytes_read += piece.end - start
         self._address, self._skip = piece.end, max(0, skip - rows)
-        places = [(PARTITION, f"{self._name}@{start}", f"{self._name}@{piece.end}")]
-        self._push(self._decoder.batch(piece.decoded, places, {0: skip} if skip else None))
+        at, after = f"{self._name}@{start}", f"{self._name}@{piece.end}"
+        batch = self._decoder.batch(piece.decoded, [(PARTITION, at, after)], {0: skip} if skip else None)
+        if batch is not None:
+            # Added here: the dead-letter file's places stay the same whatever is read together with them.
+            at, after = f"{at}:{self._print}", f"{after}:{self._print}"
+            spans = [span._replace(offset=at, next_offset=span.next_offset and after) for span in batch.spans]
+            self._push(replace(batch, spans=tuple(spans)))
         return True
+
+    def _remember(self, size: int) -> bool:
+        """Take the fingerprint of the first `size` bytes; return whether there are so many."""
+        if size != self._print.bytes:
+            try:
+                fingerprint = Fingerprint.of(self.folder / self._name, size)
+            except FileNotFoundError:  # deleted; what is open can be read to its end, and is never looked at again
+                fingerprint = self._print
+            if fingerprint is None:
+                return False
+            self._print = fingerprint
+        return True
+
+    def _check(self) -> bool:
+        """Return whether the segment is still the one that was begun and what was read of it may be used.
+
+        Raises:
+            StreamError: it was replaced or written anew (see `on_change`).
+        """
+        path = self.folder / self._name
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return True
+        seen, before = (stat.st_ino, stat.st_size, stat.st_mtime_ns), self._seen
+        if seen == before:
+            return not self._emptied
+        self._seen = seen
+        self._emptied = stat.st_size == 0 and (self._address > 0 or self._print.bytes > 0)
+        if self._emptied:
+            if before is not None and isinstance(self._reader, TextReader) and before[1] > self._address:
+                raise StreamError(f"segment {self._name} in {self.folder} was emptied before it was read")
+            logger.warning("segment %s was emptied after %s of it had been read", self._name, self._so_far())
+            return False
+        known = self._print.bytes > 0 or self._reader is None or self._reader.size() >= self._address
+        if not known or Fingerprint.of(path, self._print.bytes) != self._print:
+            self._changed()
+            return False
+        if self._reader is not None and self._opened != stat.st_ino:  # another file with the same beginning
+            self._close_reader()
+            return False
+        return True
+
+    def _so_far(self) -> str:
+        return f"{self._print.bytes or self._address} {'bytes' if self._print.bytes else 'bytes or rows'}"
+
+    def _changed(self) -> None:
+        message = (
+            f"segment {self._name} in {self.folder} is not the one of which {self._so_far()} were read: "
+            "it was replaced or written anew"
+        )
+        if self.on_change == "error":
+            raise StreamError(
+                f"{message}. Segments must only grow: write new rows to a file with a later name, or pass "
+                "on_change='restart' to read it from its start"
+            )
+        logger.warning("%s; it is read from its start", message)
+        self._start_at(self._name, 0, 0)
 
     def _open(self) -> Reader:
         path = self.folder / self._name
-        kind = kind_of(path, self.format)
+        self._opened = path.stat().st_ino
+        kind = kind_of(self._name, self.format)
         if kind == "table":
             return TableReader(path, self._decoder)
         if kind == "jsonl":
             return TextReader(path, self._decoder)
         delimiter = self.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
         return CsvReader(path, self._decoder, self.names, delimiter, self.list_delimiter)
-
-    def _shrank(self) -> bool:
-        """Return whether the segment was truncated behind what was read of it.
-
-        Raises:
-            StreamError: it was, and has grown again: addresses in it mean nothing any more.
-        """
-        if not isinstance(self._reader, TextReader):
-            return False
-        size = self._reader.size()
-        if self._shrunk_to is not None and size > self._shrunk_to:
-            raise StreamError(
-                f"segment {self._name} in {self.folder} was truncated and written anew; "
-                "segments must only grow: write new rows to a file with a later name"
-            )
-        if size >= self._address:
-            return False
-        if self._shrunk_to is None:
-            logger.warning(
-                "segment %s was truncated to %d bytes after %d had been read", self._name, size, self._address
-            )
-        self._shrunk_to = size
-        return True
 
     def seek(self, position: Position) -> None:
         """Go on reading at `position`.
@@ -264,17 +320,29 @@ class FileStream(BufferedStream):
             return
         try:
             offset, row = position[PARTITION]
-            name, at, address = str(offset).rpartition("@")
-            address, row = int(address), int(row)
+            name, at, address, read = _parse(offset)
+            row = int(row)
         except (TypeError, ValueError):
             name, at = "", ""
         if not at or not name:
             raise StreamError(
                 f"a position of FileStream is {{'files': ['<name>@<address>', row]}}; received {position!r}"
             )
-        self._start_at(name, address, row)
-        if not (self.folder / name).exists() and (address or row):
-            message = f"segment {name} in {self.folder}, read up to {address} row {row}, is gone"
+        if not self._segments.takes(name):
+            raise StreamError(
+                f"the position is in {name!r}, which is no segment of {self.folder} (pattern={self.pattern!r}, "
+                f"format={self.format!r})"
+            )
+        self._start_at(name, address, row, read)
+        path = self.folder / name
+        there = path.is_file()
+        if there and path.stat().st_size > 0:
+            if read.bytes:
+                self._check()
+        elif address or row:
+            message = (
+                f"segment {name} in {self.folder}, read up to {address} row {row}, is {'empty' if there else 'gone'}"
+            )
             if self.on_missing == "error":
                 raise StreamError(
                     f"{message}; rows after that may be lost. Put it back, or pass on_missing='skip' to go on"
@@ -284,9 +352,9 @@ class FileStream(BufferedStream):
     def resolve(self, position: Position) -> Position:
         """Return `position`, moved to the next segment where it is the end of a finished one."""
         offset, row = position.get(PARTITION, ("", 0))
-        name, _, address = str(offset).rpartition("@")
+        name, _, address, _ = _parse(offset)
         end, later = self._finished.get(name, (None, ""))
-        if end is None or row or int(address) < end:
+        if end is None or row or address < end:
             return position
         return {**position, PARTITION: [f"{later}@0", 0]}
 
@@ -309,3 +377,14 @@ class FileStream(BufferedStream):
         super().close()
         self._retry.stop()
         self.dead_letter.close()
+
+
+def _parse(offset: Any) -> tuple[str, str, int, Fingerprint]:
+    """Return name, the sign before the address, address and fingerprint of ``<name>@<address>:<fingerprint>``.
+
+    Raises:
+        ValueError: the address or fingerprint is none. Positions of old snapshots have no fingerprint.
+    """
+    name, at, rest = str(offset).rpartition("@")
+    address, _, read = rest.partition(":")
+    return name, at, int(address or 0), Fingerprint.parse(read) if read else Fingerprint()

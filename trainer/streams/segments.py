@@ -9,13 +9,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ConfigurationError, StreamError
+from ..errors import StreamError
 from .decode import Bad, Decoded, Decoder
 from .schema import MISSING, Converted, Schema
 
@@ -40,6 +41,9 @@ class Reader(Protocol):
 
     def size(self) -> int:
         """Return the segment's size in bytes now (text), or its rows (tables)."""
+
+    def bytes_before(self, address: int) -> int:
+        """Return how many of the file's first bytes must stay as they are for what lies before `address` to stay."""
 
     def close(self) -> None:
         """Close the file."""
@@ -83,6 +87,10 @@ class TextReader:
     def size(self) -> int:
         """Return the file's size in bytes."""
         return os.fstat(self._file.fileno()).st_size
+
+    def bytes_before(self, address: int) -> int:
+        """Return `address` itself."""
+        return address
 
     def close(self) -> None:
         """Close the file."""
@@ -209,9 +217,9 @@ class TableReader:
         self.schema = decoder.schema
         self._arrow = arrow
         self._starts: list[int] = [0]
-        self._batches: list[Any] = []
-        self._incomplete = False
+        self._ends: list[int] = [0]  # bytes of the file that the rows before each start depend on
         self._file: Any = None
+        self._group: Callable[[int], Any] | None = None
         self._seen_bytes = -1
         self._table: tuple[int, Any] = (-1, None)
 
@@ -220,12 +228,12 @@ class TableReader:
         try:
             self._refresh()
             if address >= self._starts[-1]:
-                if finished and self._incomplete:
+                if finished and getattr(self._file, "incomplete", False):
                     raise StreamError(f"segment {self.path} is damaged: its last record batch is incomplete")
                 return None
             group = int(np.searchsorted(self._starts, address, side="right")) - 1
             if self._table[0] != group:
-                self._table = (group, self._load(group))
+                self._table = (group, self._group(group))
         except FileNotFoundError:
             raise
         except self._arrow.errors() as error:
@@ -248,73 +256,48 @@ class TableReader:
         if size == self._seen_bytes:
             return
         pyarrow = self._arrow.require()
-        if self.path.suffix == ".parquet":
-            import pyarrow.parquet
-
-            self._file = pyarrow.parquet.ParquetFile(self.path)
-            counts = [self._file.metadata.row_group(i).num_rows for i in range(self._file.metadata.num_row_groups)]
+        with self.path.open("rb") as file:
+            magic = file.read(6)
+        if magic[:4] == b"PAR1":
+            counts, ends = self._open_parquet(pyarrow, size)
+        elif magic == b"ARROW1":
+            source = pyarrow.OSFile(str(self.path))
+            self._file = pyarrow.ipc.open_file(source)
+            self._group = lambda number: self._arrow.sound(self._file.get_batch(number))
+            counts = [self._file.get_batch(number).num_rows for number in range(self._file.num_record_batches)]
+            ends = [size] * len(counts)
         else:
-            self._batches, self._incomplete = _batches(pyarrow, self.path)
-            counts = [batch.num_rows for batch in self._batches]
-        self._starts = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+            if not isinstance(self._file, self._arrow.StreamFile):
+                self._file = self._arrow.StreamFile(self.path)
+            self._group = self._file.batch
+            self._file.extend()
+            counts, ends = self._file.rows, self._file.ends
+        self._starts, self._ends = [0, *np.cumsum(counts, dtype=np.int64).tolist()], [0, *ends]
         self._seen_bytes = size
 
-    def _load(self, group: int) -> Any:
-        if self._file is None:
-            return self._batches[group]
-        names = [name for name in self.schema.fields if name in self._file.schema_arrow.names]
-        return self._file.read_row_group(group, columns=names, use_threads=False)
+    def _open_parquet(self, pyarrow: Any, size: int) -> tuple[list[int], list[int]]:
+        import pyarrow.parquet
+
+        file = self._file = pyarrow.parquet.ParquetFile(self.path)
+        names = [name for name in self.schema.fields if name in file.schema_arrow.names]
+        self._group = lambda number: file.read_row_group(number, columns=names, use_threads=False)
+        counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        return counts, [size] * len(counts)
 
     def size(self) -> int:
         """Return the number of rows known."""
         return self._starts[-1]
 
+    def bytes_before(self, address: int) -> int:
+        """Return where the record batch that holds the row before `address` ends; of a file with a footer, its size."""
+        return self._ends[int(np.searchsorted(self._starts, address, side="left"))]
+
     def close(self) -> None:
         """Let go of the file."""
-        self._batches, self._table, self._file = [], (-1, None), None
-
-
-def _batches(pyarrow: Any, path: Path) -> tuple[list[Any], bool]:
-    """Return the complete record batches of an Arrow file or stream, and whether an incomplete one follows."""
-    source = pyarrow.memory_map(str(path))
-    if source.size() >= 6 and source.read_at(6, 0) == b"ARROW1":
-        file = pyarrow.ipc.open_file(source)
-        return [file.get_batch(i) for i in range(file.num_record_batches)], False
-    batches: list[Any] = []
-    reader = pyarrow.ipc.open_stream(source)
-    while True:
-        try:
-            batches.append(reader.read_next_batch())
-        except StopIteration:
-            return batches, False
-        except (pyarrow.ArrowInvalid, OSError):
-            return batches, True
+        self._group, self._table, self._file = None, (-1, None), None
 
 
 def one_message(converted: Converted, rows: int, bad: list[Bad]) -> Decoded:
     """Return converted rows as the only message."""
     good = converted.good
     return Decoded(converted.columns, converted.event_time, np.zeros_like(good), good, np.array([rows]), bad)
-
-
-_SUFFIXES = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
-    ".parquet": "table", ".arrow": "table", ".arrows": "table", ".feather": "table",
-}  # fmt: skip
-
-
-def kind_of(path: Path, format: str | None) -> str:
-    """Return "jsonl", "csv" or "table" for a segment.
-
-    Raises:
-        ConfigurationError: the suffix says nothing and no format was given.
-    """
-    if format is not None:
-        return "table" if format in ("parquet", "arrow") else format
-    kind = _SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise ConfigurationError(
-            f"the format of {path} is not known from its suffix; pass format= one of jsonl, csv, parquet, arrow, "
-            f"or a pattern= that leaves it out (suffixes known: {', '.join(_SUFFIXES)})"
-        )
-    return kind

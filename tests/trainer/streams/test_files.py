@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -196,8 +197,127 @@ def test_a_segment_written_anew_is_an_error(folder, schema, rows, read):
     (folder / "a.jsonl").write_bytes(b"")
     assert stream.poll(5, 0) is None
     write(folder / "a.jsonl", rows(20, 25))
-    with pytest.raises(StreamError, match="segments must only grow"):
+    with pytest.raises(StreamError, match="Segments must only grow"):
         stream.poll(5, 0)
+
+
+def test_what_is_no_segment_is_named_once_and_read_over(folder, schema, rows, read, caplog):
+    write(folder / "a.jsonl", rows(0, 5))
+    write(folder / "c.csv", rows(5, 9))
+    for stray in ("README.txt", "a.jsonl.1", "b.jsonl~"):
+        (folder / stray).write_text("not a row\n")
+    (folder / "archive").mkdir()
+    (folder / "b.jsonl").mkdir()
+    (folder / "z.jsonl").symlink_to("nowhere")
+    stream = FileStream(folder, schema, poll_interval=0.01)
+    assert read(stream, timeout=0.05).columns["user"].tolist() == list(range(9))
+    write(folder / "d.jsonl", rows(9, 12))
+    (folder / "notes").touch()
+    assert read(stream).columns["user"].tolist() == [9, 10, 11]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    for stray in ("README.txt", "a.jsonl.1", "archive", "b.jsonl", "b.jsonl~", "z.jsonl"):
+        assert stray in told[0] or "more" in told[0]
+    assert told[1].split("segments: ")[1].startswith("notes;")
+
+
+def test_a_format_and_a_pattern_say_what_else_is_read(folder, schema, rows, read):
+    (folder / "0.log").write_bytes(jsonl(rows(0, 3)))
+    (folder / "1").write_bytes(jsonl(rows(3, 6)))
+    (folder / "2.jsonl").write_bytes(jsonl(rows(6, 9)))
+
+    def read_with(**options):
+        return read(FileStream(folder, schema, end="at_last", **options)).columns["user"].tolist()
+
+    assert read_with() == [6, 7, 8]
+    assert read_with(format="jsonl") == [3, 4, 5, 6, 7, 8]
+    assert read_with(format="jsonl", pattern="*.log") == [0, 1, 2]
+    assert read_with(format="jsonl", pattern="*") == list(range(9))
+    pytest.importorskip("pyarrow")
+    write(folder / "3.parquet", rows(9, 12))
+    (folder / "3.parquet").rename(folder / "3")
+    assert read_with(format="parquet", pattern="3") == [9, 10, 11]
+
+
+def rewrite(path, rows, way):
+    """Give a segment other rows: in place, by another file in its place, or emptied first."""
+    new = path.with_name("_new" + path.suffix)
+    write(new, rows)
+    if way == "replaced":
+        os.replace(new, path)
+        return
+    if way == "emptied first":
+        path.write_bytes(b"")
+    path.write_bytes(new.read_bytes())
+
+
+@pytest.mark.parametrize("way", ["replaced", "in place", "emptied first"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("count", [4, 10, 25], ids=["shorter", "as long", "longer"])
+def test_a_segment_with_other_rows_is_never_read_on_as_if_it_were_the_old_one(
+    folder, schema, rows, read, suffix, way, count
+):
+    path = folder / f"a.{suffix}"
+    write(path, rows(0, 10))
+    write(folder / f"b.{suffix}", rows(90, 92))
+    first = FileStream(folder, schema, end="at_last")
+    position = advance(first.position(), read(first, rows=3))
+    rewrite(path, rows(50, 50 + count), way)
+    resumed = FileStream(folder, schema, end="at_last")
+    with pytest.raises(StreamError, match=r"a\..* replaced or written anew.*on_change='restart'"):
+        resumed.seek(position)
+    resumed = FileStream(folder, schema, end="at_last", on_change="restart")
+    resumed.seek(position)
+    assert read(resumed).columns["user"].tolist() == [*range(50, 50 + count), 90, 91]
+
+
+@pytest.mark.parametrize("way", ["replaced", "in place", "emptied first"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "arrows"])
+def test_other_rows_are_noticed_while_a_segment_is_followed(folder, schema, rows, read, suffix, way):
+    path = folder / f"a.{suffix}"
+    write(path, rows(0, 10))
+    streams = [FileStream(folder, schema, on_change=on_change) for on_change in ("error", "restart")]
+    for stream in streams:
+        assert read(stream).rows == 10
+    rewrite(path, rows(50, 62), way)
+    write(folder / f"b.{suffix}", rows(90, 92))
+    with pytest.raises(StreamError, match="written anew"):
+        read(streams[0])
+    assert read(streams[1]).columns["user"].tolist() == [*range(50, 62), 90, 91]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrows"])
+def test_a_copy_of_the_folder_is_read_on(folder, schema, rows, read, suffix, tmp_path):
+    write(folder / f"a.{suffix}", rows(0, 10))
+    first = FileStream(folder, schema)
+    position = advance(first.position(), read(first, rows=3))
+    shutil.copytree(folder, tmp_path / "copy")
+    resumed = FileStream(tmp_path / "copy", schema)
+    resumed.seek(position)
+    assert read(resumed).columns["user"].tolist() == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_positions_without_a_fingerprint_are_read_on(folder, schema, rows, read):
+    write(folder / "a.jsonl", rows(0, 10))
+    write(folder / "b.jsonl", rows(10, 12))
+    for position, left in ((["a.jsonl@0", 4], 4), (["b.jsonl@0", 0], 10)):
+        stream = FileStream(folder, schema, end="at_last")
+        stream.seek({"files": position})
+        assert read(stream).columns["user"].tolist() == list(range(left, 12))
+    shorter = FileStream(folder, schema, end="at_last")
+    shorter.seek({"files": ["a.jsonl@100000", 0]})
+    with pytest.raises(StreamError, match="written anew"):
+        read(shorter)
+
+
+def test_rows_emptied_away_unread_are_an_error(folder, schema, rows, read, monkeypatch):
+    write(folder / "a.jsonl", rows(0, 40))
+    monkeypatch.setattr("trainer.streams.segments.BLOCK_BYTES", 200)
+    stream = FileStream(folder, schema)
+    stream.poll(1, 0)
+    (folder / "a.jsonl").write_bytes(b"")
+    with pytest.raises(StreamError, match="emptied before it was read"):
+        read(stream)
 
 
 def test_lag_counts_what_is_waiting(folder, schema, rows):
@@ -228,9 +348,13 @@ def test_wrong_arguments_are_refused(folder, schema):
     with pytest.raises(ConfigurationError, match="exists"):
         FileStream(folder / "nowhere", schema)
     (folder / "a.xyz").touch()
-    with pytest.raises(ConfigurationError, match="format="):
-        FileStream(folder, schema).poll(1, 0)
+    for path, pattern in ((folder / "a.xyz", None), (folder, "*.xyz")):
+        with pytest.raises(ConfigurationError, match="format="):
+            FileStream(path, schema, pattern=pattern)
     with pytest.raises(ConfigurationError, match="did you mean 'label'"):
         FileStream(folder, {"columns": {"user": "int32"}, "labels": "user"})
     with pytest.raises(StreamError, match="position of FileStream"):
         FileStream(folder, schema).seek({"files": ["x", 0]})
+    for name in ("../a.jsonl", "a.xyz"):
+        with pytest.raises(StreamError, match="no segment"):
+            FileStream(folder, schema).seek({"files": [f"{name}@0", 1]})
