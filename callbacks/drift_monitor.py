@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ._support.arguments import function, number, whole
+from ._support.argument_errors import ConfigurationError
+from ._support.arguments import function, number, refuse, whole
 from ._support.metric import window_value
 from .callback import Callback
 
@@ -38,7 +39,7 @@ class DriftMonitor(Callback):
             count anew and does not multiply a second time.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named; at `setup`, `lr_factor` is given and the learning
+        ConfigurationError: an argument is not of the kind named; at `setup`, `lr_factor` is given and the learning
             rate cannot be set.
     """
 
@@ -51,18 +52,14 @@ class DriftMonitor(Callback):
         lr_windows: int = 10,
     ) -> None:
         if not callable(getattr(detector, "update", None)):
-            raise TypeError(
-                f"DriftMonitor(detector=...) takes an object with update(value) -> bool; received {detector!r}"
-            )
+            refuse("DriftMonitor(detector=...)", "an object with update(value) -> bool", detector)
         if not isinstance(key, str) or not key:
-            raise TypeError(f"DriftMonitor(key=...) takes the name of a window metric; received {key!r}")
+            refuse("DriftMonitor(key=...)", "the name of a window metric", key)
         self.detector, self.key = detector, key
         self.monitor = key if key.startswith("window_") else f"window_{key}"
-        self.lr_factor = None if lr_factor is None else number("DriftMonitor", "lr_factor", lr_factor, least=0.0)
-        if self.lr_factor == 0.0:
-            raise ValueError("DriftMonitor(lr_factor=...) takes a number > 0; received 0")
-        self.lr_windows = whole("DriftMonitor", "lr_windows", lr_windows, 1)
-        if function("DriftMonitor", "on_drift", on_drift) is not None:
+        self.lr_factor = number("DriftMonitor(lr_factor=...)", lr_factor, above=0, optional=True)
+        self.lr_windows = whole("DriftMonitor(lr_windows=...)", lr_windows, 1)
+        if function("DriftMonitor(on_drift=...)", on_drift) is not None:
             self.on_drift = on_drift
         self.count = 0
         self._windows_left = 0
@@ -72,7 +69,7 @@ class DriftMonitor(Callback):
         if self.lr_factor is None:
             return
         if trainer.learning_rate is None:
-            raise ValueError("DriftMonitor(lr_factor=...) needs an optimizer with a constant learning rate")
+            raise ConfigurationError("DriftMonitor(lr_factor=...) needs an optimizer with a constant learning rate")
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
 
     def on_window_end(self, trainer: Trainer) -> None:

@@ -36,7 +36,7 @@ class EarlyStopping(Patience):
         wait: measurements since the last improvement.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named, or "auto" cannot tell the direction.
+        ConfigurationError: an argument is not of the kind named, or "auto" cannot tell the direction.
     """
 
     order = 50
@@ -51,7 +51,7 @@ class EarlyStopping(Patience):
         restore_best: bool = False,
     ) -> None:
         super().__init__(monitor, patience, min_delta, mode)
-        self.baseline = None if baseline is None else number("EarlyStopping", "baseline", baseline)
+        self.baseline = number("EarlyStopping(baseline=...)", baseline, optional=True)
         self.restore_best = bool(restore_best)
 
     def _clear(self) -> None:

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence
-from ._support.cadence import Every
+from ._support.cadence import Every, cadence
 from ._support.metric import window_value
 from ._support.monitoring import Throughput, gauges
 from .callback import Callback
@@ -32,7 +31,7 @@ class HealthFile(Callback):
         every: cadence, or number of optimizer steps.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named.
+        ConfigurationError: an argument is not of the kind named.
     """
 
     def __init__(self, path: str | Path, every: Every | int | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence, whole
-from ._support.cadence import Every
+from ._support.arguments import whole
+from ._support.cadence import Every, cadence
 from ._support.curve import Curve
 from .callback import Callback
 
@@ -27,12 +27,12 @@ class History(Callback):
         stop_reason: why the run ended, as text, or None while it goes on.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named.
+        ConfigurationError: an argument is not of the kind named.
     """
 
     def __init__(self, every: Every | int = 50, max_points: int = 1000) -> None:
         self.every = cadence("History", every)
-        self.max_points = whole("History", "max_points", max_points, 2)
+        self.max_points = whole("History(max_points=...)", max_points, 2)
         self._clear()
 
     def _clear(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._support.arguments import nearest
+from ._support.argument_errors import ConfigurationError, did_you_mean
+from ._support.arguments import function, is_whole, refuse
 from .callback import HOOKS, Callback
 
 
@@ -17,19 +18,18 @@ class LambdaCallback(Callback):
         hooks: functions of one argument by hook name (`callbacks.callback.HOOKS`).
 
     Raises:
-        ValueError: a name is not a hook.
+        ConfigurationError: a name is not a hook.
         TypeError: a value cannot be called, or `order` is not a whole number.
     """
 
     def __init__(self, *, order: int = 0, **hooks: Callable[[Any], Any]) -> None:
-        if isinstance(order, bool) or not isinstance(order, int):
-            raise TypeError(f"LambdaCallback(order=...) takes a whole number; received {order!r}")
+        if not is_whole(order):
+            refuse("LambdaCallback(order=...)", "a whole number", order)
         self.order = order
         for name, hook in hooks.items():
             if name not in HOOKS:
-                raise ValueError(
-                    f"LambdaCallback has no hook {name!r}{nearest(name, HOOKS)}; hooks: {', '.join(HOOKS)}"
+                raise ConfigurationError(
+                    f"LambdaCallback has no hook {name!r}{did_you_mean(name, HOOKS)}; hooks: {', '.join(HOOKS)}"
                 )
-            if not callable(hook):
-                raise TypeError(f"LambdaCallback({name}=...) takes a function of the trainer; received {hook!r}")
+            function(f"LambdaCallback({name}=...)", hook, optional=False)
             setattr(self, name, hook)

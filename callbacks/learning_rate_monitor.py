@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence, number, whole
-from ._support.cadence import Every
+from ._support.argument_errors import ConfigurationError
+from ._support.arguments import number, whole
+from ._support.cadence import Every, cadence
 from ._support.console import say
 from ._support.curve import Curve
 from ._support.patience import Patience
@@ -31,13 +32,13 @@ class LearningRateMonitor(Callback):
         curve: (step, learning rate) points.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named.
+        ConfigurationError: an argument is not of the kind named.
     """
 
     def __init__(self, every: Every | int = 50, verbose: bool = False, max_points: int = 1000) -> None:
         self.every = cadence("LearningRateMonitor", every)
         self.verbose = bool(verbose)
-        self.max_points = whole("LearningRateMonitor", "max_points", max_points, 2)
+        self.max_points = whole("LearningRateMonitor(max_points=...)", max_points, 2)
         self.curve = Curve(self.max_points)
 
     def setup(self, trainer: Trainer) -> None:
@@ -89,7 +90,7 @@ class ReduceLROnPlateau(Patience):
         min_lr: the rate is never set below this.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named; at `setup`, the learning rate cannot be set (it
+        ConfigurationError: an argument is not of the kind named; at `setup`, the learning rate cannot be set (it
             follows a schedule, or there is no optimizer).
     """
 
@@ -106,11 +107,9 @@ class ReduceLROnPlateau(Patience):
         min_lr: float = 0.0,
     ) -> None:
         super().__init__(monitor, patience, min_delta, mode)
-        self.factor = number("ReduceLROnPlateau", "factor", factor, least=0.0, below=1.0)
-        if self.factor == 0.0:
-            raise ValueError("ReduceLROnPlateau(factor=...) takes a number between 0 and 1, both excluded; received 0")
-        self.cooldown = whole("ReduceLROnPlateau", "cooldown", cooldown, 0)
-        self.min_lr = number("ReduceLROnPlateau", "min_lr", min_lr, least=0.0)
+        self.factor = number("ReduceLROnPlateau(factor=...)", factor, above=0, below=1)
+        self.cooldown = whole("ReduceLROnPlateau(cooldown=...)", cooldown, 0)
+        self.min_lr = number("ReduceLROnPlateau(min_lr=...)", min_lr, least=0.0)
 
     def _clear(self) -> None:
         super()._clear()
@@ -120,7 +119,9 @@ class ReduceLROnPlateau(Patience):
         """Forget earlier runs, and refuse a learning rate that cannot be set."""
         super().setup(trainer)
         if trainer.learning_rate is None:
-            raise ValueError("ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none")
+            raise ConfigurationError(
+                "ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none"
+            )
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._support.arguments import cadence
-from ._support.cadence import Every
+from ._support.cadence import Every, cadence
 from ._support.console import format_metrics, say
 from .callback import Callback
 
@@ -20,7 +19,7 @@ class LossMonitor(Callback):
         every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due.
 
     Raises:
-        TypeError, ValueError: `every` is not a cadence or a positive whole number.
+        ConfigurationError: `every` is not a cadence or a positive whole number.
     """
 
     def __init__(self, every: Every | int = 1) -> None:

@@ -24,6 +24,7 @@ from mindspore import dtype as mstype
 from mindspore.train import Callback as MindSporeCallback
 from mindspore.train import RunContext
 
+from ._support.argument_errors import ConfigurationError
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -320,13 +321,13 @@ def adapt(callback: Any) -> Callback:
     wrote.
 
     Raises:
-        TypeError: it is neither.
+        ConfigurationError: it is neither.
     """
     if isinstance(callback, Callback):
         return callback
     if isinstance(callback, MindSporeCallback):
         return type(type(callback).__name__, (AdaptedCallback,), {"__doc__": AdaptedCallback.__doc__})(callback)
     hint = "; give an instance, not the class" if isinstance(callback, type) else ""
-    raise TypeError(
+    raise ConfigurationError(
         f"a callback is an instance of callbacks.Callback or mindspore.train.Callback; received {callback!r}{hint}"
     )

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence, nearest, whole
-from ._support.cadence import Every
+from ._support.argument_errors import ConfigurationError, did_you_mean
+from ._support.arguments import refuse, whole
+from ._support.cadence import Every, cadence
 from ._support.metric import Watched
 from .callback import Callback
 
@@ -43,7 +44,7 @@ class ModelCheckpoint(Callback):
         best_name: name of the best snapshot, or None.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named; at `setup`, there is no folder to write to.
+        ConfigurationError: an argument is not of the kind named; at `setup`, there is no folder to write to.
     """
 
     order = 100
@@ -61,15 +62,13 @@ class ModelCheckpoint(Callback):
     ) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath)
         if isinstance(every, str) and every != "window":
-            raise ValueError(
-                "ModelCheckpoint(every=...) takes an Every, a whole number of optimizer steps, 'window' or None; "
-                f"received {every!r}{nearest(every, ['window'])}"
-            )
+            accepted = "an Every, a whole number of optimizer steps, 'window' or None"
+            refuse("ModelCheckpoint(every=...)", accepted, every, did_you_mean(every, ["window"]))
         self.every = every if every == "window" else cadence("ModelCheckpoint", every, Every(epochs=1))
         self.watched = None if monitor is None else Watched("ModelCheckpoint", monitor, mode)
         self.monitor = monitor
-        self.keep_best = whole("ModelCheckpoint", "keep_best", keep_best, 0)
-        self.keep_last = whole("ModelCheckpoint", "keep_last", keep_last, 1, optional=True)
+        self.keep_best = whole("ModelCheckpoint(keep_best=...)", keep_best, 0)
+        self.keep_last = whole("ModelCheckpoint(keep_last=...)", keep_last, 1, optional=True)
         self.background = bool(background)
         self.save_on_exit = bool(save_on_exit)
         self.root: Path | None = None
@@ -84,7 +83,7 @@ class ModelCheckpoint(Callback):
     def setup(self, trainer: Trainer) -> None:
         """Find the folder."""
         if self.dirpath is None and trainer.run_dir is None:
-            raise ValueError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
+            raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
         root = (self.dirpath or Path(trainer.run_dir) / "checkpoints").absolute()
         if root != self.root:
             self._records, self.best_name = [], None

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence, whole
-from ._support.cadence import Every
+from ._support.arguments import whole
+from ._support.cadence import Every, cadence
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TerminateOnNaN(_NonFinite):
             to the next reading no update is applied any more.
 
     Raises:
-        TypeError, ValueError: `every` is neither.
+        ConfigurationError: `every` is neither.
     """
 
     non_finite = "terminate"
@@ -109,7 +109,7 @@ class SkipNonFinite(_NonFinite):
             before and after the call that trained it (one batch, or the batches of a sunk call).
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named.
+        ConfigurationError: an argument is not of the kind named.
     """
 
     non_finite = "skip"
@@ -122,9 +122,9 @@ class SkipNonFinite(_NonFinite):
         every: Every | int | None = None,
     ) -> None:
         super().__init__(every)
-        self.max_consecutive = whole("SkipNonFinite", "max_consecutive", max_consecutive, 1)
+        self.max_consecutive = whole("SkipNonFinite(max_consecutive=...)", max_consecutive, 1)
         self.rollback = bool(rollback)
-        self.max_rollbacks = whole("SkipNonFinite", "max_rollbacks", max_rollbacks, 0)
+        self.max_rollbacks = whole("SkipNonFinite(max_rollbacks=...)", max_rollbacks, 0)
         self.skipped: list[dict[str, Any]] = []
         # (first step, last step, position before, position after) of the calls since the last reading
         self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_CALLS)

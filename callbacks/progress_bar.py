@@ -30,7 +30,7 @@ class ProgressBar(Callback):
         terminal: True or False to override the test for a terminal.
 
     Raises:
-        ValueError: a time is not a number >= 0.
+        ConfigurationError: a time is not a number >= 0.
     """
 
     order = 10
@@ -42,8 +42,8 @@ class ProgressBar(Callback):
         file: TextIO | None = None,
         terminal: bool | None = None,
     ) -> None:
-        self.refresh_seconds = number("ProgressBar", "refresh_seconds", refresh_seconds, least=0.0)
-        self.line_seconds = number("ProgressBar", "line_seconds", line_seconds, least=0.0)
+        self.refresh_seconds = number("ProgressBar(refresh_seconds=...)", refresh_seconds, least=0.0)
+        self.line_seconds = number("ProgressBar(line_seconds=...)", line_seconds, least=0.0)
         self.file, self.terminal = file, terminal
         self._bar: Any = None
         self._running = self._validated = False

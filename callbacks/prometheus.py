@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence, whole
-from ._support.cadence import Every
+from ._support.argument_errors import ConfigurationError
+from ._support.arguments import refuse, whole
+from ._support.cadence import Every, cadence
 from ._support.monitoring import Throughput, gauges
 from .callback import Callback
 
@@ -38,18 +39,16 @@ class PrometheusMonitor(Callback):
         port: the port served, known from `setup` on.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named; at `setup`, prometheus_client is not installed.
+        ConfigurationError: an argument is not of the kind named; at `setup`, prometheus_client is not installed.
         OSError: at `setup`, the port is taken.
     """
 
     def __init__(
         self, port: int = 8000, addr: str = "127.0.0.1", every: Every | int | None = None, namespace: str = "trainer"
     ) -> None:
-        self.port = whole("PrometheusMonitor", "port", port, 0)
-        if port > 65535:
-            raise ValueError(f"PrometheusMonitor(port=...) takes a port up to 65535; received {port}")
+        self.port = whole("PrometheusMonitor(port=...)", port, 0, most=65535)
         if not isinstance(namespace, str) or not namespace.isidentifier():
-            raise ValueError(f"PrometheusMonitor(namespace=...) takes letters, digits and _; received {namespace!r}")
+            refuse("PrometheusMonitor(namespace=...)", "letters, digits and _", namespace)
         self.addr, self.namespace = addr, namespace
         self.every = cadence("PrometheusMonitor", every, Every(seconds=5))
         self._asked_port = port
@@ -62,7 +61,7 @@ class PrometheusMonitor(Callback):
             from prometheus_client import CollectorRegistry, make_wsgi_app
             from prometheus_client.exposition import ThreadingWSGIServer
         except ImportError as error:
-            raise ValueError(
+            raise ConfigurationError(
                 "PrometheusMonitor needs prometheus_client: pip install 'mindspore-trainer[prometheus]'"
             ) from error
         import threading

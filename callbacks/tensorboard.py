@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import cadence
-from ._support.cadence import Every
+from ._support.argument_errors import ConfigurationError
+from ._support.arguments import refuse
+from ._support.cadence import Every, cadence
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TensorBoard(Callback):
         hparams: values shown as a table under "hparams", or None for what the trainer itself tells.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named; at `setup`, tensorboardX is not installed.
+        ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed.
     """
 
     def __init__(
@@ -39,9 +40,7 @@ class TensorBoard(Callback):
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.every = cadence("TensorBoard", every)
         if hparams is not None and not isinstance(hparams, Mapping):
-            raise TypeError(
-                f"TensorBoard(hparams=...) takes a mapping of names to values or None; received {hparams!r}"
-            )
+            refuse("TensorBoard(hparams=...)", "a mapping of names to values or None", hparams)
         self.hparams = hparams
         self.folder: Path | None = None
         self._writer: Any = None
@@ -52,7 +51,7 @@ class TensorBoard(Callback):
         try:
             import tensorboardX  # noqa: F401
         except ImportError as error:
-            raise ValueError("TensorBoard needs tensorboardX: pip install tensorboardX") from error
+            raise ConfigurationError("TensorBoard needs tensorboardX: pip install tensorboardX") from error
         if self.log_dir is not None:
             self.folder = self.log_dir
         elif trainer.run_dir is not None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("ConfigurationError", "TrainerError", "did_you_mean", "nearest"), "._support.argument_errors"),
+    **dict.fromkeys(
+        ("choice", "function", "is_number", "is_whole", "number", "refuse", "whole"), "._support.arguments"
+    ),
     "Every": "._support.cadence",
     "lazy_names": "._support.lazy",
     "train_network": ".mindspore_adapter",

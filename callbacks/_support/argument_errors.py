@@ -18,13 +18,13 @@ class ConfigurationError(TrainerError, ValueError):
     __module__ = "trainer.errors"
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most similar to `name`, or None when nothing is similar."""
-    found = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=0.5)
+def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) -> str | None:
+    """Return the choice most similar to `name`, or None when none reaches `similarity` (0 to 1, as difflib has it)."""
+    found = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1, cutoff=similarity)
     return found[0] if found else None
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
+def did_you_mean(name: object, choices: Iterable[object], similarity: float = 0.5) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
-    found = nearest(name, choices)
+    found = nearest(name, choices, similarity)
     return f"; did you mean {found!r}?" if found else ""

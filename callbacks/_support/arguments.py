@@ -1,87 +1,125 @@
-"""Checks of constructor arguments: what was wrong, what was received, what is accepted, the nearest valid choice."""
+"""Checks of arguments: what was wrong, what was received, what is accepted, the nearest valid choice.
+
+`place` is how a message names the argument: "epochs", or "EarlyStopping(patience=...)" for one of a constructor.
+"""
 
 from __future__ import annotations
 
-import difflib
+import math
+import reprlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, NoReturn
 
-from .cadence import Every
+from .argument_errors import ConfigurationError, did_you_mean
 
-
-def nearest(name: object, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the choice most similar to `name`, or an empty string."""
-    found = difflib.get_close_matches(str(name), list(choices), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+_shorten = reprlib.Repr()
+_shorten.maxstring = _shorten.maxother = 100
 
 
-def choice(owner: str, argument: str, value: Any, choices: Iterable[str]) -> str:
-    """Return `value` when it is one of `choices`.
+def refuse(place: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
+    """Raise ConfigurationError: `place` takes what is wanted, not `value`."""
+    raise ConfigurationError(f"{place} takes {wanted}; received {_shorten.repr(value)}{hint}")
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether `value` is a whole number of any integer type; bool is not one."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a real number of any type other than bool, and not NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value
+
+
+def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> Any:
+    """Return `value` when it is one of `choices` (or None where `optional`).
 
     Raises:
-        ValueError: it is not.
+        ConfigurationError: it is not; the nearest choice is named.
     """
     choices = tuple(choices)
-    if value not in choices:
-        accepted = ", ".join(map(repr, choices))
-        raise ValueError(f"{owner}({argument}=...) takes {accepted}; received {value!r}{nearest(value, choices)}")
+    if not ((optional and value is None) or (isinstance(value, str) and value in choices)):
+        accepted = ", ".join(map(repr, choices)) + (" or None" if optional else "")
+        refuse(place, accepted, value, did_you_mean(value, choices))
     return value
 
 
-def whole(owner: str, argument: str, value: Any, least: int, *, optional: bool = False) -> Any:
-    """Return `value` when it is a whole number >= `least` (or None where `optional`).
+def whole(
+    place: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
+) -> Any:
+    """Return `value` as int when it is a whole number from `least` to `most` (or None where `optional`).
+
+    Args:
+        place: how messages name the argument.
+        value: what was received.
+        least: smallest accepted value.
+        most: largest accepted value, or None.
+        optional: whether None is accepted.
+        also: what else the caller accepts, for the message, as in ", or -1 to choose".
 
     Raises:
-        ValueError: it is not.
+        ConfigurationError: it is not.
     """
     if optional and value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        extra = " or None" if optional else ""
-        raise ValueError(f"{owner}({argument}=...) takes a whole number >= {least}{extra}; received {value!r}")
-    return value
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+        refuse(place, f"a whole number {bounds}{also}{' or None' if optional else ''}", value)
+    return int(value)
 
 
-def number(owner: str, argument: str, value: Any, *, least: float | None = None, below: float | None = None) -> float:
-    """Return `value` as float when it is a real number, at least `least` and less than `below` where given.
+def number(
+    place: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    optional: bool = False,
+    what: str = "a number",
+) -> Any:
+    """Return `value` as float when it is a real number within the bounds given (or None where `optional`).
+
+    Args:
+        place: how messages name the argument.
+        value: what was received.
+        least: smallest accepted value.
+        above: bound that the value must exceed.
+        most: largest accepted value.
+        below: bound that the value must stay under; infinity asks for a finite number.
+        optional: whether None is accepted.
+        what: what the number is, for the message, as in "seconds".
 
     Raises:
-        ValueError: it is not.
+        ConfigurationError: it is not, or is NaN.
     """
-    good = not isinstance(value, bool) and isinstance(value, int | float) and value == value
-    good = good and (least is None or value >= least) and (below is None or value < below)
-    if not good:
-        bounds = [f">= {least:g}" for _ in (1,) if least is not None] + [f"< {below:g}" for _ in (1,) if below]
-        wanted = " ".join(["a number", " and ".join(bounds)]).strip()
-        raise ValueError(f"{owner}({argument}=...) takes {wanted}; received {value!r}")
+    if optional and value is None:
+        return None
+    good = is_number(value) and (least is None or value >= least) and (above is None or value > above)
+    if not (good and (most is None or value <= most) and (below is None or value < below)):
+        wanted = " ".join((what, _interval(least, above, most, None if below == math.inf else below))).strip()
+        refuse(place, wanted + (" or None" if optional else ""), value)
     return float(value)
 
 
-def function(owner: str, argument: str, value: Any) -> Callable[..., Any] | None:
-    """Return `value` when it can be called or is None.
+def _interval(least: float | None, above: float | None, most: float | None, below: float | None) -> str:
+    low = least if above is None else above
+    high = most if below is None else below
+    if low is None:
+        return "" if high is None else f"{'<=' if below is None else '<'} {high:g}"
+    if high is None:
+        return f"{'>=' if above is None else '>'} {low:g}"
+    return f"in {'[' if above is None else '('}{low:g}, {high:g}{']' if below is None else ')'}"
+
+
+def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
+    """Return `value` when it can be called (or is None where `optional`).
 
     Raises:
-        TypeError: it is neither.
+        ConfigurationError: it cannot.
     """
-    if value is not None and not callable(value):
-        raise TypeError(f"{owner}({argument}=...) takes a function of the trainer or None; received {value!r}")
+    if not ((optional and value is None) or callable(value)):
+        refuse(place, "a function of the trainer" + (" or None" if optional else ""), value)
     return value
-
-
-def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
-    """Return a cadence of the caller's own: a whole number means optimizer steps, None means `default`.
-
-    An `Every` is copied, so that two callbacks given the same one do not move each other's mark.
-
-    Raises:
-        TypeError: `value` is neither.
-        ValueError: the number is not a positive whole one.
-    """
-    if value is None and default is not None:
-        value = default
-    if isinstance(value, Every):
-        return Every(**{value.unit: value.n})
-    if isinstance(value, bool) or not isinstance(value, int):
-        accepted = "an Every, a whole number of optimizer steps" + (" or None" if default is not None else "")
-        raise TypeError(f"{owner}(every=...) takes {accepted}; received {value!r}")
-    return Every(steps=whole(owner, "every", value, 1))

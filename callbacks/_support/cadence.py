@@ -6,6 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from .argument_errors import ConfigurationError
+from .arguments import is_whole, number, refuse, whole
+
 
 class Counters(Protocol):
     """What a cadence reads; `trainer.state.Progress` is one."""
@@ -26,7 +29,7 @@ class Every:
     after it last fired. Ask once a step: asking moves the mark.
 
     Raises:
-        ValueError: not exactly one unit was given, or it is not positive.
+        ConfigurationError: not exactly one unit was given, or it is not positive.
     """
 
     def __init__(
@@ -40,12 +43,12 @@ class Every:
         given = {"steps": steps, "samples": samples, "epochs": epochs, "seconds": seconds}
         given = {unit: value for unit, value in given.items() if value is not None}
         if len(given) != 1:
-            raise ValueError(f"Every takes exactly one of steps, samples, epochs, seconds; received {given or 'none'}")
-        self.unit, self.n = next(iter(given.items()))
-        if isinstance(self.n, bool) or not isinstance(self.n, int | float) or self.n <= 0:
-            raise ValueError(f"Every({self.unit}=...) takes a positive number; received {self.n!r}")
-        if self.unit != "seconds" and self.n != int(self.n):
-            raise ValueError(f"Every({self.unit}=...) takes a whole number; received {self.n!r}")
+            raise ConfigurationError(
+                f"Every takes exactly one of steps, samples, epochs, seconds; received {given or 'none'}"
+            )
+        self.unit, n = next(iter(given.items()))
+        place = f"Every({self.unit}=...)"
+        self.n = number(place, n, above=0) if self.unit == "seconds" else whole(place, n)
         self._counter = _UNITS.get(self.unit)
         self._mark: float | None = None
 
@@ -82,3 +85,22 @@ class Every:
 
     def __repr__(self) -> str:
         return f"Every({self.unit}={self.n})"
+
+
+def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
+    """Return a cadence of the caller's own: a whole number means optimizer steps, None means `default`.
+
+    An `Every` is copied, so that two callbacks given the same one do not move each other's mark.
+
+    Raises:
+        ConfigurationError: `value` is neither, or the number is not positive.
+    """
+    if value is None and default is not None:
+        value = default
+    if isinstance(value, Every):
+        return Every(**{value.unit: value.n})
+    place = f"{owner}(every=...)"
+    if not is_whole(value):
+        accepted = "an Every, a whole number of optimizer steps"
+        refuse(place, accepted + (" or None" if default is not None else ""), value)
+    return Every(steps=whole(place, value))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .arguments import choice, number
+from .argument_errors import ConfigurationError, nearest
+from .arguments import choice, number, refuse
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -37,10 +37,10 @@ def direction(owner: str, monitor: str, mode: str) -> str:
     """Return "min" or "max" for `mode`; "auto" reads it from the words of the metric's name.
 
     Raises:
-        ValueError: `mode` is unknown, or it is "auto" and the name does not tell: because it is a known one misspelt,
-            which is then named, or because it is the user's own.
+        ConfigurationError: `mode` is unknown, or it is "auto" and the name does not tell: because it is a known one
+            misspelt, which is then named, or because it is the user's own.
     """
-    if choice(owner, "mode", mode, MODES) != "auto":
+    if choice(f"{owner}(mode=...)", mode, MODES) != "auto":
         return mode
     words = re.split(r"[^a-z0-9]+", monitor.lower())
     if any(word in _LOWER or word.endswith("loss") for word in words):
@@ -49,11 +49,11 @@ def direction(owner: str, monitor: str, mode: str) -> str:
         return "max"
     meant = misspelt(monitor)
     if meant is not None:
-        raise ValueError(
+        raise ConfigurationError(
             f"{owner}(monitor={monitor!r}): no known metric has that name; did you mean {meant!r}? "
             "For a metric of your own give mode='min' or mode='max'"
         )
-    raise ValueError(
+    raise ConfigurationError(
         f"{owner}(mode='auto') cannot tell whether more or less of {monitor!r} is better; give mode='min' or mode='max'"
     )
 
@@ -76,8 +76,7 @@ def misspelt(monitor: str) -> str | None:
 def _similar(word: str, known: tuple[str, ...]) -> str | None:
     """Return which of `known` is `word`, has its letters in another order or few others (similarity 0.75), or None."""
     found = [name for name in known if sorted(name) == sorted(word)]
-    found = found or difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return found[0] if found else None
+    return found[0] if found else nearest(word, known, similarity=0.75)
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
@@ -103,10 +102,10 @@ class Watched:
 
     def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if not isinstance(name, str) or not name:
-            raise TypeError(f"{owner}(monitor=...) takes the name of a metric such as 'val_loss'; received {name!r}")
+            refuse(f"{owner}(monitor=...)", "the name of a metric such as 'val_loss'", name)
         self.name = name
         self.mode = direction(owner, name, mode)
-        self.min_delta = number(owner, "min_delta", min_delta, least=0.0)
+        self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
 
     @property
     def hook(self) -> str:

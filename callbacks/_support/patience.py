@@ -31,14 +31,14 @@ class Patience(Callback):
         wait: measurements since the last improvement.
 
     Raises:
-        TypeError, ValueError: an argument is not of the kind named, or "auto" cannot tell the direction.
+        ConfigurationError: an argument is not of the kind named, or "auto" cannot tell the direction.
     """
 
     def __init__(self, monitor: str, patience: int, min_delta: float, mode: str) -> None:
         owner = type(self).__name__
         self.watched = Watched(owner, monitor, mode, min_delta)
         self.monitor = monitor
-        self.patience = whole(owner, "patience", patience, 1)
+        self.patience = whole(f"{owner}(patience=...)", patience, 1)
         self._clear()
 
     def _clear(self) -> None:

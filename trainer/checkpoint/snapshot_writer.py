@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import is_whole
 from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
@@ -58,7 +59,7 @@ class Contents:
 
 def step_name(step: int) -> str:
     """Return the name of the snapshot of a step: ``step_00001000``."""
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**18:
+    if not is_whole(step) or not 0 <= step < 10**18:
         raise CheckpointError(f"step takes a whole number >= 0; received {step!r}")
     return f"step_{int(step):08d}"
 

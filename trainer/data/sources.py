@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checks import whole
 from ..errors import ConfigurationError, DataError
 from .finite_values import describe_non_finite
 
@@ -159,8 +160,7 @@ class ArraySource(Source):
     def __init__(self, arrays: Any, batch_size: int | None, *, shuffle: bool = False, seed: int = 0) -> None:
         if batch_size is None:
             raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigurationError(f"batch_size: takes a whole number >= 1; received {batch_size!r}")
+        batch_size = whole("batch_size", batch_size)
         self._columns, self.names = _as_columns(arrays, None)
         lengths = {name: len(column) for name, column in zip(self.names, self._columns, strict=True)}
         self.rows = next(iter(lengths.values()))

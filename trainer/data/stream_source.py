@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat, resolve
 from .sources import Columns, Item, Source, as_array, is_arrays
@@ -193,8 +194,6 @@ def check_stream_options(batch_size: Any, idle_timeout: Any, flush_after: Any) -
     Raises:
         ConfigurationError: a number out of range.
     """
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigurationError(f"batch_size: takes a whole number >= 1, or None; received {batch_size!r}")
-    for name, value in (("idle_timeout", idle_timeout), ("flush_after", flush_after)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise ConfigurationError(f"{name}: takes seconds >= 0; received {value!r}")
+    whole("batch_size", batch_size, optional=True)
+    number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
+    number("flush_after", flush_after, least=0, optional=True, what="seconds")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigurationError
+from ..checks import number, whole
 from .hashing import mix64, uniform64
 
 
@@ -29,9 +29,7 @@ class MinSightings:
 
     def __post_init__(self) -> None:
         for name in ("count", "width", "depth"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"MinSightings {name} takes an integer >= 1; received {value!r}")
+            whole(f"MinSightings({name}=...)", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class Probability:
     p: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 < self.p <= 1:
-            raise ConfigurationError(f"Probability p takes a number in (0, 1]; received {self.p!r}")
+        number("Probability(p=...)", self.p, above=0, most=1)
 
 
 class Admission:

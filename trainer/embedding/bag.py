@@ -6,7 +6,8 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-from .layers import Embedding, check_choice
+from ..checks import choice
+from .layers import Embedding
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -35,7 +36,7 @@ class EmbeddingBag(Embedding):
         self, dim: int, capacity: int | None = None, *, combiner: str = "sum", padding: int = -1, **options: object
     ) -> None:
         super().__init__(dim, capacity, padding=padding, **options)
-        check_choice("combiner", combiner, COMBINERS)
+        choice("combiner", combiner, COMBINERS)
         self.combiner = combiner
 
     def __call__(self, ids, weights=None, offsets=None):

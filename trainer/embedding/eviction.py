@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigurationError, did_you_mean
+from ..checks import choice, number
 
 _KINDS = ("lru", "lfu")
 
@@ -26,15 +26,9 @@ class Eviction:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.when_full is not None and self.when_full not in _KINDS:
-            raise ConfigurationError(
-                f"Eviction when_full takes 'lru', 'lfu' or None; received {self.when_full!r}"
-                f"{did_you_mean(self.when_full, _KINDS)}"
-            )
-        if self.ttl is not None and (isinstance(self.ttl, bool) or not self.ttl > 0):
-            raise ConfigurationError(f"Eviction ttl takes seconds > 0 or None; received {self.ttl!r}")
-        if not 0 < self.share <= 1:
-            raise ConfigurationError(f"Eviction share takes a number in (0, 1]; received {self.share!r}")
+        choice("Eviction(when_full=...)", self.when_full, _KINDS, optional=True)
+        number("Eviction(ttl=...)", self.ttl, above=0, optional=True, what="seconds")
+        number("Eviction(share=...)", self.share, above=0, most=1)
 
     @classmethod
     def of(cls, value: Eviction | str | None) -> Eviction | None:

@@ -11,7 +11,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ..errors import ConfigurationError, DataError, did_you_mean
+from ..checks import choice, refuse, whole
+from ..errors import ConfigurationError, DataError
 from .admission import MinSightings, Probability
 from .eviction import Eviction
 from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
@@ -109,15 +110,12 @@ class Embedding(nn.Cell):
         path: str | Path | None = None,
     ) -> None:
         super().__init__()
-        _check_size("dim", dim)
-        if capacity is not None:
-            _check_size("capacity", capacity)
-        check_choice("mode", mode, MODES)
-        check_choice("initializer", initializer, INITIALIZERS)
+        whole("dim", dim)
+        whole("capacity", capacity, optional=True)
+        choice("mode", mode, MODES)
+        choice("initializer", initializer, INITIALIZERS)
         if optimizer is not None and not isinstance(optimizer, RowOptimizer):
-            raise ConfigurationError(
-                f"optimizer takes a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None; received {optimizer!r}"
-            )
+            refuse("optimizer", "a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None", optimizer)
         if table is not None and table.dim != dim:
             raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
         self.dim = dim
@@ -298,16 +296,3 @@ class _Host:
     def __init__(self) -> None:
         self.table: SparseTable | None = None
         self.optimizer: RowOptimizer | None = None
-
-
-def _check_size(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} takes an integer >= 1; received {value!r}")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise ConfigurationError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigurationError(
-            f"{name} takes one of {', '.join(choices)}; received {value!r}{did_you_mean(value, choices)}"
-        )

@@ -12,16 +12,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ..errors import ConfigurationError
+from ..checks import number
 
 _logger = logging.getLogger(__name__)
-
-
-def _check(owner: str, low: float, high: float | None = None, **values: float) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < low or (high and value >= high):
-            bounds = f">= {low}" if high is None else f"in [{low}, {high})"
-            raise ConfigurationError(f"{owner} {name} takes a number {bounds}; received {value!r}")
 
 
 class RowOptimizer(nn.Cell):
@@ -33,8 +26,7 @@ class RowOptimizer(nn.Cell):
 
     def __init__(self, lr: float | None = None) -> None:
         super().__init__(auto_prefix=False)
-        if lr is not None:
-            _check(type(self).__name__, 0.0, lr=lr)
+        number(f"{type(self).__name__}(lr=...)", lr, least=0, optional=True)
         self.lr = lr
 
     def first_slots(self, dim: int) -> np.ndarray:
@@ -87,8 +79,7 @@ class RowAdagrad(RowOptimizer):
 
     def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
         super().__init__(lr)
-        _check("RowAdagrad", 1e-12, accum=accum)
-        self.accum = float(accum)
+        self.accum = number("RowAdagrad(accum=...)", accum, least=1e-12)
         self.row_wise = bool(row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
@@ -122,9 +113,9 @@ class RowAdam(RowOptimizer):
 
     def __init__(self, lr: float | None = None, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
         super().__init__(lr)
-        _check("RowAdam", 0.0, 1.0, beta1=beta1, beta2=beta2)
-        _check("RowAdam", 0.0, eps=eps)
-        self.beta1, self.beta2, self.eps = float(beta1), float(beta2), float(eps)
+        self.beta1 = number("RowAdam(beta1=...)", beta1, least=0, below=1)
+        self.beta2 = number("RowAdam(beta2=...)", beta2, least=0, below=1)
+        self.eps = number("RowAdam(eps=...)", eps, least=0)
 
     def first_slots(self, dim: int) -> np.ndarray:
         """Return both moments, [2 * dim]."""
@@ -166,11 +157,9 @@ class RowFTRL(RowOptimizer):
         l2: float = 0.0,
     ) -> None:
         super().__init__(lr)
-        _check("RowFTRL", 1e-12, accum=accum)
-        _check("RowFTRL", 0.0, l1=l1, l2=l2)
-        if isinstance(lr_power, bool) or not isinstance(lr_power, int | float) or lr_power > 0:
-            raise ConfigurationError(f"RowFTRL lr_power takes a number <= 0; received {lr_power!r}")
-        self.accum, self.lr_power, self.l1, self.l2 = float(accum), float(lr_power), float(l1), float(l2)
+        self.accum = number("RowFTRL(accum=...)", accum, least=1e-12)
+        self.lr_power = number("RowFTRL(lr_power=...)", lr_power, most=0)
+        self.l1, self.l2 = number("RowFTRL(l1=...)", l1, least=0), number("RowFTRL(l2=...)", l2, least=0)
 
     def first_slots(self, dim: int) -> np.ndarray:
         """Return accumulators and linear terms, [2 * dim]."""

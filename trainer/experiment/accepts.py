@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_whole
 from .experiment_config import ObjectSpec
 from .resolve import UnresolvedError, is_dotted, resolve
 
@@ -171,7 +172,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if kind in (float, complex):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if issubclass(kind, int) and kind is not bool:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return is_whole(value)
     if kind is Path or kind.__name__ == "PathLike":
         return isinstance(value, str)
     with contextlib.suppress(TypeError):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_number
 from .rundir import Run
 from .tree import join
 
@@ -57,15 +58,11 @@ def _results(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[list[s
     rows = []
     for key in [*flat[0], *(key for key in flat[1] if key not in flat[0])]:
         left, right = (side.get(key, _ABSENT) for side in flat)
-        if key in _NO_RESULTS or (left == right and not _is_number(left)):
+        if key in _NO_RESULTS or (left == right and not is_number(left)):
             continue
-        difference = f"{right - left:+.6g}" if _is_number(left) and _is_number(right) and left != right else ""
+        difference = f"{right - left:+.6g}" if is_number(left) and is_number(right) and left != right else ""
         rows.append([key.removeprefix("results."), _text(left), _text(right), difference])
     return rows
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: Any) -> str:

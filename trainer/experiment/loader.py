@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_whole
 from ..errors import did_you_mean, nearest
 from . import rundir
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
@@ -106,7 +107,7 @@ class _Reader:
     def _seed(self, node: Node, path: str) -> int | None:
         if node.value is None:
             return None
-        if isinstance(node.value, int) and not isinstance(node.value, bool) and 0 <= node.value < 2**32:
+        if is_whole(node.value) and 0 <= node.value < 2**32:
             return node.value
         return self.refuse(node, path, "a whole number from 0 to 4294967295")
 

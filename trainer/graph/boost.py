@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, mint, nn, ops
 
+from ..checks import is_number, number, refuse, whole
 from ..errors import ConfigurationError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,10 @@ class BoostConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze_depths", tuple(self.freeze_depths))
-        if not 0 <= self.freeze_share < 1:
-            raise ConfigurationError(f"freeze_share: takes a number in [0, 1); received {self.freeze_share!r}")
-        if not self.freeze_depths or not all(0 < depth < 1 for depth in self.freeze_depths):
-            raise ConfigurationError(f"freeze_depths: takes numbers in (0, 1); received {self.freeze_depths!r}")
-        if isinstance(self.freeze_after, bool) or not isinstance(self.freeze_after, int) or self.freeze_after < 0:
-            raise ConfigurationError(f"freeze_after: takes a whole number >= 0; received {self.freeze_after!r}")
+        number("freeze_share", self.freeze_share, least=0, below=1)
+        if not self.freeze_depths or not all(is_number(depth) and 0 < depth < 1 for depth in self.freeze_depths):
+            refuse("freeze_depths", "numbers in (0, 1)", self.freeze_depths)
+        whole("freeze_after", self.freeze_after, 0)
 
 
 def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
@@ -73,7 +72,7 @@ def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
     if isinstance(config, BoostConfig):
         return config
     if not isinstance(config, Mapping):
-        raise ConfigurationError(f"boost_config: takes a BoostConfig or a dict; received {type(config).__name__}")
+        raise ConfigurationError(f"boost_config takes a BoostConfig or a dict; received {type(config).__name__}")
     known = [field.name for field in dataclasses.fields(BoostConfig)]
     for name in config:
         if name not in known:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 from mindspore import experimental, nn
 
+from .. import checks
 from ..errors import ConfigurationError
 from .precision import device_target
 
@@ -20,16 +20,16 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
             the network's parameters.
     """
     if not isinstance(network, nn.Cell):
-        raise ConfigurationError(f"network: takes a mindspore.nn.Cell; received {_kind(network)}")
+        raise ConfigurationError(f"network takes a mindspore.nn.Cell; received {_kind(network)}")
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
-        raise ConfigurationError(f"loss_fn: takes a Cell, a function or None; received {_kind(loss_fn)}")
+        raise ConfigurationError(f"loss_fn takes a Cell, a function or None; received {_kind(loss_fn)}")
     if eval_network is not None and not isinstance(eval_network, nn.Cell):
-        raise ConfigurationError(f"eval_network: takes a Cell or None; received {_kind(eval_network)}")
+        raise ConfigurationError(f"eval_network takes a Cell or None; received {_kind(eval_network)}")
     if optimizer is None:
         return
     if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
         raise ConfigurationError(
-            "optimizer: takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
+            "optimizer takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
             f"{_kind(optimizer)}"
         )
     if type(optimizer).__module__.startswith("mindspore.mint.optim") and device_target() == "CPU":
@@ -97,51 +97,15 @@ def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) ->
     if eval_indexes is None:
         return None
     indexes = tuple(eval_indexes)
-    if len(indexes) != 3 or not all(isinstance(i, int) and not isinstance(i, bool) for i in indexes):
-        raise ConfigurationError(
-            "eval_indexes: takes three whole numbers, the positions of loss (-1 for none), prediction and label; "
-            f"received {eval_indexes!r}"
-        )
+    if len(indexes) != 3 or not all(map(checks.is_whole, indexes)):
+        wanted = "three whole numbers, the positions of loss (-1 for none), prediction and label"
+        checks.refuse("eval_indexes", wanted, eval_indexes)
     return indexes
 
 
 def check_positive(name: str, value: Any, *, whole: bool = False) -> Any:
-    """Return `value` if it is None or a positive number.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    if value is None:
-        return None
-    kinds = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-        what = "a whole number >= 1" if whole else "a number > 0"
-        raise ConfigurationError(f"{name}: takes {what}; received {reprlib.repr(value)}")
-    return value
+    """Return `value` if it is None or a positive number."""
+    return checks.whole(name, value) if whole else checks.number(name, value, above=0, optional=True)
 
 
-def check_epochs(epochs: Any) -> None:
-    """Check the number of epochs.
-
-    Raises:
-        ConfigurationError: anything but a whole number >= 1.
-    """
-    if hasattr(epochs, "shape") or isinstance(epochs, list | tuple):
-        raise ConfigurationError(
-            "epochs: received data; inputs and labels go together into the first argument: "
-            "fit((x, y), epochs, batch_size=...)"
-        )
-    check_positive("epochs", epochs, whole=True)
-
-
-def check_sink(dataset_sink_mode: Any, sink_size: Any) -> int | None:
-    """Return K, the steps a call: 1 without sink mode, None for "choose", else `sink_size`.
-
-    Raises:
-        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1.
-    """
-    if isinstance(sink_size, bool) or not isinstance(sink_size, int) or (sink_size < 1 and sink_size != -1):
-        raise ConfigurationError(f"sink_size: takes a whole number >= 1, or -1 to choose; received {sink_size!r}")
-    if not dataset_sink_mode:
-        return 1
-    return None if sink_size == -1 else sink_size
+check_epochs, check_sink = checks.epochs, checks.sink_steps

@@ -16,6 +16,7 @@ import mindspore
 from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
+from ..checks import is_number, number
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.child_cells import replace_child
 
@@ -115,7 +116,7 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
         return default
     for cls in given:
         if not (isinstance(cls, type) and issubclass(cls, nn.Cell)):
-            raise ConfigurationError(f"amp {name}: takes Cell classes such as nn.Dense; received {cls!r}")
+            raise ConfigurationError(f"amp {name} takes Cell classes such as nn.Dense; received {cls!r}")
     return tuple(given)
 
 
@@ -237,10 +238,8 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
         return amp.DynamicLossScaler(INITIAL_SCALE, 2, 1000) if precision.level == "O2" else None
     if isinstance(loss_scale, amp.LossScaler):
         return loss_scale
-    if isinstance(loss_scale, int | float) and not isinstance(loss_scale, bool):
-        if loss_scale < 1:
-            raise ConfigurationError(f"loss_scale: takes a number >= 1; received {loss_scale!r}")
-        return amp.StaticLossScaler(float(loss_scale))
+    if is_number(loss_scale):
+        return amp.StaticLossScaler(number("loss_scale", loss_scale, least=1))
     if isinstance(loss_scale, amp.DynamicLossScaleManager):
         return amp.DynamicLossScaler(
             float(loss_scale.get_loss_scale()), int(loss_scale.scale_factor), int(loss_scale.scale_window)
@@ -248,6 +247,6 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
     if isinstance(loss_scale, amp.FixedLossScaleManager):
         return amp.StaticLossScaler(float(loss_scale.get_loss_scale()))
     raise ConfigurationError(
-        "loss_scale: takes a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own), a "
+        "loss_scale takes a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own), a "
         f"FixedLossScaleManager or a DynamicLossScaleManager; received {type(loss_scale).__name__}"
     )

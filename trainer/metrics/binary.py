@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, DataError, did_you_mean
+from ..checks import choice, number
+from ..errors import DataError
 
 LINKS = ("auto", "sigmoid", "identity", "softmax")
 _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or [B, 1]"
@@ -30,10 +31,7 @@ def check_link(link: str) -> str:
     Raises:
         ConfigurationError: there is no such link.
     """
-    if link not in LINKS:
-        choices = ", ".join(LINKS)
-        raise ConfigurationError(f"link takes one of {choices}; received {link!r}{did_you_mean(str(link), LINKS)}")
-    return link
+    return choice("link", link, LINKS)
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
@@ -145,12 +143,8 @@ class BinarySums:
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
     ) -> None:
         self.link = check_link(link)
-        rate = negative_sampling_rate
-        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1):
-            raise ConfigurationError(
-                f"negative_sampling_rate is the share of negatives kept, 0 < r <= 1; received {rate!r}"
-            )
-        self.rate = 1.0 if rate is None else float(rate)
+        rate = number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, optional=True)
+        self.rate = 1.0 if rate is None else rate
         self.shift = math.log(self.rate) if correct_probability else 0.0
         self.clear()
 

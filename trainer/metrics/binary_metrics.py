@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from ..errors import ConfigurationError, DataError
+from ..checks import whole
+from ..errors import DataError
 from .binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
 from .histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
 
@@ -32,10 +33,8 @@ class Auc(Metric):
 
     def __init__(self, link: str = "auto", buckets: int = DEFAULT_BUCKETS) -> None:
         super().__init__()
-        if isinstance(buckets, bool) or not isinstance(buckets, int) or buckets < 2:
-            raise ConfigurationError(f"buckets takes a whole number >= 2; received {buckets!r}")
         self._link = check_link(link)
-        self._histogram = ScoreHistogram(buckets)
+        self._histogram = ScoreHistogram(whole("buckets", buckets, 2))
         self.clear()
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..checks import number, whole
 
 
 class PageHinkley:
@@ -30,10 +30,9 @@ class PageHinkley:
     """
 
     def __init__(self, threshold: float = 0.1, delta: float = 0.005, min_values: int = 5) -> None:
-        _check_number("threshold", threshold, threshold > 0 if _is_number(threshold) else False, "a positive number")
-        _check_number("delta", delta, delta >= 0 if _is_number(delta) else False, "a number >= 0")
-        _check_count("min_values", min_values, 1)
-        self.threshold, self.delta, self.min_values = float(threshold), float(delta), min_values
+        self.threshold = number("threshold", threshold, above=0, below=math.inf)
+        self.delta = number("delta", delta, least=0, below=math.inf)
+        self.min_values = whole("min_values", min_values)
         self._restart()
 
     def _restart(self) -> None:
@@ -90,12 +89,10 @@ class Adwin:
         max_buckets: int = 5,
         min_values: int = 5,
     ) -> None:
-        _check_number("delta", delta, 0 < delta < 1 if _is_number(delta) else False, "a number between 0 and 1")
-        _check_number("scale", scale, scale > 0 if _is_number(scale) else False, "a positive number")
-        _check_count("max_buckets", max_buckets, 1)
-        _check_count("min_values", min_values, 1)
-        self.delta, self.scale, self.rise_only = float(delta), float(scale), bool(rise_only)
-        self.max_buckets, self.min_values = max_buckets, min_values
+        self.delta = number("delta", delta, above=0, below=1)
+        self.scale = number("scale", scale, above=0, below=math.inf)
+        self.rise_only = bool(rise_only)
+        self.max_buckets, self.min_values = whole("max_buckets", max_buckets), whole("min_values", min_values)
         self._levels: list[list[tuple[float, float]]] = []  # level i: (sum, squared deviation) of 2**i values each
 
     @property
@@ -186,17 +183,3 @@ def _joined(buckets: list[tuple[int, float, float]]) -> tuple[int, float, float]
     mean = total / width if width else 0.0
     squares = math.fsum(inner + size * (part / size - mean) ** 2 for size, part, inner in buckets)
     return width, total, squares
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_number(name: str, value: Any, valid: bool, wanted: str) -> None:
-    if not valid:
-        raise ConfigurationError(f"{name} takes {wanted}; received {value!r}")
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not _is_number(value) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} takes a whole number >= {least}; received {value!r}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import number, refuse, whole
 from ..errors import ConfigurationError, DataError
 from .binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
 from .histogram import RowBuffer, ScoreHistogram
@@ -71,10 +72,10 @@ class Window:
             shown = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none of them"
             raise ConfigurationError(f"Window takes exactly one of rows, seconds, event_time; received {shown}")
         name, value = next(iter(given.items()))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ConfigurationError(f"Window({name}=...) takes a positive number; received {value!r}")
-        if name == "rows" and value != int(value):
-            raise ConfigurationError(f"Window(rows=...) takes a whole number; received {value!r}")
+        if name == "rows":
+            whole("Window(rows=...)", value)
+        else:
+            number(f"Window({name}=...)", value, above=0, below=math.inf)
         for option, kinds, wanted in (
             ("group", str, "a column name"),
             ("label", str | int, "a column name or position"),
@@ -82,7 +83,7 @@ class Window:
         ):
             value = getattr(self, option)
             if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-                raise ConfigurationError(f"Window({option}=...) takes {wanted} or None; received {value!r}")
+                refuse(f"Window({option}=...)", f"{wanted} or None", value)
         PrequentialMetrics.from_window(self)  # the remaining options are checked where they are used
 
     @property
@@ -219,11 +220,9 @@ class PrequentialMetrics:
         max_groups: int = 32,
         buckets: int = BUCKETS,
     ) -> None:
-        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay < 1:
-            raise ConfigurationError(f"decay takes a number between 0 and 1, both excluded; received {decay!r}")
-        for name, value in (("max_groups", max_groups), ("buckets", buckets)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-                raise ConfigurationError(f"{name} takes a whole number >= 2; received {value!r}")
+        number("decay", decay, above=0, below=1)
+        whole("max_groups", max_groups, 2)
+        whole("buckets", buckets, 2)
         self._link, self._decay, self._max_groups = check_link(link), decay, max_groups
         self._horizons = {
             name: _Horizon(BinarySums(link, negative_sampling_rate, correct_probability), ScoreHistogram(buckets))

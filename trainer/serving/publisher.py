@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checkpoint import durable, strict_json, tensor_file
+from ..checks import choice, whole
 from ..embedding.graph_export import ABOUT, export_network
 from ..embedding.tables import SparseTables
-from ..errors import CheckpointError, ConfigurationError, did_you_mean
+from ..errors import CheckpointError, ConfigurationError
 from ..hooks import Callback, Every
 
 if TYPE_CHECKING:
@@ -87,13 +88,9 @@ class Publish(Callback):
         prefix: str = "model",
         compact: int = 32,
     ) -> None:
-        if rows not in ROW_TYPES:
-            raise ConfigurationError(
-                f"Publish rows takes {' or '.join(ROW_TYPES)}; received {rows!r}{did_you_mean(rows, ROW_TYPES)}"
-            )
-        for name, value in (("batch", batch), ("compact", compact)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Publish {name} takes an integer >= 1; received {value!r}")
+        choice("Publish(rows=...)", rows, ROW_TYPES)
+        whole("Publish(batch=...)", batch)
+        whole("Publish(compact=...)", compact)
         self.root = Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
         self.rows, self.batch, self.compact = rows, batch, compact

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import Any
 
-from ..errors import ConfigurationError, StreamError, did_you_mean
+from ..checks import choice
+from ..errors import StreamError
 from .base import BufferedStream
 from .dead_letter import DeadLetter
 from .decode import Decoder
@@ -22,27 +23,6 @@ _ON_MISSING = ("error", "skip")
 _MAX_WAIT = 10.0
 # How long `position` waits for a server that has not yet told where reading begins.
 _START_SECONDS = 30.0
-
-
-def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
-    """Check that an argument is one of those accepted.
-
-    Raises:
-        ConfigurationError: it is not; the nearest is named.
-    """
-    accepted = list(accepted)
-    if value not in accepted:
-        raise ConfigurationError(f"{name} is one of {accepted}; received {value!r}{did_you_mean(str(value), accepted)}")
-
-
-def check_count(name: str, value: int) -> None:
-    """Check that an argument is at least 1.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value < 1:
-        raise ConfigurationError(f"{name} takes a whole number >= 1; received {value!r}")
 
 
 class BrokerStream(BufferedStream):
@@ -78,7 +58,7 @@ class BrokerStream(BufferedStream):
         give_up_after: float | None,
     ) -> None:
         super().__init__()
-        check_choice("on_missing", on_missing, _ON_MISSING)
+        choice("on_missing", on_missing, _ON_MISSING)
         self.on_missing = on_missing
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, source, format)

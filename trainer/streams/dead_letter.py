@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..errors import ConfigurationError, StreamError
+from ..checks import number, whole
+from ..errors import StreamError
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,8 @@ class DeadLetter:
     """
 
     def __init__(self, path: str | Path | None = None, max_bad_share: float = 0.01, min_rows: int = 1000) -> None:
-        if not 0 <= max_bad_share <= 1:
-            raise ConfigurationError(f"max_bad_share takes a share from 0 to 1; received {max_bad_share!r}")
-        if min_rows < 1:
-            raise ConfigurationError(f"min_rows takes a whole number >= 1; received {min_rows!r}")
+        number("max_bad_share", max_bad_share, least=0, most=1, what="a share")
+        whole("min_rows", min_rows)
         self.path = None if path is None else Path(path)
         self.max_bad_share = max_bad_share
         self.min_rows = min_rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, did_you_mean
+from ..checks import choice
 from .base import Batch, Offset, Span
 from .dead_letter import DeadLetter
 from .schema import MISSING, Converted, Schema, as_schema
@@ -106,10 +106,7 @@ class Decoder:
     def __init__(
         self, schema: Schema | Mapping[str, Any], dead_letter: DeadLetter, source: str, format: str = "auto"
     ) -> None:
-        if format not in FORMATS:
-            raise ConfigurationError(
-                f"format is one of {list(FORMATS)}; received {format!r}{did_you_mean(format, FORMATS)}"
-            )
+        choice("format", format, FORMATS)
         if format == "arrow":
             from . import arrow
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ..errors import ConfigurationError, StreamError, did_you_mean
+from ..checks import choice
+from ..errors import ConfigurationError, StreamError
 from .base import BufferedStream, Position, require_partitions
 from .dead_letter import DeadLetter
 from .decode import Decoder
@@ -83,17 +84,10 @@ class FileStream(BufferedStream):
         list_delimiter: str = " ",
     ) -> None:
         super().__init__()
-        for name, value, accepted in (
-            ("end", end, _ENDS),
-            ("format", format, (None, *_FORMATS)),
-            ("on_missing", on_missing, ("error", "skip")),
-            ("on_change", on_change, ("error", "restart")),
-        ):
-            if value not in accepted:
-                raise ConfigurationError(
-                    f"{name} is one of {list(accepted)}; received {value!r}"
-                    + did_you_mean(str(value), map(str, accepted))
-                )
+        choice("end", end, _ENDS)
+        choice("format", format, _FORMATS, optional=True)
+        choice("on_missing", on_missing, ("error", "skip"))
+        choice("on_change", on_change, ("error", "restart"))
         self.path = Path(path)
         if not self.path.exists():
             raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")

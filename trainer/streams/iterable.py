@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import choice
 from ..errors import ConfigurationError, DataError, StreamError
 from .base import Batch, BufferedStream, Position, Span, require_partitions
 
@@ -55,8 +56,7 @@ class IterableStream(BufferedStream):
         rows: str = "auto",
     ) -> None:
         super().__init__()
-        if rows not in ("auto", "batch", "single"):
-            raise ConfigurationError(f"rows is one of ['auto', 'batch', 'single']; received {rows!r}")
+        choice("rows", rows, ("auto", "batch", "single"))
         self._is_dataset = hasattr(source, "create_dict_iterator")
         if not (self._is_dataset or callable(source) or isinstance(source, Iterable)):
             raise ConfigurationError(

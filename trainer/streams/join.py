@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, StreamError
+from .. import checks
+from ..errors import StreamError
 from .base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
 from .outcome_buffer import OutcomeBuffer
 from .pending import Outcome, PendingRows, Side, keep_share, pack, unpack
@@ -79,14 +80,10 @@ class DelayedLabelJoin(BufferedStream):
         at_end: str = "negative",
     ) -> None:
         super().__init__()
-        if not 0 < negative_sampling_rate <= 1:
-            raise ConfigurationError(
-                f"negative_sampling_rate takes a share above 0 and up to 1; received {negative_sampling_rate!r}"
-            )
-        if within <= 0 or lateness < 0:
-            raise ConfigurationError(f"join takes within > 0 and lateness >= 0; received {within!r} and {lateness!r}")
-        if at_end not in ("negative", "drop"):
-            raise ConfigurationError(f"at_end is one of ['negative', 'drop']; received {at_end!r}")
+        checks.number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, what="a share")
+        checks.number("within", within, above=0, what="seconds")
+        checks.number("lateness", lateness, least=0, what="seconds")
+        checks.choice("at_end", at_end, ("negative", "drop"))
         self.key, self.within, self.lateness = key, float(within), float(lateness)
         self.label, self.weight = label, weight
         self.rate, self.seed, self.idle_timeout, self.at_end = negative_sampling_rate, seed, idle_timeout, at_end

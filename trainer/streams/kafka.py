@@ -8,9 +8,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ..checks import choice, whole
 from ..errors import ConfigurationError, StreamError, did_you_mean
 from .base import Position
-from .broker_stream import BrokerStream, check_choice, check_count
+from .broker_stream import BrokerStream
 from .dead_letter import DeadLetter
 from .round_robin_merger import RoundRobinMerger
 from .schema import Schema
@@ -79,9 +80,9 @@ class KafkaStream(BrokerStream):
         max_bad_share: float | None = None,
         give_up_after: float | None = None,
     ) -> None:
-        check_choice("start", start, _STARTS)
-        check_choice("order", order, _ORDERS)
-        check_count("quota", quota)
+        choice("start", start, _STARTS)
+        choice("order", order, _ORDERS)
+        whole("quota", quota)
         super().__init__(
             f"kafka {topic}",
             f"Kafka at {servers}",

@@ -10,9 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ..checks import whole
 from ..errors import ConfigurationError, StreamError
 from .base import Position, require_partitions
-from .broker_stream import BrokerStream, check_count
+from .broker_stream import BrokerStream
 from .dead_letter import DeadLetter
 from .schema import Schema
 
@@ -79,7 +80,7 @@ class RedisStream(BrokerStream):
         self.keys = [keys] if isinstance(keys, str) else list(keys)
         if not self.keys or len(set(self.keys)) != len(self.keys):
             raise ConfigurationError(f"keys takes one or several different names; received {keys!r}")
-        check_count("count", count)
+        whole("count", count)
         super().__init__(
             f"redis {', '.join(self.keys)}",
             f"Redis at {_without_password(url)}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
 from .base import Batch, Position, Span, require_partitions
 
@@ -50,10 +51,8 @@ class ReplayStream:
             raise ConfigurationError(
                 f"event_time={event_time!r} is not among the columns {list(lengths)}{did_you_mean(event_time, lengths)}"
             )
-        if repeat is not None and repeat < 1:
-            raise ConfigurationError(f"repeat takes a whole number >= 1 or None; received {repeat!r}")
-        if rows_per_second is not None and rows_per_second <= 0:
-            raise ConfigurationError(f"rows_per_second takes a number > 0 or None; received {rows_per_second!r}")
+        whole("repeat", repeat, optional=True)
+        number("rows_per_second", rows_per_second, above=0, optional=True)
         self.rows = next(iter(lengths.values()))
         self.repeat, self.rows_per_second = repeat, rows_per_second
         self.event_time = event_time

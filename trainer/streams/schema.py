@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import choice
 from ..errors import ConfigurationError, did_you_mean
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -207,10 +208,7 @@ class Schema:
                 raise ConfigurationError(
                     f"{role}={name!r} is not among the columns {list(columns)}{did_you_mean(name, columns)}"
                 )
-        if self.event_time_unit not in _TIME_UNITS:
-            raise ConfigurationError(
-                f"event_time_unit is one of {list(_TIME_UNITS)}; received {self.event_time_unit!r}"
-            )
+        choice("event_time_unit", self.event_time_unit, _TIME_UNITS)
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
             fields[self.event_time] = Column(np.float64)

@@ -42,10 +42,10 @@ class TestConfiguration:
         [
             ({"level": "01"}, "boost_level: received '01'; accepted are O0, O1, O2; did you mean 'O1'"),
             ({"boost_config": {"freeze_shares": 0.5}}, "no field 'freeze_shares'; did you mean 'freeze_share'"),
-            ({"boost_config": {"freeze_share": 1.0}}, r"freeze_share: takes a number in \[0, 1\); received 1.0"),
-            ({"boost_config": {"freeze_depths": (0.5, 1.5)}}, r"freeze_depths: takes numbers in \(0, 1\)"),
-            ({"boost_config": {"freeze_after": -1}}, "freeze_after: takes a whole number >= 0; received -1"),
-            ({"boost_config": 3}, "boost_config: takes a BoostConfig or a dict; received int"),
+            ({"boost_config": {"freeze_share": 1.0}}, r"freeze_share takes a number in \[0, 1\); received 1.0"),
+            ({"boost_config": {"freeze_depths": (0.5, 1.5)}}, r"freeze_depths takes numbers in \(0, 1\)"),
+            ({"boost_config": {"freeze_after": -1}}, "freeze_after takes a whole number >= 0; received -1"),
+            ({"boost_config": 3}, "boost_config takes a BoostConfig or a dict; received int"),
         ],
         ids=["level", "field", "share", "depth", "after", "kind"],
     )

@@ -107,7 +107,7 @@ class TestConvertedTwice:
         ({"amp_dtype": "float61", "amp_level": "O1"}, "float61.*did you mean 'float16'"),
         ({"amp_white_list": ["Dense"], "amp_level": "O1"}, "takes Cell classes such as nn.Dense; received 'Dense'"),
         ({"loss_scale": 0.5}, "a number >= 1; received 0.5"),
-        ({"loss_scale": "dynamic"}, "loss_scale: takes a number >= 1, an amp.LossScaler"),
+        ({"loss_scale": "dynamic"}, "loss_scale takes a number >= 1, an amp.LossScaler"),
     ],
     ids=["bfloat16", "level", "dtype", "list", "small scale", "word"],
 )

@@ -99,11 +99,11 @@ def test_a_restart_changes_no_decision(values, data):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PageHinkley(threshold=0), "threshold takes a positive number; received 0"),
+        (lambda: PageHinkley(threshold=0), "threshold takes a number > 0; received 0"),
         (lambda: PageHinkley(delta=-1), "delta takes a number >= 0"),
         (lambda: PageHinkley(min_values=0), "min_values takes a whole number >= 1"),
-        (lambda: Adwin(delta=2), "delta takes a number between 0 and 1; received 2"),
-        (lambda: Adwin(scale="1"), "scale takes a positive number; received '1'"),
+        (lambda: Adwin(delta=2), r"delta takes a number in \(0, 1\); received 2"),
+        (lambda: Adwin(scale="1"), "scale takes a number > 0; received '1'"),
     ],
 )
 def test_options_out_of_range_are_refused(make, message):

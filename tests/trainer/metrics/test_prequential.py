@@ -206,14 +206,17 @@ def test_windows_by_event_time_are_not_opened_anew_by_late_rows():
     [
         ({}, "exactly one of rows, seconds, event_time; received none"),
         ({"rows": 5, "seconds": 2}, "received rows=5, seconds=2"),
-        ({"rows": 0}, "positive number; received 0"),
-        ({"rows": 2.5}, "whole number; received 2.5"),
-        ({"seconds": "60"}, "positive number; received '60'"),
-        ({"event_time": True}, "positive number; received True"),
+        ({"rows": 0}, r"rows=.*whole number >= 1; received 0"),
+        ({"rows": 2.5}, "whole number >= 1; received 2.5"),
+        ({"seconds": "60"}, "a number > 0; received '60'"),
+        ({"event_time": True}, "a number > 0; received True"),
         ({"rows": 5, "link": "sigmoyd"}, "did you mean 'sigmoid'"),
-        ({"rows": 5, "decay": 1.0}, "decay takes a number between 0 and 1"),
+        ({"rows": 5, "decay": 1.0}, r"decay takes a number in \(0, 1\)"),
         ({"rows": 5, "group": 3}, "a column name or None; received 3"),
-        ({"rows": 5, "negative_sampling_rate": 0}, "0 < r <= 1; received 0"),
+        (
+            {"rows": 5, "negative_sampling_rate": 0},
+            r"sampling_rate takes a number in \(0, 1\] or None; received 0",
+        ),
         ({"rows": 5, "max_groups": 0}, "max_groups takes a whole number"),
     ],
 )

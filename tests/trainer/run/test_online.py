@@ -231,7 +231,7 @@ def test_a_bounded_and_an_endless_pipeline_are_streams(table):
 
 
 def test_mistakes_are_named(table, tmp_path):
-    with pytest.raises(ConfigurationError, match="batch_size: takes a whole number >= 1"):
+    with pytest.raises(ConfigurationError, match="batch_size takes a whole number >= 1"):
         make().online_train(replay(table), batch_size=0)
     with pytest.raises(DataError, match=r"no column 'sites'.*did you mean 'site'"):
         make().online_train(replay(table), [], window=Window(rows=10, group="sites"))

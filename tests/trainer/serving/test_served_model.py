@@ -165,7 +165,7 @@ def test_redis_receives_the_rows(run, tmp_path):
 
 
 def test_what_cannot_work_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="rows takes float32 or int8; received 'int4'; did you mean 'int8'"):
+    with pytest.raises(ConfigurationError, match=r"takes 'float32', 'int8'; received 'int4'; did you mean 'int8'"):
         Publish(tmp_path, rows="int4")
     with pytest.raises(CheckpointNotFoundError, match="no model has been published at"):
         ServedModel(tmp_path)

@@ -43,7 +43,7 @@ def test_a_server_that_stays_away_is_given_up(open_stream, monkeypatch):
 
 
 def test_wrong_arguments_are_refused_before_anything_is_asked(open_stream):
-    with pytest.raises(ConfigurationError, match=r"on_missing is one of .* received 'skipp'; did you mean 'skip'"):
+    with pytest.raises(ConfigurationError, match=r"on_missing takes .* received 'skipp'; did you mean 'skip'"):
         open_stream(on_missing="skipp")
     with pytest.raises(ConfigurationError, match="max_bad_share takes a share"):
         open_stream(max_bad_share=2.0)

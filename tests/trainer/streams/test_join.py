@@ -188,7 +188,7 @@ def test_at_the_end_waiting_rows_are_negatives_or_dropped(read):
 def test_what_cannot_be_joined_is_refused(logs):
     with pytest.raises(ConfigurationError, match="negative_sampling_rate"):
         join(logs, negative_sampling_rate=0.0)
-    with pytest.raises(ConfigurationError, match="within > 0"):
+    with pytest.raises(ConfigurationError, match="lateness takes seconds >= 0; received -1"):
         join(logs, lateness=-1)
     plain = IterableStream([{"user": np.arange(3)}], rows="batch")
     with pytest.raises(DataError, match="impressions of a join need 'event time'"):
