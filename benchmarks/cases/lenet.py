@@ -1,4 +1,4 @@
-"""(b) LeNet with BatchNorm on scikit-learn's handwritten digits, 1,347 images of 8 x 8 pixels, batch 64."""
+"""(b) LeNet and a small ResNet on scikit-learn's handwritten digits of 8 x 8 pixels, also enlarged; batch 64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import resnet
 from benchmarks.cases.mlp import LIGHTNING, MODEL, RAW, TORCH
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
@@ -17,39 +18,52 @@ EPOCHS = 2
 SUNK = "fit"
 CHANNELS = (16, 32)
 HIDDEN, CLASSES, SIDE = 64, 10, 8
+LENET, RESNET = "lenet", "resnet"
 
 
 def groups(quick: bool) -> list[Group]:
     """Return what this case measures."""
     names = dict.fromkeys((SUNK, RAW, MODEL), OURS) | dict.fromkeys((TORCH, LIGHTNING), PEERS)
     ratios = tuple(Ratio(SUNK, other) for other in (RAW, MODEL, TORCH, LIGHTNING))
-    return [Group("b", "LeNet on digits, batch 64", "lenet", names, {"quick": quick}, ratios, (tuple(names),))]
+    found = [_group("LeNet on digits, batch 64", LENET, SIDE, names, ratios, quick)]
+    two = {SUNK: OURS, TORCH: PEERS}
+    goal = (Ratio(SUNK, TORCH, 1.2),)
+    found.append(_group("LeNet on 28 x 28 pixels, batch 64", LENET, 28, two, goal, quick))
+    found.append(_group("ResNet-8 on 32 x 32 pixels, batch 64", RESNET, 32, two, goal, quick))
+    return found
 
 
-def data() -> tuple[np.ndarray, np.ndarray]:
-    """Return (image float32 [N, 1, 8, 8], label int64 [N]), a whole number of batches."""
+def _group(title: str, network: str, side: int, names: dict[str, str], ratios: tuple[Ratio, ...], quick: bool) -> Group:
+    options = {"network": network, "side": side, "quick": quick}
+    return Group("b", title, "lenet", names, options, ratios, (tuple(names),))
+
+
+def data(side: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (image float32 [N, 1, side, side], label int64 [N]), a whole number of batches; pixels are repeated."""
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
-    rows = np.random.default_rng(0).permutation(len(bundle.target))[: 21 * BATCH]
-    return (bundle.images[rows, None] / 16.0).astype(np.float32), bundle.target[rows]
+    rows = np.random.default_rng(0).permutation(len(bundle.target))[: batches * BATCH]
+    near = np.arange(side) * SIDE // side
+    images = bundle.images[rows][:, near][:, :, near]
+    return (images[:, None] / 16.0).astype(np.float32), bundle.target[rows]
 
 
-def first_weights() -> tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+def first_weights(side: int) -> tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
     """Return the convolutions [out, in, 3, 3] and the dense layers."""
     rng = np.random.default_rng(3)
     convolutions = []
     for inputs, outputs in ((1, CHANNELS[0]), CHANNELS):
         bound = (6 / (inputs * 9)) ** 0.5
         convolutions.append(rng.uniform(-bound, bound, (outputs, inputs, 3, 3)).astype(np.float32))
-    return convolutions, dense_weights((CHANNELS[1] * (SIDE // 4) ** 2, HIDDEN, CLASSES))
+    return convolutions, dense_weights((CHANNELS[1] * (side // 4) ** 2, HIDDEN, CLASSES))
 
 
-def mindspore_lenet() -> Any:
+def mindspore_lenet(side: int) -> Any:
     """Return the network in MindSpore."""
     from mindspore import Tensor, nn
 
-    convolutions, dense = first_weights()
+    convolutions, dense = first_weights(side)
     layers: list[nn.Cell] = []
     for weight in convolutions:
         outputs, inputs = weight.shape[:2]
@@ -62,12 +76,12 @@ def mindspore_lenet() -> Any:
     return nn.SequentialCell(layers[:-1])
 
 
-def torch_lenet() -> Any:
+def torch_lenet(side: int) -> Any:
     """Return the network in PyTorch."""
     import torch
     from torch import nn
 
-    convolutions, dense = first_weights()
+    convolutions, dense = first_weights(side)
     layers: list[nn.Module] = []
     with torch.no_grad():
         for weight in convolutions:
@@ -85,14 +99,16 @@ def torch_lenet() -> Any:
 
 def make(name: str, options: dict[str, Any]) -> Any:
     """Return a contender."""
-    return {SUNK: Ours, RAW: Raw, MODEL: Model, TORCH: Torch, LIGHTNING: Lightning}[name]()
+    kinds = {SUNK: Ours, RAW: Raw, MODEL: Model, TORCH: Torch, LIGHTNING: Lightning}
+    return kinds[name](options["network"], options["side"])
 
 
 class Base:
     """Data, and windows of whole epochs."""
 
-    def __init__(self) -> None:
-        self.image, self.label = data()
+    def __init__(self, network: str, side: int) -> None:
+        self.kind, self.side = network, side
+        self.image, self.label = data(side, 21 if network == LENET else 8)
         self.steps = len(self.label) // BATCH
         self.build()
 
@@ -115,7 +131,7 @@ class MindSporeParts(Base):
 
         ms.set_context(mode=ms.GRAPH_MODE)
         self.label = self.label.astype(np.int32)
-        self.network = mindspore_lenet()
+        self.network = (mindspore_lenet if self.kind == LENET else resnet.mindspore_resnet)(self.side)
         self.loss_fn = nn.CrossEntropyLoss()
         self.optimizer = nn.Adam(self.network.trainable_params(), RATE)
 
@@ -199,7 +215,7 @@ class Torch(Base):
     def build(self) -> None:
         import torch
 
-        self.network = torch_lenet().train()
+        self.network = (torch_lenet if self.kind == LENET else resnet.torch_resnet)(self.side).train()
         self.loss_fn = torch.nn.CrossEntropyLoss()
         self.optimizer = torch.optim.Adam(self.network.parameters(), RATE)
 

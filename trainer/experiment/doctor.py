@@ -53,7 +53,7 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
         run_a_graph: also compile and run a tiny network, which takes about a second.
     """
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _architecture, _cpus, _threads, _graph_cache]
-    checks.append(_devices)
+    checks += [_convolutions, _devices]
     if run_a_graph:
         checks.append(_graph)
     checks += [_extras, _shadow]
@@ -184,6 +184,20 @@ def _graph_cache() -> Iterator[Finding]:
         "so a changed setting can silently run the graph of the old one"
     )
     yield Finding("graph cache", "on" if on else "off", NOTE if on else OK, advice if on else "")
+
+
+def _convolutions() -> Iterator[Finding]:
+    from ..mindspore_internals import onednn
+
+    chosen = onednn.user_choice()
+    if not onednn.is_affected():
+        yield Finding("convolutions", "at full speed as they are")
+    elif chosen is None:
+        yield Finding("convolutions", "AVX-512 found: a Trainer of a network with convolutions limits oneDNN to AVX2")
+    else:
+        slow = not chosen.partition("=")[2].upper().startswith(("SSE41", "AVX2"))
+        advice = "with AVX-512, MindSpore's convolutions are 10 to 100 times slower: unset it, or set it to AVX2"
+        yield Finding("convolutions", f"oneDNN as you set it: {chosen}", NOTE if slow else OK, advice if slow else "")
 
 
 def _devices() -> Iterator[Finding]:

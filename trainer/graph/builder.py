@@ -17,6 +17,7 @@ from ..data.column_checks import label_columns
 from ..data.feed import Chunk, to_tensor
 from ..distributed.launched import refuse_replicas
 from ..errors import ConfigurationError
+from ..mindspore_internals.onednn import limit_for_convolutions
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import GraphCall
@@ -78,6 +79,7 @@ class StepBuilder:
         self.options = options or StepOptions()
         self.boost = boost or Boost()
         self.steps_done = steps_done
+        limit_for_convolutions(network)
         self.label_count = label_columns(loss_fn)
         self.forward = Forward(network, fused_loss(loss_fn), labels=self.label_count, cast=cast)
         self.tables: SparseTables | None = None
