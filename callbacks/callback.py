@@ -29,6 +29,7 @@ checkpoints 100).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,10 +66,15 @@ class Callback:
     Attributes:
         order: position among callbacks, low first; callbacks of equal order run as given.
         monitor: name of the metric this callback reads, or None; checked before training starts.
+        non_finite: what the training step does about a loss or gradient that is not finite: "skip" leaves the update
+            out, "terminate" all later ones too; None: this callback asks for neither.
+        root: folder of this callback's snapshots, where a resumed run looks for the newest; None for none.
     """
 
     order: int = 0
     monitor: str | None = None
+    non_finite: str | None = None
+    root: Path | None = None
 
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""

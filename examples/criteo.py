@@ -27,7 +27,7 @@ from examples.deepfm import DeepFMHead
 from trainer.embedding import Embedding
 from trainer.embedding.hashing import mix64, stable_seed, uniform64
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import Batch, Span
+from trainer.streams import Batch, Span, Stream
 
 NUMBERS = 13
 # fmt: off
@@ -118,7 +118,7 @@ def criteo(first: int, count: int, **world: Any) -> dict[str, np.ndarray]:
     return Criteo(**world).rows(first, count)
 
 
-class CriteoStream:
+class CriteoStream(Stream):
     """The rows as a stream. Its position is ``{"rows": [0, row]}``.
 
     Args:
@@ -179,9 +179,6 @@ class CriteoStream:
         if row < 0 or (self.total is not None and row > self.total):
             raise StreamError(f"a position is [0, row] with row from 0 to {self.total}; received row {row}")
         self._row = row
-
-    def commit(self, position: Mapping[str, Any]) -> None:
-        """Do nothing: rows can be generated again."""
 
     def lag(self) -> int | None:
         """Return the rows that are left, or None where there is no end."""

@@ -51,6 +51,9 @@ class Source:
             pipeline fails under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
         endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
+        one_shot: whether it can be read only once, as a generator can.
+        ended: why an endless source has given its last batch, "idle" or "stream_end"; None until then.
+        dataset: the `mindspore.dataset` pipeline that is read, or None.
     """
 
     names: tuple[str, ...] | None = None
@@ -59,6 +62,9 @@ class Source:
     thread_bound: bool = False
     reuses_buffers: bool = False
     endless: bool = False
+    one_shot: bool = False
+    ended: str | None = None
+    dataset: Any = None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, did_you_mean
-from ..streams import Batch, IterableStream, Stream, advance, concat, resolve
+from ..streams import Batch, IterableStream, Stream, advance, concat
 from .sources import Columns, Item, Source, as_array, is_arrays
 
 POLL_SECONDS = 0.1
@@ -28,7 +28,12 @@ def as_stream(data: Any) -> Stream:
             "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
             "or use fit"
         )
-    return data if hasattr(data, "poll") else IterableStream(data)
+    if hasattr(data, "poll") and not isinstance(data, Stream):
+        raise ConfigurationError(
+            f"stream: {type(data).__name__} has a poll method and is no trainer.streams.Stream; derive it from that "
+            "class, which declares what a stream may add and its defaults"
+        )
+    return data if isinstance(data, Stream) else IterableStream(data)
 
 
 class StreamSource(Source):
@@ -45,9 +50,6 @@ class StreamSource(Source):
         extras: names of columns kept on the host with the batch (a metric's group).
         flush_after: seconds without a row after which complete batches are trained though the call is not full.
         idle_timeout: seconds without a row after which the stream counts as ended, or None.
-
-    Attributes:
-        ended: "idle" or "stream_end" once the stream gave its last row.
     """
 
     endless = True
@@ -66,19 +68,18 @@ class StreamSource(Source):
         idle_timeout: float | None = None,
     ) -> None:
         self.stream = stream
-        self.thread_bound = getattr(stream, "reads_pipeline", False)
+        self.thread_bound = stream.reads_pipeline
         self.whole_items = batch_size is None and isinstance(stream, IterableStream)
         self.batch_size = batch_size or DEFAULT_BATCH_SIZE
         self.inputs = tuple(inputs)
         self.labelled = labelled
-        schema = getattr(stream, "schema", None)
-        self.label = label or getattr(schema, "label", None)
-        self.event_time = getattr(schema, "event_time", None) or getattr(stream, "event_time", None)
+        declared = stream.schema
+        self.label = label or (declared.label if declared is not None else None)
+        self.event_time = (declared.event_time if declared is not None else None) or stream.event_time
         self.weight = weight
         self.extras = tuple(extras)
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
-        self.ended: str | None = None
         self._stopped = False
         self._peeked: Batch | None = None
 
@@ -172,7 +173,7 @@ class StreamSource(Source):
         """Return a chunk's position in the form that goes into a snapshot."""
         if "state" not in position:
             return position
-        return {**position, "state": resolve(self.stream, position["state"])}
+        return {**position, "state": self.stream.resolve(position["state"])}
 
     def commit(self, position: dict[str, Any]) -> None:
         """Tell the stream that everything before `position` is safe."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..hooks import lazy_names
 
 if TYPE_CHECKING:
-    from .base import Batch, Position, Span, Stream, advance, concat, resolve
+    from .base import Batch, Position, Span, Stream, advance, concat
     from .dead_letter import DeadLetter
     from .files import FileStream
     from .iterable import IterableStream
@@ -38,7 +38,6 @@ __all__ = [
     "Stream",
     "advance",
     "concat",
-    "resolve",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -50,7 +49,6 @@ __getattr__, __dir__ = lazy_names(
         "Stream": ".base",
         "advance": ".base",
         "concat": ".base",
-        "resolve": ".base",
         "DeadLetter": ".dead_letter",
         "FileStream": ".files",
         "IterableStream": ".iterable",

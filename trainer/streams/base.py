@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError, StreamError, did_you_mean
+
+if TYPE_CHECKING:
+    from .schema import Schema
 
 Offset = int | str
 Position = dict[str, Any]
@@ -137,16 +140,6 @@ def advance(position: Position, batch: Batch) -> Position:
     return moved
 
 
-def resolve(stream: Any, position: Position) -> Position:
-    """Return `position` in the form that goes into a checkpoint: one that needs nothing the process remembers.
-
-    Streams that keep state beside their offsets (a join's pending rows, the state of a user's iterable) offer a method
-    ``resolve(position)``; for all others the position stands for itself.
-    """
-    method = getattr(stream, "resolve", None)
-    return position if method is None else method(position)
-
-
 def require_partitions(stream: object, position: Position, known: Collection[str]) -> None:
     """Check that a position is about these partitions.
 
@@ -161,37 +154,58 @@ def require_partitions(stream: object, position: Position, known: Collection[str
             )
 
 
-@runtime_checkable
-class Stream(Protocol):
-    """A source of rows with exact positions.
+class Stream:
+    """A source of rows with exact positions. A subclass implements `poll`, `position` and `seek`; the rest may stay.
 
     One thread calls `poll`; `commit`, `resolve`, `lag` and `close` may come from another.
+
+    Attributes:
+        schema: what is declared of the columns; gives a run the label and the event time. None: nothing is.
+        event_time: name of the column that holds the event time, where no schema tells.
+        reads_pipeline: whether `poll` reads a `mindspore.dataset` pipeline and so must stay on the thread that made it.
     """
+
+    schema: Schema | None = None
+    event_time: str | None = None
+    reads_pipeline: bool = False
 
     @property
     def exhausted(self) -> bool:
         """Whether a bounded stream has ended: every row has been returned and none will follow."""
+        return False
 
-    def poll(self, max_rows: int, timeout: float) -> Batch | None:
+    def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
         """Return 1 to `max_rows` rows as soon as there are any, or None when `timeout` seconds brought none."""
+        raise NotImplementedError
 
     def position(self) -> Position:
         """Return the position after the rows returned so far, in the middle of a message where that is so."""
+        raise NotImplementedError
 
     def seek(self, position: Position) -> None:
         """Go on reading at `position`; an empty one means the stream's configured start."""
+        raise NotImplementedError
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` in the form that goes into a checkpoint: one that needs nothing the process remembers.
+
+        A stream that keeps state beside its offsets (a join's pending rows, the state of a user's iterable) adds it
+        here; for all others the position stands for itself.
+        """
+        return position
 
     def commit(self, position: Position) -> None:
         """Tell the source that everything before `position` is safe; a hint, never what a resume relies on."""
 
     def lag(self) -> int | None:
         """Return how many rows (where rows are not known: messages) wait upstream, or None when it cannot be told."""
+        return None
 
     def close(self) -> None:
         """Release files and connections; a `poll` under way returns soon."""
 
 
-class BufferedStream:
+class BufferedStream(Stream):
     """Common part of the streams here: fetched batches wait in a queue and are handed out in pieces.
 
     A subclass implements `_fetch`, which appends to `_ready`, and sets `_position` when it seeks.
@@ -202,11 +216,6 @@ class BufferedStream:
         self._ready_rows = 0
         self._position: Position = {}
         self._closed = False
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether a bounded stream has ended."""
-        return False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
         """Return 1 to `max_rows` rows as soon as there are any, or None when `timeout` seconds brought none.
@@ -257,9 +266,6 @@ class BufferedStream:
     def position(self) -> Position:
         """Return the position after the rows returned so far."""
         return dict(self._position)
-
-    def commit(self, position: Position) -> None:
-        """Do nothing: this source keeps no record of its readers."""
 
     def lag(self) -> int | None:
         """Return the number of rows fetched and not yet returned."""

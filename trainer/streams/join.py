@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import checks
 from ..errors import StreamError
-from .base import Batch, BufferedStream, Position, Span, Stream, require_partitions, resolve
+from .base import Batch, BufferedStream, Position, Span, Stream, require_partitions
 from .outcome_buffer import OutcomeBuffer
 from .pending import Outcome, PendingRows, Side, keep_share, pack, unpack
 
@@ -88,6 +88,7 @@ class DelayedLabelJoin(BufferedStream):
         self.label, self.weight = label, weight
         self.rate, self.seed, self.idle_timeout, self.at_end = negative_sampling_rate, seed, idle_timeout, at_end
         self._sides = (Side(impressions, "impressions", key), Side(outcomes, "outcomes", key))
+        self.reads_pipeline = impressions.reads_pipeline or outcomes.reads_pipeline
         self._lock = RLock()
         self._begin(1, None)
 
@@ -282,7 +283,7 @@ class DelayedLabelJoin(BufferedStream):
             state = {
                 **record,
                 "positions": [
-                    resolve(side.stream, at) for side, at in zip(self._sides, record["positions"], strict=True)
+                    side.stream.resolve(at) for side, at in zip(self._sides, record["positions"], strict=True)
                 ],
                 "waiting": self._pack_rows(self._rows.waiting_after(done)),
                 "ready": [*self._pack_rows(ready), pack(positive)],

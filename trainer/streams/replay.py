@@ -11,12 +11,12 @@ import numpy as np
 
 from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
-from .base import Batch, Position, Span, require_partitions
+from .base import Batch, Position, Span, Stream, require_partitions
 
 PARTITION = "table"
 
 
-class ReplayStream:
+class ReplayStream(Stream):
     """The rows of a table as a stream. Its position is ``{"table": [pass, row]}``.
 
     Args:
@@ -127,9 +127,6 @@ class ReplayStream:
             raise StreamError(f"a position is [pass, row] with row from 0 to {self.rows}; received {[number, row]}")
         self._pass, self._row = (number + 1, 0) if row == self.rows else (number, row)
         self._started = None
-
-    def commit(self, position: Position) -> None:
-        """Do nothing: a table keeps no record of its readers."""
 
     def lag(self) -> int | None:
         """Return the rows released and not read: by the pace, or all that are left; None for endless passes."""

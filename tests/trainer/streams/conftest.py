@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.streams import Column, Schema, advance, concat, resolve
+from trainer.streams import Column, Schema, advance, concat
 
 
 def make_rows(first, last):
@@ -55,7 +55,7 @@ def check_resumes_everywhere(open_stream, expected, max_rows=7, every=1):
             positions.append(position)
         assert stream.position() == position
     assert read == expected
-    stored = [json.loads(json.dumps(resolve(stream, at))) for at in positions]
+    stored = [json.loads(json.dumps(stream.resolve(at))) for at in positions]
     stream.close()
     for count, at in list(enumerate(stored, start=1))[::every]:
         resumed = open_stream()

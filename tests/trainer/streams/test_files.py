@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import FileStream, advance, resolve
+from trainer.streams import FileStream, advance
 
 
 def jsonl(rows):
@@ -169,7 +169,7 @@ def test_consumed_segments_may_go_unread_ones_may_not(folder, schema, rows, read
     position = advance(stream.position(), stream.poll(3, 0))
     behind = stream.poll(1, 0)
     # Once a later segment has been begun, the end of a segment is the start of the next.
-    assert resolve(stream, position) == {"files": ["1.jsonl@0", 0]}
+    assert stream.resolve(position) == {"files": ["1.jsonl@0", 0]}
     position = advance(position, behind)
     (folder / "0.jsonl").unlink()
     (folder / "1.jsonl").write_bytes(b"")

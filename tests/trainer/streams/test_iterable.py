@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import DataError, StreamError
-from trainer.streams import IterableStream, advance, resolve
+from trainer.streams import IterableStream, advance
 
 SIZES = [3, 1, 5, 2]
 TOTAL = sum(SIZES)
@@ -69,7 +69,7 @@ def test_a_stateful_source_is_restored_and_not_read_again():
     for _ in range(3):
         position = advance(position, stream.poll(2, 0))
     stream.poll(2, 0)
-    position = resolve(stream, position)
+    position = stream.resolve(position)
     source = Counter()
     resumed = IterableStream(source)
     resumed.seek(position)

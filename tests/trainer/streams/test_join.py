@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DelayedLabelJoin, IterableStream, advance, resolve
+from trainer.streams import DelayedLabelJoin, IterableStream, advance
 
 WITHIN = 50.0
 
@@ -112,7 +112,7 @@ def test_a_resumed_join_resumes_again(logs, read):
         # Read on, as a prefetching reader does, and come back to the row trained on.
         position = joined.position()
         joined.poll(25, 0)
-        position = json.loads(json.dumps(resolve(joined, position)))
+        position = json.loads(json.dumps(joined.resolve(position)))
         joined = join(logs)
         joined.seek(position)
     rest = read(joined)
@@ -130,8 +130,8 @@ def test_what_lies_far_behind_is_forgotten_also_without_checkpoints(monkeypatch)
         last = batch
     assert max(held) < 1000
     with pytest.raises(StreamError, match="no longer known"):
-        resolve(joined, start)
-    assert resolve(joined, advance(start, last.split(1)[0]))["join"][1] > 0
+        joined.resolve(start)
+    assert joined.resolve(advance(start, last.split(1)[0]))["join"][1] > 0
 
 
 def test_sampled_negatives_weigh_for_those_left_out():
