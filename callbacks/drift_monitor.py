@@ -83,7 +83,7 @@ class DriftMonitor(Callback):
             return
         self.count += 1
         progress = trainer.state.progress
-        trainer.state.drift = {
+        found = {
             "detector": type(self.detector).__name__,
             "key": self.key,
             "value": value,
@@ -96,7 +96,7 @@ class DriftMonitor(Callback):
             if not self._windows_left:
                 trainer.learning_rate = trainer.learning_rate * self.lr_factor
             self._windows_left = self.lr_windows
-        trainer.callbacks.call("on_drift", trainer)
+        trainer.report_drift(found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count, what is left of a response, and the detector's state when it offers one."""

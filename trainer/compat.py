@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import nn
 
 from callbacks._support.cadence import Every
-from callbacks.mindspore_adapter import train_network
+from callbacks.mindspore_adapter import train_network as cell_with_optimizer
 
 from .errors import ConfigurationError
 
@@ -19,55 +19,54 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-class ModelVerbs:
-    """What `mindspore.Model` has under another name than `Trainer`."""
+def train(
+    trainer: Trainer,
+    epoch: int,
+    train_dataset: Any,
+    callbacks: Any = None,
+    dataset_sink_mode: bool = False,
+    sink_size: int = -1,
+    initial_epoch: int = 0,
+) -> History:
+    """Train from epoch `initial_epoch` up to `epoch`; the same as `fit` otherwise."""
+    return trainer.fit(
+        epoch,
+        train_dataset,
+        callbacks=callbacks,
+        dataset_sink_mode=dataset_sink_mode,
+        sink_size=sink_size,
+        initial_epoch=initial_epoch,
+    )
 
-    def train(
-        self: Trainer,
-        epoch: int,
-        train_dataset: Any,
-        callbacks: Any = None,
-        dataset_sink_mode: bool = False,
-        sink_size: int = -1,
-        initial_epoch: int = 0,
-    ) -> History:
-        """Train from epoch `initial_epoch` up to `epoch`; the same as `fit` otherwise."""
-        return self.fit(
-            epoch,
-            train_dataset,
-            callbacks=callbacks,
-            dataset_sink_mode=dataset_sink_mode,
-            sink_size=sink_size,
-            initial_epoch=initial_epoch,
-        )
 
-    def eval(
-        self: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True
-    ) -> dict[str, float]:
-        """The same as `evaluate`."""
-        return self.evaluate(valid_dataset, callbacks, dataset_sink_mode)
+def evaluate(
+    trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True
+) -> dict[str, float]:
+    """The same as `Trainer.evaluate`."""
+    return trainer.evaluate(valid_dataset, callbacks, dataset_sink_mode)
 
-    def build(
-        self: Trainer,
-        train_dataset: Any = None,
-        valid_dataset: Any = None,
-        sink_size: int = -1,
-        epoch: int = 1,
-        sink_mode: bool = True,
-    ) -> None:
-        """Compile the training program ahead of time as `compile` does; evaluation is compiled when first used."""
-        if train_dataset is not None:
-            self.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
 
-    @property
-    def train_network(self: Trainer) -> nn.Cell:
-        """A cell that holds the parameters of network and optimizer, as `mindspore.save_checkpoint` takes one."""
-        return train_network(self)
+def build(
+    trainer: Trainer,
+    train_dataset: Any = None,
+    valid_dataset: Any = None,
+    sink_size: int = -1,
+    epoch: int = 1,
+    sink_mode: bool = True,
+) -> None:
+    """Compile the training program ahead of time as `compile` does; evaluation is compiled when first used."""
+    if train_dataset is not None:
+        trainer.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
 
-    @property
-    def predict_network(self: Trainer) -> nn.Cell:
-        """The network."""
-        return self.network
+
+def train_network(trainer: Trainer) -> nn.Cell:
+    """A cell that holds the parameters of network and optimizer, as `mindspore.save_checkpoint` takes one."""
+    return cell_with_optimizer(trainer)
+
+
+def predict_network(trainer: Trainer) -> nn.Cell:
+    """The network."""
+    return trainer.network
 
 
 def also_as_model(fit: Callable[..., Any]) -> Callable[..., Any]:

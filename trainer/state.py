@@ -134,7 +134,7 @@ class StepOutputs:
 
 @dataclass
 class State:
-    """What callbacks read. Only the loop, the trainer and `snapshot` write it.
+    """What callbacks read. Only the run writes it.
 
     Attributes:
         phase: what the trainer is doing.
@@ -166,3 +166,13 @@ class State:
     snapshot: Path | None = None
     exception: BaseException | None = None
     skipped_steps: int = 0
+
+    @property
+    def told_to_leave(self) -> bool:
+        """Whether a signal has asked the run to end."""
+        return self.stop_reason is not None and self.stop_reason.kind == "signal"
+
+    def begin(self, phase: Phase) -> None:
+        """Forget what the call before left, counters and newest evaluation apart."""
+        self.phase, self.stop_reason, self.exception = phase, None, None
+        self.outputs = self.train_loss = self.window = self.drift = None

@@ -1,47 +1,35 @@
-"""`Trainer`: the verbs. Each checks its arguments, puts the parts together and lets the loop run."""
+"""`Trainer`: what outlives a call, and the verbs. What one call is made of is in `trainer.run`."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindspore import nn
 
-from callbacks import History
+from callbacks import CallbackList, History
 
-from .compat import ModelVerbs, also_as_model, renamed
-from .data import column_checks
-from .data.feed import Chunk, Feed, FeedOptions
-from .data.finite_values import describe_non_finite
-from .data.sources import Item, Source, is_arrays, make_source
-from .data.stream_source import StreamSource, as_stream, check_stream_options
-from .embedding.table_feed import TableFeed, check_trainable
-from .errors import ConfigurationError, DataError
+from . import compat
+from .checkpoint import set_pointer
+from .checkpoint.saver import Saver
+from .embedding.table_feed import TableFeed
 from .graph import network_checks, precision
-from .graph.boost import MOST_STEPS_A_CALL as MOST_FROZEN_STEPS
 from .graph.boost import make_boost
-from .graph.builder import StepBuilder, TrainRunner
-from .graph.dropout import repeatable, replace_dropout
+from .graph.builder import StepBuilder
+from .graph.dropout import replace_dropout
+from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.program import StepOptions
 from .metrics import get_metrics
 from .metrics.prequential import Window
-from .run import loop
-from .run.inference import Inference
-from .run.limits import Every, Limits
-from .run.online import DEFAULT_WINDOW, OnlineMetrics
+from .run import inference, loop, training
+from .run.limits import Every
+from .run.run import Run, produced_names
 from .run.seed import check_seed
-from .state import Phase
-
-logger = logging.getLogger(__name__)
-
-MOST_SUNK_STEPS = 32
-MOST_SUNK_BYTES = 32 << 20
+from .state import State, StopReason
 
 
-class Trainer(Inference, ModelVerbs):
+class Trainer:
     """Trains, evaluates and applies a network; the arguments are those of `mindspore.Model`, in its order.
 
     Args:
@@ -67,6 +55,15 @@ class Trainer(Inference, ModelVerbs):
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
         loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
+
+    Attributes:
+        state: progress, newest outputs and metrics, why the run ended.
+        callbacks: callbacks of the run under way, or of the last training.
+        history: `History` of the run under way, or of the last training.
+        run: the training under way (`trainer.run.run.Run`), or None.
+        saver: takes and restores snapshots.
+        parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
+        sink_mode: what was used to train several steps per call, in words.
 
     Raises:
         ConfigurationError: an argument that cannot work, before anything is compiled.
@@ -97,7 +94,6 @@ class Trainer(Inference, ModelVerbs):
         exact_resume: bool = False,
         loss_scale_manager: Any = None,
     ) -> None:
-        super().__init__()
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
         self.metrics = get_metrics(metrics)
@@ -124,11 +120,9 @@ class Trainer(Inference, ModelVerbs):
             replace_dropout(network, self.seed)
         self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
         self.boost_parts = self.boost.parts
-        if self.boost.freezing is not None:
-            self.parts["boost"] = self.boost.freezing
         precision.convert(network, self.precision)
         self.exact_resume = exact_resume
-        self._options = StepOptions(
+        self.step_options = StepOptions(
             scaler=self.scaler,
             accumulate=self.accumulate,
             clip_norm=network_checks.check_positive("clip_norm", clip_norm),
@@ -142,16 +136,25 @@ class Trainer(Inference, ModelVerbs):
             optimizer,
             cast=self.precision.lowers,
             eval_network=eval_network,
-            options=self._options,
+            options=self.step_options,
             boost=self.boost,
             steps_done=lambda: self.state.progress.global_step,
         )
         self.label_count = self.builder.label_count
         self.tables: TableFeed | None = None
+        self.state = State()
+        self.callbacks = CallbackList()
+        self.history: History | None = None
+        self.run: Run | None = None
+        self.saver = Saver(self)
+        self.parts: dict[str, Any] = {}
+        if self.boost.freezing is not None:
+            self.parts["boost"] = self.boost.freezing
+        self.sink_mode = "not decided yet"
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    @also_as_model
+    @compat.also_as_model
     def fit(
         self,
         train_dataset: Any,
@@ -193,70 +196,20 @@ class Trainer(Inference, ModelVerbs):
             ConfigurationError, DataError, CheckpointError: see there; SystemExit(143) or KeyboardInterrupt after a
             signal asked to stop and the run was wound up.
         """
-        network_checks.check_epochs(epochs)
-        valid = None
-        if valid_dataset is not None:
-            valid_dataset = column_checks.in_order_of(train_dataset, valid_dataset)
-            valid = self._inference_feed(valid_dataset, batch_size if is_arrays(valid_dataset) else None)
-            if is_arrays(valid_dataset) and not is_arrays(train_dataset):
-                batch_size = None  # it was for the validation arrays
-        source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
-        every = Every(valid_every) if isinstance(valid_every, int) else valid_every
-        progress = self.state.progress
-        progress.step_in_epoch = 0
-        self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
-        with self._session(Phase.FIT, callbacks) as signals:
-            train = loop.TrainLoop(
-                self,
-                self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size)),
-                self._train_runner,
-                Limits(),
-                validate=None if valid is None else lambda: self._validate(valid),
-                valid_every=every,
-            )
-            train.position = {"epoch": progress.epoch, "batch": 0}
-            try:
-                self._run(train, resume, epochs, max_steps, max_seconds)
-            finally:
-                if valid is not None:
-                    valid.close()
-        signals.leave()
-        return self.history
-
-    def _run(
-        self,
-        train: loop.TrainLoop,
-        resume: str | Path | None,
-        epochs: int | None,
-        max_steps: int | None,
-        max_seconds: float | None,
-    ) -> None:
-        self._loop = train
-        self.callbacks.call("setup", self)
-        self._check_monitors()
-        self.builder.train_step(self._run_options())  # the snapshot restores its parameters
-        if resume is not None and self.saver.resume(resume):
-            self.callbacks.call("on_load_checkpoint", self)
-            if not repeatable(self.network):
-                logger.warning(
-                    "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
-                )
-        base = self._limits_base
-        train.limits = self.state.limits = Limits(
-            epochs=None if epochs is None else base["epoch"] + epochs,
-            steps=None if max_steps is None else base["step"] + max_steps,
-            seconds=max_seconds,
+        return training.fit(
+            self,
+            train_dataset,
+            epochs,
+            valid_dataset,
+            valid_every,
+            callbacks,
+            network_checks.check_sink(dataset_sink_mode, sink_size),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+            resume=resume,
         )
-        self.state.total_steps = self._steps_per_epoch(train.feed.source)
-        try:
-            with self.builder.training():
-                self.callbacks.call("on_train_begin", self)
-                train.run()
-                logger.info("training ended: %s", self.state.stop_reason)
-                self.callbacks.call("on_train_end", self)
-                self.saver.wait()
-        finally:
-            train.feed.close()
 
     def compile(
         self,
@@ -278,64 +231,10 @@ class Trainer(Inference, ModelVerbs):
         Raises:
             ConfigurationError, DataError: as `fit` does; GraphError: MindSpore could not compile it.
         """
-        source = make_source(sample, batch_size=batch_size, seed=self.seed)
-        if getattr(source, "one_shot", False):
-            raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
-        if self.builder.tables is not None:
-            raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
-        self._check_idle()
-        self._use(callbacks if callbacks is not None else [])
-        feed = self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size))
-        chunks = feed.chunks({})
-        try:
-            chunk = next(chunks, None)
-        finally:
-            chunks.close()
-            feed.close()
-        if chunk is None:
-            raise DataError("compile: the dataset delivered no batches")
-        size = len(chunk.arrays[0]) if chunk.stacked else None
-        self.builder.compile(self._run_options(), size, chunk)
+        steps_per_call = network_checks.check_sink(dataset_sink_mode, sink_size)
+        training.compile_program(self, sample, callbacks, steps_per_call, batch_size)
 
-    def _steps_per_epoch(self, source: Source) -> int | None:
-        return None if source.size is None else -(-source.size // self.accumulate)
-
-    def _train_feed(self, source: Source, steps_per_call: int | None) -> Feed:
-        check_trainable(self.network, self.optimizer)
-
-        def batches_per_call(item: Item) -> int:
-            steps = steps_per_call
-            if steps is None:
-                most = MOST_SUNK_STEPS if self.boost.freezing is None else MOST_FROZEN_STEPS
-                size = max(1, sum(column.nbytes for column in item.columns) * self.accumulate)
-                steps = max(1, min(most, MOST_SUNK_BYTES // size, self._steps_per_epoch(source) or most))
-            self.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step a call"
-            logger.info("sink mode: %s", self.sink_mode)
-            return steps * self.accumulate
-
-        options = FeedOptions(
-            batches_per_call, self.accumulate, check=column_checks.ColumnCheck(self.network, self.label_count)
-        )
-        if self._run_options().guard:
-            options.inspect = describe_non_finite
-        feed = Feed(source, options)
-        self._find_tables(feed, training=True)
-        return feed
-
-    def _train_runner(self, sample: Chunk) -> TrainRunner:
-        size = len(sample.arrays[0]) if sample.stacked else None
-        return self.builder.train(self._run_options(), size, sample)
-
-    def _run_options(self) -> StepOptions:
-        policies = {getattr(callback, "non_finite", None) for callback in self.callbacks} - {None}
-        return dataclasses.replace(
-            self._options,
-            guard=bool(policies),
-            halt="terminate" in policies,
-            keep_predictions=self._online is not None and self._online.metrics is not None,
-        )
-
-    @renamed("train_dataset", "stream")
+    @compat.renamed("train_dataset", "stream")
     def online_train(
         self,
         stream: Any,
@@ -370,30 +269,146 @@ class Trainer(Inference, ModelVerbs):
         Returns:
             The `History` of the run.
         """
-        check_stream_options(batch_size, idle_timeout, flush_after)
-        window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
-        label = window.label if isinstance(window.label, str) else None
-        source = StreamSource(
-            as_stream(stream),
-            batch_size,
-            inputs=column_checks.arguments_of(self.network)[2],
-            labelled=self.loss_fn is not None,
-            label=label,
-            weight="weight" if self.label_count > 1 else None,
-            extras=[window.group] if window.group else [],
-            flush_after=flush_after,
+        return training.online_train(
+            self,
+            stream,
+            callbacks,
+            network_checks.check_sink(dataset_sink_mode, sink_size) or 1,
+            batch_size=batch_size,
+            window=window,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
             idle_timeout=idle_timeout,
+            flush_after=flush_after,
+            resume=resume,
         )
-        progress = self.state.progress
-        self._limits_base = {"epoch": progress.epoch, "step": progress.global_step}
-        with self._session(Phase.ONLINE, callbacks) as signals:
-            feed = self._train_feed(source, network_checks.check_sink(dataset_sink_mode, sink_size) or 1)
-            self._online = OnlineMetrics(self, feed, window, scored=self.loss_fn is not None)
-            self.parts["online"] = self._online
-            train = loop.TrainLoop(self, feed, self._train_runner, Limits(), online=self._online)
-            try:
-                self._run(train, resume, None, max_steps, max_seconds)
-            finally:
-                del self.parts["online"]
-        signals.leave()
-        return self.history
+
+    def evaluate(
+        self, dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True, *, batch_size: int | None = None
+    ) -> dict[str, float]:
+        """Evaluate and return "loss" (mean over samples) and the metrics.
+
+        A callback may call it in the middle of a training, which then goes on undisturbed.
+
+        Args:
+            dataset: as in `fit`; not shuffled.
+            callbacks: their on_eval_* hooks run; those of a training under way do not.
+            dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
+            batch_size: rows per batch, for arrays.
+        """
+        return inference.evaluate(self, dataset, callbacks, batch_size)
+
+    def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
+        """Apply the network.
+
+        Args:
+            data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or, with
+                `batch_size`, one dict or tuple of arrays. A label column after the inputs is dropped.
+            batch_size: rows per batch, for arrays.
+            stream: return an iterator over the batches' predictions instead of one array.
+
+        Returns:
+            Predictions as float32 arrays with the rows on axis 0; a tuple of them when the network returns a tuple.
+        """
+        return inference.predict(self, data, batch_size, stream)
+
+    # -- the verbs of mindspore.Model under their own names --------------------------------------------------------
+
+    train = compat.train
+    eval = compat.evaluate
+    build = compat.build
+    train_network = property(compat.train_network)
+    predict_network = property(compat.predict_network)
+
+    # -- what callbacks use ------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "", kind: str = "user") -> None:
+        """Ask the run to end after the step in flight; the first reason given stands."""
+        if self.state.stop_reason is None:
+            self.state.stop_reason = StopReason(kind, reason)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the next update; settable where it is constant."""
+        return get_learning_rate(self.optimizer)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        set_learning_rate(self.optimizer, value)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Present loss scale, copied from the device; None without a scaler that has one."""
+        value = getattr(self.scaler, "scale_value", None)
+        return None if value is None else float(value.asnumpy())
+
+    def read_counters(self) -> dict[str, int]:
+        """Return how many updates were "skipped", how many of them are "fatal", "consecutive" now and "longest_run".
+
+        Fatal are all but overflows of scaled gradients with a finite loss. Copies four numbers to the host.
+        """
+        counters = self.builder.read_counters()
+        if counters:
+            self.state.skipped_steps = counters["skipped"]
+        return counters or dict.fromkeys(("skipped", "fatal", "consecutive", "longest_run"), 0)
+
+    def read_bad_steps(self) -> list[int]:
+        """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        return self.builder.read_bad_steps(self.state.progress.global_step)
+
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Place in the data right after the last row trained on; None outside a run."""
+        return None if self.run is None else dict(self.run.cursor.position)
+
+    @property
+    def train_dataset(self) -> Any:
+        """The `mindspore.dataset` pipeline that is trained on; None outside a run and for other data."""
+        return None if self.run is None else self.run.feed.source.dataset
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names a callback may monitor in the run under way."""
+        return produced_names(self, True, None if self.run is None else self.run.online)
+
+    def report_drift(self, found: dict[str, Any]) -> None:
+        """Put what a drift detector has found into `state.drift` and let `on_drift` follow."""
+        loop.drifted(self, found)
+
+    def report_snapshot(self, path: Path) -> None:
+        """Put the path of a snapshot that is durable now into `state.snapshot` and let `on_save_checkpoint` follow."""
+        loop.saved(self, path)
+
+    def use_tables(self, tables: TableFeed) -> None:
+        """Train and read the network's sparse tables through `tables` from now on."""
+        self.tables = self.parts["tables"] = tables
+        self.builder.tables = tables.tables
+        self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
+        self.boost_parts = self.boost.parts
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def save(self, root: str | Path, background: bool = False) -> Path:
+        """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`."""
+        return self.saver.save(Path(root), background=background)
+
+    def load(self, path: str | Path, strict: bool = True, weights_only: bool = False) -> None:
+        """Restore a snapshot, or the weights of a .ckpt file; see `trainer.checkpoint.saver.Saver.load`."""
+        self.saver.load(path, strict=strict, weights_only=weights_only)
+
+    def rollback(self) -> None:
+        """Put weights, optimizer and step state back to the newest snapshot of this run."""
+        self.saver.rollback()
+
+    def prune(self, root: str | Path, keep: Collection[str]) -> None:
+        """Remove the snapshots of `root` that are not in `keep`."""
+        self.saver.prune(Path(root), keep)
+
+    def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
+        """Make the pointer file "last" or "best" of `root` name a snapshot."""
+        set_pointer(Path(root), pointer, name)
+
+    def commit(self, position: Mapping[str, Any] | None) -> None:
+        """Tell the data source that everything before `position` is in a durable snapshot."""
+        if self.run is not None and position:
+            self.run.feed.source.commit(position)

@@ -14,6 +14,7 @@ from ..run import seed
 from .ckpt_files import compare
 
 if TYPE_CHECKING:
+    from ..run.cursor import Cursor
     from ..trainer import Trainer
     from .snapshot import Snapshot
 
@@ -61,7 +62,7 @@ def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
         "callbacks": trainer.callbacks.state_dict(),
         "random": seed.capture(),
         "parts": {name: part["json"] for name, part in parts.items()},
-        **trainer.run_state(),
+        **({} if trainer.run is None else trainer.run.cursor.state_dict()),
     }
     return groups, state
 
@@ -105,6 +106,17 @@ def restore_parts(trainer: Trainer, snapshot: Snapshot) -> None:
             part.load_states(states)
         else:
             part.load_state_dict(states[-1])
+
+
+def restore_state(trainer: Trainer, state: Mapping[str, Any], cursor: Cursor | None) -> None:
+    """Put back what a snapshot holds besides tensors and parts: counters, generators, callbacks, place in the data."""
+    trainer.state.progress.load_state_dict(state["progress"])
+    trainer.state.metrics = dict(state["metrics"])
+    seed.restore(state["random"])
+    for key in trainer.callbacks.load_state_dict(state["callbacks"]):
+        logger.warning("the snapshot holds the state of callback %s, which this run does not have", key)
+    if cursor is not None:
+        cursor.load_state_dict(state)
 
 
 def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from .background import BackgroundWriter
 from .ckpt_files import load_ckpt
 
 if TYPE_CHECKING:
+    from ..run.cursor import Cursor
     from ..trainer import Trainer
     from .snapshot import Snapshot
 
@@ -107,21 +108,23 @@ class Saver:
         trainer = self._trainer
         self.written.add(path.name)
         checkpoint.set_pointer(path.parent, "last", path.name)
-        trainer.state.snapshot = path
         trainer.commit(self._positions.pop(path, None))
-        trainer.callbacks.call("on_save_checkpoint", trainer)
+        trainer.report_snapshot(path)
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
         """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
         checkpoint.prune(root, keep, trust=self.written)
 
-    def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> Snapshot | None:
+    def load(
+        self, path: str | Path, *, strict: bool = True, weights_only: bool = False, cursor: Cursor | None = None
+    ) -> Snapshot | None:
         """Restore the newest sound snapshot under `path`, or the weights of a MindSpore .ckpt file.
 
         Args:
             path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
             strict: refuse a snapshot whose parameters differ from the trainer's; otherwise load what fits.
             weights_only: take the network's parameters and nothing else.
+            cursor: place in the data of the training that goes on from the snapshot.
 
         Raises:
             CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
@@ -140,18 +143,18 @@ class Saver:
         if not weights_only:
             trainer.state.snapshot = snapshot.path
             capture.restore_parts(trainer, snapshot)
-            trainer.restore_state(snapshot.state)
+            capture.restore_state(trainer, snapshot.state, cursor)
         logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
         return snapshot
 
-    def resume(self, path: str | Path) -> bool:
+    def resume(self, path: str | Path, cursor: Cursor) -> bool:
         """Restore a run; return False when `path` is "auto" and there is nothing to go on from.
 
         Raises:
             CheckpointError: `path` names something that holds no sound snapshot.
         """
         if str(path) != "auto":
-            self.load(path)
+            self.load(path, cursor=cursor)
             return True
         folders = [self._trainer.run_dir / FOLDER] if self._trainer.run_dir else []
         folders += [Path(c.root) for c in self._trainer.callbacks if getattr(c, "root", None) is not None]
@@ -160,7 +163,7 @@ class Saver:
         reasons = []
         for folder in dict.fromkeys(folder.resolve() for folder in folders):
             try:
-                self.load(folder)
+                self.load(folder, cursor=cursor)
                 return True
             except checkpoint.CheckpointNotFoundError as error:
                 reasons.append(str(error))

@@ -47,6 +47,9 @@ class Source:
         names: column names, known after the first batch at the latest.
         size: batches of one epoch, or None when unknown.
         in_memory: whether reading is no more than cutting arrays; `size` is known then.
+        ended: why an endless source gives no more rows ("idle", "stream_end"), once it does not.
+        one_shot: whether it can be read a single time only.
+        dataset: the `mindspore.dataset` pipeline behind it, or None.
         thread_bound: whether it must be read by the thread that made it: MindSpore crashes the process when a
             pipeline fails under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
@@ -60,6 +63,9 @@ class Source:
     size: int | None = None
     in_memory: bool = False
     thread_bound: bool = False
+    ended: str | None = None
+    one_shot: bool = False
+    dataset: Any = None
     reuses_buffers: bool = False
     endless: bool = False
     one_shot: bool = False

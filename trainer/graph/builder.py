@@ -272,6 +272,20 @@ class StepBuilder:
             self._predict = PredictStep(self.network, cast=self.cast, table_inputs=self.table_inputs)
         return self._predict
 
+    def read_counters(self) -> dict[str, int] | None:
+        """Return the step's counts of skipped updates (see `Trainer.read_counters`), copied to the host, or None."""
+        if not isinstance(self.step, TrainStep):
+            return None
+        names = ("skipped", "fatal", "consecutive", "longest_run")
+        return {name: int(getattr(self.step, name).asnumpy()) for name in names}
+
+    def read_bad_steps(self, global_step: int) -> list[int]:
+        """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        if not isinstance(self.step, TrainStep):
+            return []
+        offset = global_step - int(self.step.steps_done.asnumpy()) + 1
+        return sorted(int(index) + offset for index in self.step.bad_steps.asnumpy() if index >= 0)
+
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Put network and step into training mode and put the network's own modes back afterwards."""

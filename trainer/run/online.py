@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..data.feed import Chunk, Feed
 from ..metrics.prequential import PrequentialMetrics, Window, WindowClock
+from ..state import StepOutputs
 from .loss_meter import LossMeter
 from .output_buffer import OutputBuffer
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 DEFAULT_WINDOW = Window(rows=10_000)
 SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
@@ -25,15 +23,15 @@ class OnlineMetrics:
     """Scores every chunk by the forward that trained on it, and closes windows.
 
     Args:
-        trainer: whose state is written and whose callbacks are called.
         feed: the feed under way.
         window: when windows close and what is read of the outputs.
+        label_count: how many of the last columns go to the loss; the first of them is the label.
         scored: whether the program returns predictions; without them a window has the loss alone.
     """
 
-    def __init__(self, trainer: Trainer, feed: Feed, window: Window, *, scored: bool) -> None:
-        self.trainer = trainer
+    def __init__(self, feed: Feed, window: Window, label_count: int, *, scored: bool) -> None:
         self.feed = feed
+        self.label_count = label_count
         self.window = window
         self.metrics = PrequentialMetrics.from_window(window) if scored else None
         self.clock = WindowClock(window)
@@ -58,21 +56,21 @@ class OnlineMetrics:
             scored = [f"{horizon}_{kind}" for horizon in ("window", "decayed", "lifetime") for kind in kinds]
         return ("window_loss", *scored, "lag", "staleness", "rows_per_second", "queue_depth")
 
-    def start(self) -> None:
-        """Open the first window."""
+    def start(self, rows_seen: int) -> None:
+        """Open the first window; `rows_seen` is the number of rows trained on so far."""
         self._opened = time.monotonic()
-        self._rows_at_open = self.trainer.state.progress.samples_seen
+        self._rows_at_open = rows_seen
         self.clock.start(self._rows_at_open, self._opened)
 
-    def after_step(self, chunk: Chunk) -> None:
-        """Take in one trained chunk; close the window when it is due and call `on_window_end`."""
-        self._keep(chunk)
+    def after_step(self, chunk: Chunk, outputs: StepOutputs, rows_seen: int) -> dict[str, float] | None:
+        """Take in one trained chunk; return the results of the window that closed with it, if one did."""
+        self._keep(chunk, outputs)
         event_time = self._event_time() if self.clock.unit == "event_time" else None
-        if self.clock.closed(self.trainer.state.progress.samples_seen, time.monotonic(), event_time):
-            self.close_window()
+        if self.clock.closed(rows_seen, time.monotonic(), event_time):
+            return self._close_window(rows_seen)
+        return None
 
-    def _keep(self, chunk: Chunk) -> None:
-        outputs = self.trainer.state.outputs
+    def _keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
         self.loss.add(outputs)
         self._newest_extras = chunk.extras
         if self.metrics is None:
@@ -101,17 +99,17 @@ class OnlineMetrics:
         wanted = self.window.label
         if isinstance(wanted, int):
             return wanted
-        return chunk.names.index(wanted) if wanted is not None else len(chunk.names) - self.trainer.label_count
+        return chunk.names.index(wanted) if wanted is not None else len(chunk.names) - self.label_count
 
     def _event_time(self) -> float:
         """Return the greatest event time of the chunk trained on last, seconds since the epoch; NaN without any."""
         times = [extras["event_time"].max() for extras in self._newest_extras if extras and "event_time" in extras]
         return float(max(times)) if times else self._restored_event_time
 
-    def figures(self) -> dict[str, float]:
-        """Return lag (rows), staleness (seconds), rows a second of the open window, and queue depth (chunks)."""
+    def figures(self, rows_seen: int) -> dict[str, float]:
+        """Return lag (rows), staleness (seconds), rows per second of the open window, and queue depth (chunks)."""
         now = time.monotonic()
-        rows = self.trainer.state.progress.samples_seen - self._rows_at_open
+        rows = rows_seen - self._rows_at_open
         lag = self.feed.source.stream.lag()
         return {
             "lag": float("nan") if lag is None else float(lag),
@@ -120,33 +118,31 @@ class OnlineMetrics:
             "queue_depth": float(self.feed.depth),
         }
 
-    def close_window(self) -> None:
-        """Close the open window and call `on_window_end`."""
-        trainer = self.trainer
+    def _close_window(self, rows_seen: int) -> dict[str, float]:
         results = {"window_loss": self.loss.value()}
         if self.metrics is not None:
             self._score()
             results |= self.metrics.close_window()
-        trainer.state.window = {**results, **self.figures()}
+        results |= self.figures(rows_seen)
         self.loss.clear()
-        self._opened, self._rows_at_open = time.monotonic(), trainer.state.progress.samples_seen
-        trainer.callbacks.call("on_window_end", trainer)
+        self._opened, self._rows_at_open = time.monotonic(), rows_seen
+        return results
 
-    def finish(self, ended: bool) -> None:
-        """Show the open window when the run ends; close it only when the stream `ended`.
+    def finish(self, ended: bool, rows_seen: int) -> dict[str, float] | None:
+        """Return the results of the open window when the run ends; close it only when the stream `ended`.
 
-        After any other stop the run may be resumed, and the window then goes on as if nothing had happened.
+        After any other stop the run may be resumed, and the window then goes on as if nothing had happened. None when
+        the open window has no rows.
         """
         if self.loss.value() is None:
-            return
+            return None
         if ended:
-            self.close_window()
-            return
+            return self._close_window(rows_seen)
         scored = {}
         if self.metrics is not None:
             self._score()
             scored = self.metrics.peek()
-        self.trainer.state.window = {"window_loss": self.loss.value(), **scored, **self.figures()}
+        return {"window_loss": self.loss.value(), **scored, **self.figures(rows_seen)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""

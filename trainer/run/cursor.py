@@ -1,0 +1,74 @@
+"""Where a training is in its data, and what a snapshot holds of it besides tensors and counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..data.sources import Source
+from ..state import Progress
+from .limits import Every
+from .loss_meter import LossMeter
+
+logger = logging.getLogger(__name__)
+
+
+class Cursor:
+    """The place of a training in its data; part of every snapshot.
+
+    Args:
+        source: the data.
+        progress: the trainer's counters; limits of this call count from their present values.
+        valid_every: cadence of validation, or None for every epoch end.
+
+    Attributes:
+        position: JSON-able place right after the last row trained on.
+        meter: sum of the losses of the epoch under way.
+        base: epoch and step that the limits of the call count from.
+    """
+
+    def __init__(self, source: Source, progress: Progress, valid_every: Every | None = None) -> None:
+        self.source = source
+        self.valid_every = valid_every
+        self.position: dict[str, Any] = {} if source.endless else {"epoch": progress.epoch, "batch": 0}
+        self.meter = LossMeter()
+        self.base = {"epoch": progress.epoch, "step": progress.global_step}
+        self._progress = progress
+        if valid_every is not None:
+            valid_every.start(progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the limits count from, and position, what a position means, loss sums and cadence."""
+        loop = {
+            "position": self.source.resolve(dict(self.position)),
+            "source": self.source.describe(),
+            "meter": self.meter.state_dict(),
+            "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
+        }
+        return {"limits_base": self.base, "loop": loop}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; a position in other data is replaced by the start of its epoch.
+
+        The trainer's counters must have been restored before.
+        """
+        self.base = dict(state.get("limits_base", self.base))
+        if "loop" not in state:  # saved outside a training
+            return
+        loop = state["loop"]
+        self.position = dict(loop["position"])
+        self.meter.load_state_dict(loop["meter"])
+        if self.valid_every is not None and loop["valid_every"] is not None:
+            self.valid_every.load_state_dict(loop["valid_every"])
+        now, then = self.source.describe(), loop["source"]
+        changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
+        if changed:
+            batch = self.position.get("batch", 0)
+            self.position = {"epoch": self.position.get("epoch", 0), "batch": 0}
+            self._progress.step_in_epoch = 0
+            logger.warning(
+                "the dataset is not the one of the snapshot (%s): its epoch starts again, %d batches are repeated",
+                ", ".join(changed),
+                batch,
+            )

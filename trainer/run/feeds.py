@@ -1,0 +1,109 @@
+"""What a trainer feeds its programs with: chunks to train on, and batches to evaluate or predict."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from callbacks import Callback
+
+from ..data import column_checks
+from ..data.feed import Feed, FeedOptions
+from ..data.finite_values import describe_non_finite
+from ..data.sources import Item, Source, make_source
+from ..embedding.table_feed import TableFeed, check_trainable, has_tables
+from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
+from ..graph.program import StepOptions
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+MAX_SUNK_STEPS = 32
+MAX_SUNK_BYTES = 32 << 20
+
+
+def steps_per_epoch(source: Source, accumulate: int) -> int | None:
+    """Return the optimizer steps of one epoch, or None when the data does not know its size."""
+    return None if source.size is None else -(-source.size // accumulate)
+
+
+def run_options(trainer: Trainer, callbacks: Iterable[Callback], *, keep_predictions: bool = False) -> StepOptions:
+    """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
+    policies = {getattr(callback, "non_finite", None) for callback in callbacks} - {None}
+    return dataclasses.replace(
+        trainer.step_options,
+        guard=bool(policies),
+        halt="terminate" in policies,
+        keep_predictions=keep_predictions,
+    )
+
+
+def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_per_call: int | None) -> Feed:
+    """Return the feed of a training.
+
+    Args:
+        trainer: whose network the columns are checked against.
+        source: the data.
+        options: with a guard, batches that are not finite are named in the log.
+        steps_per_call: optimizer steps per call of the program; None chooses by the size of the first batch.
+
+    Raises:
+        ConfigurationError: the network's sparse tables cannot be trained.
+    """
+    check_trainable(trainer.network, trainer.optimizer)
+
+    def batches_per_call(item: Item) -> int:
+        steps = steps_per_call
+        if steps is None:
+            most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
+            size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
+            steps = max(1, min(most, MAX_SUNK_BYTES // size, steps_per_epoch(source, trainer.accumulate) or most))
+        trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step a call"
+        logger.info("sink mode: %s", trainer.sink_mode)
+        return steps * trainer.accumulate
+
+    check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
+    feed_options = FeedOptions(batches_per_call, trainer.accumulate, check=check)
+    if options.guard:
+        feed_options.inspect = describe_non_finite
+    feed = Feed(source, feed_options)
+    find_tables(trainer, feed)
+    if trainer.tables is not None:
+        feed.options.prepare, feed.options.release = trainer.tables.prepare, trainer.tables.release
+    return feed
+
+
+def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
+    """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
+    source = make_source(dataset, batch_size=batch_size, seed=trainer.seed)
+    if predict:
+        check = column_checks.ColumnCheck(trainer.network, 0, extra=True)
+    elif trainer.eval_network is not None:
+        check = column_checks.ColumnCheck(trainer.eval_network, 0)
+    else:
+        check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
+    inputs = column_checks.arguments_of(trainer.network)[1] if predict else None
+    return Feed(source, FeedOptions(columns=inputs, check=check))
+
+
+def read_tables(trainer: Trainer, feed: Feed) -> None:
+    """Let `feed` translate the ids of sparse tables for programs that only read them."""
+    find_tables(trainer, feed)
+    if trainer.tables is not None:
+        feed.options.prepare = trainer.tables.prepare_reading
+
+
+def find_tables(trainer: Trainer, feed: Feed) -> None:
+    """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
+    if trainer.tables is not None or not has_tables(trainer.network):
+        return
+    sample = feed.source.peek(lambda: trainer.state.stop_reason is not None)
+    takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
+    names = (feed.source.names or ())[:takes]
+    tables = TableFeed.find(trainer.network, sample[:takes], names, trainer.optimizer, trainer.accumulate)
+    if tables is not None:
+        trainer.use_tables(tables)

@@ -1,0 +1,189 @@
+"""One training: a `Run` is complete when it is made, and nobody but the loop changes anything in it afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.feed import Chunk, Feed
+from ..errors import ConfigurationError, did_you_mean
+from ..graph.builder import TrainRunner
+from ..graph.dropout import repeatable
+from ..graph.program import StepOptions
+from ..state import StepOutputs, StopReason
+from . import loop
+from .cursor import Cursor
+from .feeds import steps_per_epoch
+from .limits import Limits
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+    from .online import OnlineMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """What one call of `fit` or `online_train` is made of.
+
+    Args:
+        trainer: passed to the hooks; its state is what the loop writes.
+        feed: chunks from a position on.
+        options: what each step does.
+        limits: when the run ends.
+        cursor: place in the data, loss sums and cadence of validation.
+        evaluate: runs a validation and returns its results, or None.
+        online: windows and progressive validation of a stream, or None.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        feed: Feed,
+        options: StepOptions,
+        limits: Limits,
+        cursor: Cursor,
+        *,
+        evaluate: Callable[[], dict[str, float]] | None = None,
+        online: OnlineMetrics | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.callbacks = trainer.callbacks
+        self.feed = feed
+        self.options = options
+        self.limits = limits
+        self.cursor = cursor
+        self.evaluate = evaluate
+        self.online = online
+        self._runner: TrainRunner | None = None
+
+    def start_clocks(self) -> None:
+        """Start what counts seconds."""
+        self.limits.start()
+        if self.online is not None:
+            self.online.start(self.trainer.state.progress.samples_seen)
+
+    def step(self, chunk: Chunk) -> StepOutputs:
+        """Train on a chunk; the first one compiles the program."""
+        if self._runner is None:
+            size = len(chunk.arrays[0]) if chunk.stacked else None
+            self._runner = self.trainer.builder.train(self.options, size, chunk)
+        return self._runner(chunk)
+
+    def advance(self, chunk: Chunk) -> None:
+        """Count a chunk that was trained on."""
+        progress = self.trainer.state.progress
+        progress.global_step += chunk.num_steps
+        progress.step_in_epoch += chunk.num_steps
+        progress.samples_seen += chunk.num_samples
+        self.cursor.position = chunk.position
+
+    def at_epoch_start(self) -> bool:
+        """Return whether an epoch begins here; streams have none."""
+        return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
+
+    def end_epoch(self) -> None:
+        """Count an epoch, and give its mean loss."""
+        state = self.trainer.state
+        state.train_loss = self.cursor.meter.value()
+        state.total_steps = state.progress.step_in_epoch
+        state.progress.epoch += 1
+        state.progress.step_in_epoch = 0
+
+    def validation_due(self, chunk: Chunk) -> bool:
+        """Return whether to validate after `chunk`; asking moves the cadence on."""
+        if self.evaluate is None:
+            return False
+        every = self.cursor.valid_every
+        due = chunk.ends_epoch if every is None else every.due(self.trainer.state.progress)
+        return due and not self.trainer.state.told_to_leave
+
+    def validate(self) -> dict[str, float]:
+        """Evaluate on the validation data; empty when a signal interrupted it."""
+        assert self.evaluate is not None
+        return self.evaluate()
+
+    def stopped(self) -> bool:
+        """Return whether the run is to end, by request or by a limit."""
+        state = self.trainer.state
+        if state.stop_reason is not None:
+            return True
+        reached = self.limits.reached(state.progress)
+        if reached is not None:
+            state.stop_reason = StopReason("limit", reached)
+        return reached is not None
+
+
+def train(
+    trainer: Trainer,
+    feed: Feed,
+    options: StepOptions,
+    cursor: Cursor,
+    *,
+    resume: str | Path | None,
+    epochs: int | None,
+    max_steps: int | None,
+    max_seconds: float | None,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    online: OnlineMetrics | None = None,
+) -> None:
+    """Restore a snapshot if asked, make the run and let it go; `feed` is closed afterwards.
+
+    Args:
+        trainer: whose call this is.
+        feed, options, cursor, evaluate, online: see `Run`.
+        resume: as `Trainer.fit` takes it.
+        epochs: epochs from where the cursor counts, or None for a stream.
+        max_steps: optimizer steps of this call, or None.
+        max_seconds: wall time of this call, or None.
+    """
+    state = trainer.state
+    try:
+        loop.setup(trainer)
+        check_monitors(trainer, produced_names(trainer, evaluate is not None, online))
+        trainer.builder.train_step(options)  # the snapshot restores its parameters
+        if resume is not None and trainer.saver.resume(resume, cursor):
+            loop.restored(trainer)
+            if not repeatable(trainer.network):
+                logger.warning(
+                    "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
+                )
+        limits = Limits(
+            epochs=None if epochs is None else cursor.base["epoch"] + epochs,
+            steps=None if max_steps is None else cursor.base["step"] + max_steps,
+            seconds=max_seconds,
+        )
+        run = Run(trainer, feed, options, limits, cursor, evaluate=evaluate, online=online)
+        trainer.run, state.limits = run, limits
+        state.total_steps = steps_per_epoch(feed.source, trainer.accumulate)
+        with trainer.builder.training():
+            loop.train(run)
+    finally:
+        feed.close()
+
+
+def produced_names(trainer: Trainer, validated: bool, online: OnlineMetrics | None) -> tuple[str, ...]:
+    """Return the names of the metrics a run produces: training loss, validation, windows."""
+    names = [f"val_{name}" for name in dict.fromkeys(["loss", *trainer.metrics])] if validated else []
+    return ("loss", *names, *(() if online is None else online.names()))
+
+
+def check_monitors(trainer: Trainer, names: Sequence[str]) -> None:
+    """Check that every metric a callback monitors is produced.
+
+    Raises:
+        ConfigurationError: one is not; the nearest name is given.
+    """
+    for callback in trainer.callbacks:
+        monitor = callback.monitor
+        if monitor is None or monitor in names:
+            continue
+        hint = did_you_mean(monitor, names)
+        if monitor in produced_names(trainer, True, None):
+            hint = "; it comes from validation, and no valid_dataset was given"
+        raise ConfigurationError(
+            f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
+            f"available are {', '.join(names)}{hint}"
+        )

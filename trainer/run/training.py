@@ -1,0 +1,150 @@
+"""The verbs that train: `fit`, `online_train`, and `compile`, which trains nothing yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks import History
+
+from ..data import column_checks
+from ..data.sources import is_arrays, make_source
+from ..data.stream_source import StreamSource, as_stream, check_stream_options
+from ..errors import ConfigurationError, DataError
+from ..graph import network_checks
+from ..metrics.prequential import Window
+from ..state import Phase
+from .call import call, check_idle, make_callbacks
+from .cursor import Cursor
+from .feeds import inference_feed, run_options, training_feed
+from .inference import evaluate_feed
+from .limits import Every
+from .online import DEFAULT_WINDOW, OnlineMetrics
+from .run import train
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+def fit(
+    trainer: Trainer,
+    train_dataset: Any,
+    epochs: int,
+    valid_dataset: Any,
+    valid_every: Every | int | None,
+    callbacks: Any,
+    steps_per_call: int | None,
+    *,
+    batch_size: int | None,
+    shuffle: bool,
+    max_steps: int | None,
+    max_seconds: float | None,
+    resume: str | Path | None,
+) -> History:
+    """Do what `Trainer.fit` says."""
+    network_checks.check_epochs(epochs)
+    valid = None
+    if valid_dataset is not None:
+        valid_dataset = column_checks.in_order_of(train_dataset, valid_dataset)
+        valid = inference_feed(trainer, valid_dataset, batch_size if is_arrays(valid_dataset) else None)
+        if is_arrays(valid_dataset) and not is_arrays(train_dataset):
+            batch_size = None  # it was for the validation arrays
+    source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed)
+    every = Every(valid_every) if isinstance(valid_every, int) else valid_every
+    trainer.state.progress.step_in_epoch = 0
+    with call(trainer, Phase.FIT, callbacks) as signals:
+        options = run_options(trainer, trainer.callbacks)
+        feed = training_feed(trainer, source, options, steps_per_call)
+        try:
+            train(
+                trainer,
+                feed,
+                options,
+                Cursor(source, trainer.state.progress, every),
+                resume=resume,
+                epochs=epochs,
+                max_steps=max_steps,
+                max_seconds=max_seconds,
+                evaluate=None if valid is None else lambda: evaluate_feed(trainer, valid),
+            )
+        finally:
+            if valid is not None:
+                valid.close()
+    signals.leave()
+    return trainer.history
+
+
+def compile_program(
+    trainer: Trainer, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
+) -> None:
+    """Do what `Trainer.compile` says."""
+    source = make_source(sample, batch_size=batch_size, seed=trainer.seed)
+    if source.one_shot:
+        raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
+    if trainer.tables is not None:
+        raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
+    check_idle(trainer)
+    options = run_options(trainer, make_callbacks(callbacks if callbacks is not None else [])[0])
+    feed = training_feed(trainer, source, options, steps_per_call)
+    chunks = feed.chunks({})
+    try:
+        chunk = next(chunks, None)
+    finally:
+        chunks.close()
+        feed.close()
+    if chunk is None:
+        raise DataError("compile: the dataset delivered no batches")
+    size = len(chunk.arrays[0]) if chunk.stacked else None
+    trainer.builder.compile(options, size, chunk)
+
+
+def online_train(
+    trainer: Trainer,
+    stream: Any,
+    callbacks: Any,
+    steps_per_call: int,
+    *,
+    batch_size: int | None,
+    window: Window | int | None,
+    max_steps: int | None,
+    max_seconds: float | None,
+    idle_timeout: float | None,
+    flush_after: float,
+    resume: str | Path | None,
+) -> History:
+    """Do what `Trainer.online_train` says."""
+    check_stream_options(batch_size, idle_timeout, flush_after)
+    window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
+    source = StreamSource(
+        as_stream(stream),
+        batch_size,
+        inputs=column_checks.arguments_of(trainer.network)[2],
+        labelled=trainer.loss_fn is not None,
+        label=window.label if isinstance(window.label, str) else None,
+        weight="weight" if trainer.label_count > 1 else None,
+        extras=[window.group] if window.group else [],
+        flush_after=flush_after,
+        idle_timeout=idle_timeout,
+    )
+    scored = trainer.loss_fn is not None
+    with call(trainer, Phase.ONLINE, callbacks) as signals:
+        options = run_options(trainer, trainer.callbacks, keep_predictions=scored)
+        feed = training_feed(trainer, source, options, steps_per_call)
+        online = OnlineMetrics(feed, window, trainer.label_count, scored=scored)
+        trainer.parts["online"] = online
+        try:
+            train(
+                trainer,
+                feed,
+                options,
+                Cursor(source, trainer.state.progress),
+                resume=resume,
+                epochs=None,
+                max_steps=max_steps,
+                max_seconds=max_seconds,
+                online=online,
+            )
+        finally:
+            del trainer.parts["online"]
+    signals.leave()
+    return trainer.history
