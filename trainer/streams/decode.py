@@ -120,6 +120,8 @@ class Decoder:
     def decode(self, payloads: Sequence[bytes]) -> Decoded:
         """Convert messages: each a JSON object (one row, or columns of many), a list of objects, or Arrow IPC."""
         pieces = _Pieces(self.schema, payloads)
+        # looking at every value takes longer than looking for the words
+        pieces.refuse_bools = any(b"true" in payload or b"false" in payload for payload in payloads)
         for index, payload in enumerate(payloads):
             if self.format == "arrow" or (self.format == "auto" and payload.startswith(_ARROW)):
                 self._arrow(pieces, index, payload)
@@ -240,6 +242,7 @@ class _Pieces:
         self.schema = schema
         self.payloads = payloads
         self.probe, self._depth = schema.probe
+        self.refuse_bools = False
         self.counts = np.ones(len(payloads), dtype=np.int64)
         self._bad: list[Bad] = []
         self._rows: list[dict[str, Any]] = []
@@ -283,7 +286,7 @@ class _Pieces:
             self.unreadable(message, "columns without rows")
             return
         held = [name for name in self.schema.fields if name in values]
-        converted = self.schema.convert(values, rows)
+        converted = self.schema.convert(values, rows, refuse_bools=self.refuse_bools)
         self.converted(message, converted, lambda row: {name: values[name][row] for name in held}, rows)
 
     def converted(self, message: int, result: Converted, raw: Callable[[int], Any], rows: int) -> None:
@@ -303,7 +306,7 @@ class _Pieces:
     def _flush(self) -> None:
         if not self._rows:
             return
-        result = self.schema.from_rows(self._rows)
+        result = self.schema.from_rows(self._rows, self.refuse_bools)
         messages = np.asarray(self._messages, dtype=np.int64)
         numbers = np.asarray(self._numbers, dtype=np.int64)
         for place, reason in result.reasons.items():

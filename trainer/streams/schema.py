@@ -76,12 +76,15 @@ class Column:
             if bad is not None:
                 raise ConfigurationError(f"default={self.default!r}: {self.reason(self.default)}")
 
-    def convert(self, values: Any, text: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    def convert(
+        self, values: Any, text: bool = False, refuse_bools: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Convert the values of n rows.
 
         Args:
             values: a list or array of n values.
             text: the values are strings that spell numbers, or lists of such (CSV cells).
+            refuse_bools: whether True is no number (as in JSON, where 1 would have been written).
 
         Returns:
             An array, shape [n, *shape] and the column's dtype, and a mask of bad rows, shape [n], or None when all
@@ -98,6 +101,8 @@ class Column:
             raise MisfitError(f"takes rows of shape {list(self.shape)}; received {_kind(array)}")
         if text and self.dtype.kind != "U":
             array = self._parse(array)
+        if refuse_bools and self.dtype.kind in "iuf" and _holds_bool(values):
+            raise MisfitError(f"takes {self.dtype}; received true or false")
         return self._cast(array, values)
 
     def _parse(self, array: np.ndarray) -> np.ndarray:
@@ -225,7 +230,9 @@ class Schema:
         name = min(self.fields, key=lambda name: len(self.fields[name].shape))
         return name, len(self.fields[name].shape)
 
-    def convert(self, values: Mapping[str, Any], rows: int, text: bool = False) -> Converted:
+    def convert(
+        self, values: Mapping[str, Any], rows: int, text: bool = False, refuse_bools: bool = False
+    ) -> Converted:
         """Convert columns of raw values; a row that does not fit loses only itself.
 
         Args:
@@ -233,6 +240,7 @@ class Schema:
                 from every row.
             rows: number of rows.
             text: the values are strings that spell numbers (CSV cells).
+            refuse_bools: whether True is no number.
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
@@ -240,7 +248,7 @@ class Schema:
             raw = values.get(name)
             if raw is None:
                 raw = [MISSING if column.default is None else column.default] * rows
-            arrays[name], bad = _convert(column, raw, text)
+            arrays[name], bad = _convert(column, raw, text, refuse_bools)
             for row, reason in bad.items():
                 reasons.setdefault(row, f"column {name!r} {reason}")
         good = np.arange(rows, dtype=np.int64)
@@ -253,14 +261,14 @@ class Schema:
         columns = {name: np.require(arrays[name], requirements=("C", "W")) for name in self.columns}
         return Converted(columns, times, good, reasons)
 
-    def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> Converted:
+    def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Converted:
         """Convert rows given as mappings of field name to value."""
         try:
             values = {name: [row[name] for row in rows] for name in self.fields}
         except KeyError:
             absent = {name: MISSING if c.default is None else c.default for name, c in self.fields.items()}
             values = {name: [row.get(name, default) for row in rows] for name, default in absent.items()}
-        return self.convert(values, len(rows))
+        return self.convert(values, len(rows), refuse_bools=refuse_bools)
 
 
 def as_schema(value: Any) -> Schema:
@@ -305,18 +313,18 @@ def as_column(value: Any) -> Column:
     return Column(value)
 
 
-def _convert(column: Column, values: Any, text: bool) -> tuple[np.ndarray, dict[int, str]]:
+def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
     """Convert as a whole; where that fails, halve, so that k bad rows of n cost about k log n vector calls."""
     if len(values) == 0:
         return np.empty((0, *column.shape), column.dtype), {}
     try:
-        array, mask = column.convert(values, text)
+        array, mask = column.convert(values, text, refuse_bools)
     except MisfitError as error:
         if len(values) == 1:
             return _convert_one(column, values[0], text, str(error))
         half = len(values) // 2
-        first, first_bad = _convert(column, values[:half], text)
-        second, second_bad = _convert(column, values[half:], text)
+        first, first_bad = _convert(column, values[:half], text, refuse_bools)
+        second, second_bad = _convert(column, values[half:], text, refuse_bools)
         first_bad.update({row + half: reason for row, reason in second_bad.items()})
         return np.concatenate([first, second]), first_bad
     if mask is None:
@@ -330,6 +338,10 @@ def _convert_one(column: Column, value: Any, text: bool, reason: str) -> tuple[n
         return column.convert([column.default])[0], {}
     blank = np.zeros((1, *column.shape), column.dtype)
     return blank, {0: "is missing" if absent else f"{reason}: {_short(value)}"}
+
+
+def _holds_bool(values: Any) -> bool:
+    return any(type(value) is bool or (type(value) is list and _holds_bool(value)) for value in values)
 
 
 def _unless(good: np.ndarray) -> np.ndarray | None:
