@@ -19,6 +19,9 @@ _HOMES = {
         ("choice", "function", "is_number", "is_whole", "number", "refuse", "whole"), "._support.arguments"
     ),
     "Every": "._support.cadence",
+    **dict.fromkeys(
+        ("MASK", "is_masked", "is_secret", "mask_text", "mask_value", "remember_secret"), "._support.masking"
+    ),
     "lazy_names": "._support.lazy",
     "train_network": ".mindspore_adapter",
 }

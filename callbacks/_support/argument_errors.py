@@ -5,11 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from .masking import mask_text
+
 
 class TrainerError(Exception):
-    """Base of every documented exception of this package."""
+    """Base of every documented exception of this package. Its text shows no credentials."""
 
     __module__ = "trainer.errors"
+
+    def __str__(self) -> str:
+        return mask_text(super().__str__())
+
+    def __repr__(self) -> str:
+        return mask_text(super().__repr__())
 
 
 class ConfigurationError(TrainerError, ValueError):

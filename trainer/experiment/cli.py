@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, TrainerError, did_you_mean
+from ..hooks import mask_text
 
 _COMMANDS = {
     "fit": "train on data.train, validate on data.valid, evaluate on data.test",
@@ -33,7 +34,7 @@ _COMMANDS = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, mask_text(f"{self.prog}: {message}\n"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrainerError, OSError) as error:
         if given.traceback:
             raise
-        text = str(error) or type(error).__name__
+        text = mask_text(str(error)) or type(error).__name__
         if text not in handler.last_error:
             print(text if isinstance(error, ConfigurationError) else f"error: {text}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
@@ -127,8 +128,11 @@ class _Console(logging.StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR:
-            self.last_error = record.getMessage()
+            self.last_error = mask_text(record.getMessage())
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_text(super().format(record))
 
 
 @contextlib.contextmanager

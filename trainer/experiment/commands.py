@@ -13,10 +13,11 @@ import numpy as np
 
 from ..data.sources import is_arrays
 from ..errors import ConfigurationError
-from ..hooks import Callback, ProgressBar
+from ..hooks import MASK, Callback, ProgressBar
 from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values
+from .loader import BETTER
 from .tree import dump
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     config = replace(config, run_dir=run_dir)
     trainer = experiment.trainer
     trainer.run_dir = run_dir
-    trainer.saver.config = dump(config.to_dict())
+    recorded = dump(config.to_dict())
+    trainer.saver.config = recorded
+    if MASK in recorded:
+        logger.warning("the configuration holds a credential, which is not written to the run folder: %s", BETTER)
     callbacks = [*(experiment.callbacks or [ProgressBar()])]
     if resume:
         callbacks.append(_ResumeRecord(config))

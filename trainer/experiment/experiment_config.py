@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..hooks import mask_value
 from .problems import Place
 
 
@@ -96,8 +97,11 @@ class ExperimentConfig:
     overrides: tuple[str, ...] = field(default=(), compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form of what the configuration file may hold; what is not given is left out."""
-        plain = {name: to_plain(getattr(self, name)) for name in SECTIONS}
+        """Return the plain form of what the configuration file may hold; what is not given is left out.
+
+        It is for the run folder: references to the environment stay references, credentials are masked.
+        """
+        plain = mask_value({name: to_plain(getattr(self, name)) for name in SECTIONS})
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, TrainerError
+from .environment import expand, has_reference
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem
 from .resolve import UnresolvedError, resolve
 from .sections import kinds_of
 from .signature import Signature, real_signature
-from .tree import read_tree
+from .tree import parse_tree, read_tree
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -151,8 +152,13 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     except UnresolvedError as error:
         raise ConfigErrors([Problem(spec.place, spec.path, str(error))]) from error
     signature = real_signature(target)
-    positional = _positional(spec, signature)
-    keywords = _keywords(spec.init_args, signature)
+    try:
+        positional = _positional(spec, signature)
+        keywords = _keywords(spec.init_args, signature)
+    except ConfigErrors:
+        raise
+    except ConfigurationError as error:
+        raise ConfigErrors([Problem(spec.place, spec.path, str(error))]) from error
     filled = {name: value for name, value in (supplied or {}).items() if name not in keywords}
     if signature is None:
         positional = (*list(filled.values())[:1], *positional)
@@ -179,26 +185,37 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
 
 
 def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
-    accepts = list(signature.accepts.values()) if signature is not None else []
-    values = []
-    for place, value in enumerate(spec.args):
-        made = _made(value)
-        values.append(accepts[place].convert(made) if place < len(accepts) else made)
-    return tuple(values)
+    names = list(signature.accepts) if signature is not None else []
+    return tuple(
+        _argument(names[place] if place < len(names) else "", value, signature) for place, value in enumerate(spec.args)
+    )
 
 
 def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict[str, Any]:
-    accepts = signature.accepts if signature is not None else {}
-    made = {name: _made(value) for name, value in arguments.items()}
-    return {name: accepts[name].convert(value) if name in accepts else value for name, value in made.items()}
+    return {name: _argument(name, value, signature) for name, value in arguments.items()}
 
 
-def _made(value: Any) -> Any:
+def _argument(name: str, value: Any, signature: Signature | None) -> Any:
+    """Return the value of one argument, its objects made, in the type its parameter wants."""
+    made = _made(value, name)
+    accepts = signature.accepts.get(name) if signature is not None else None
+    if accepts is None:
+        return made
+    if isinstance(value, str) and has_reference(value) and not accepts.fits(made):
+        made = parse_tree(made, name).plain()  # "6379" where a number is wanted
+        if not accepts.fits(made):
+            raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
+    return accepts.convert(made)
+
+
+def _made(value: Any, name: object) -> Any:
     if isinstance(value, ObjectSpec):
         return instantiate(value)
     if isinstance(value, dict):
-        return {key: _made(item) for key, item in value.items()}
-    return [_made(item) for item in value] if isinstance(value, list) else value
+        return {key: _made(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_made(item, name) for item in value]
+    return expand(value, name) if isinstance(value, str) else value
 
 
 def _failure(spec: ObjectSpec, error: Exception) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 
 from ..checks import is_whole
 from ..errors import did_you_mean, nearest
+from ..hooks import is_masked
 from . import rundir
+from .environment import has_reference, wrong_reference
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
@@ -23,6 +25,7 @@ from .sections import check_kind, known_metrics, section_signature, supplied_nam
 from .signature import Signature, real_signature
 from .tree import Entry, Node, join, read_tree
 
+BETTER = "or name it as ${env:NAME} in the configuration from the start"
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
 
 
@@ -69,7 +72,7 @@ class _Reader:
         self.problems.append(Problem(place, path, message))
 
     def refuse(self, node: Node, path: str, accepts: str, hint: str = "") -> None:
-        self.add(node.place, path, f"received {show(node.plain())}; accepts {accepts}{hint}")
+        self.add(node.place, path, f"received {show(node.plain(), path)}; accepts {accepts}{hint}")
 
     def read(self, root: Node, source: Path, overrides: tuple[str, ...]) -> ExperimentConfig | None:
         if not isinstance(root.value, dict):
@@ -114,8 +117,9 @@ class _Reader:
     def _run_dir(self, node: Node, path: str) -> Path | None:
         if node.value is None:
             return None
-        if isinstance(node.value, str) and node.value.strip() and node.value.isprintable():
-            return Path(node.value)
+        text = node.value
+        if isinstance(text, str) and text.strip() and text.isprintable() and not has_reference(text):
+            return Path(text)
         return self.refuse(node, path, "the path of a folder")
 
     def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
@@ -275,7 +279,7 @@ class _Reader:
                     continue
             as_object = accepts is not None and accepts.takes_object and is_dotted(entry.node.value)
             value = self._object(entry.node, below) if as_object else self._value(entry.node, below)
-            if accepts is not None and not accepts.fits(value):
+            if accepts is not None and not accepts.fits(value) and not has_reference(value):
                 self.refuse(entry.node, below, accepts.text, _hint(entry.node.value, accepts.text))
             values[key] = value
         return values
@@ -289,6 +293,12 @@ class _Reader:
             return {key: self._value(entry.node, join(path, key)) for key, entry in node.value.items()}
         if isinstance(node.value, tuple):
             return [self._value(item, join(path, i)) for i, item in enumerate(node.value)]
+        if isinstance(node.value, str):
+            if wrong := wrong_reference(node.value):
+                self.add(node.place, path, wrong)
+            elif is_masked(node.value):
+                again = f"--set {path}=VALUE"
+                self.add(node.place, path, f"was a credential and is not kept; give it again with {again}, {BETTER}")
         return node.value
 
     def _check_keys(self, node: Node, path: str, known: Iterable[str]) -> None:

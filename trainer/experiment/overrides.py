@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
+from ..hooks import mask_text, mask_value
 from .problems import ConfigErrors, Place, Problem, show
 from .tree import Entry, Node, parse_tree
 
@@ -22,11 +24,12 @@ def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Pr
     """
     problems: list[Problem] = []
     for override in overrides:
-        place = Place(f"--set {override}" if override.isprintable() else f"--set {override!r}")
+        shown = masked(override)
+        place = Place(f"--set {shown}" if shown.isprintable() else f"--set {shown!r}")
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            message = f"received {show(override)}; accepts a dotted path, '=' and a value, as in trainer.amp_level=O2"
+            message = f"received {show(shown)}; accepts a dotted path, '=' and a value, as in trainer.amp_level=O2"
             problems.append(Problem(place, "", message))
             continue
         try:
@@ -34,6 +37,17 @@ def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Pr
         except ConfigErrors as errors:
             problems.extend(errors.problems)
     return root, problems
+
+
+def masked(override: str) -> str:
+    """Return an ``a.b=c`` with the credentials in it masked."""
+    path, _, text = override.partition("=")
+    try:
+        plain = parse_tree(text, path).plain()
+    except ConfigErrors:
+        return mask_text(override)
+    hidden = mask_value(plain, path.strip())
+    return override if hidden == plain else f"{path}={json.dumps(hidden)}"
 
 
 def _replace(node: Node, keys: list[str], value: Node, place: Place, path: str) -> Node:

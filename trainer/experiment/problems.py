@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..hooks import mask_text, mask_value
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -47,7 +48,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.place), self.path, self.message) if part)
+        return mask_text(": ".join(part for part in (str(self.place), self.path, self.message) if part))
 
 
 class ConfigErrors(ConfigurationError):  # noqa: N818 (it holds many)
@@ -66,9 +67,15 @@ class ConfigErrors(ConfigurationError):  # noqa: N818 (it holds many)
         return type(self), (self.problems,)
 
 
-def show(value: Any) -> str:
-    """Return `value` as it is put in a message: its repr, shortened, and its type where that is not plain."""
+def show(value: Any, path: str = "") -> str:
+    """Return `value` as it is put in a message: its repr, shortened, and its type where that is not plain.
+
+    Args:
+        value: plain data.
+        path: where it stands in the configuration; under the name of a credential it is not shown.
+    """
     if value is None:
         return "nothing (null)"
+    value = mask_value(value, path)
     text = _SHORT.repr(value)
     return text if isinstance(value, dict | list | tuple) else f"{text} ({type(value).__name__})"

@@ -29,6 +29,7 @@ from typing import Any
 from ..checkpoint import durable
 from ..errors import ConfigurationError, did_you_mean
 from .experiment_config import ExperimentConfig
+from .overrides import masked
 from .problems import Place, Problem
 from .tree import dump, read_tree
 
@@ -113,7 +114,7 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
         "seed": config.seed,
         "command": command,
         "config": None if config.source is None else str(config.source.absolute()),
-        "overrides": list(config.overrides),
+        "overrides": [masked(override) for override in config.overrides],
         "cwd": str(Path.cwd()),
         "started": now(),
     }
@@ -129,7 +130,12 @@ def write_config(run_dir: Path, config: ExperimentConfig) -> None:
 def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overrides: tuple[str, ...]) -> None:
     """Add an entry to ``resumes.json``, and bring ``config.yaml`` up to date when something was overridden."""
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
-    entry = {"time": now(), "snapshot": str(snapshot), "overrides": list(overrides), **versions()}
+    entry = {
+        "time": now(),
+        "snapshot": str(snapshot),
+        "overrides": [masked(override) for override in overrides],
+        **versions(),
+    }
     write_json(run_dir / RESUMES, [*entries, entry])
     if overrides:
         write_config(run_dir, config)

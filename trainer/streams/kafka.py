@@ -10,6 +10,7 @@ from typing import Any
 
 from ..checks import choice, whole
 from ..errors import ConfigurationError, StreamError, did_you_mean
+from ..hooks import is_secret, remember_secret
 from .base import Position
 from .broker_stream import BrokerStream
 from .dead_letter import DeadLetter
@@ -114,6 +115,9 @@ class KafkaStream(BrokerStream):
             "log_level": 2,
             **(config or {}),
         }
+        for name, value in settings.items():
+            if is_secret(name):
+                remember_secret(value)
         try:
             self._consumer = self._kafka.Consumer(settings)
         except (self._kafka.KafkaException, ValueError, TypeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import ConfigurationError, StreamError
+from ..hooks import mask_text, remember_secret
 from .base import Position, require_partitions
 from .broker_stream import BrokerStream
 from .dead_letter import DeadLetter
@@ -83,7 +84,7 @@ class RedisStream(BrokerStream):
         whole("count", count)
         super().__init__(
             f"redis {', '.join(self.keys)}",
-            f"Redis at {_without_password(url)}",
+            f"Redis at {mask_text(url)}",
             schema,
             format=format,
             on_missing=on_missing,
@@ -318,14 +319,10 @@ def _connect(url: str) -> tuple[Any, Any]:
             socket_timeout=_BLOCK_SECONDS + 10.0,
             retry=ClientRetry(NoBackoff(), 0),
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigurationError(f"url takes what redis-py does, such as redis://localhost:6379/0: {error}") from error
+    remember_secret(client.connection_pool.connection_kwargs.get("password"))
     return redis, client
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _entries(answer: Any) -> list[Any]:

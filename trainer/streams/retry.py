@@ -8,6 +8,7 @@ from threading import Event
 from time import monotonic
 
 from ..errors import ConfigurationError, StreamError
+from ..hooks import mask_text
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Retry:
                 "Retry takes 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1; "
                 f"received first={first}, cap={cap}, factor={factor}, jitter={jitter}"
             )
-        self.what = what
+        self.what = mask_text(what)
         self.first, self.factor, self.cap, self.jitter = first, factor, cap, jitter
         self.give_up_after = give_up_after
         self.failures = 0
@@ -59,16 +60,16 @@ class Retry:
         Raises:
             StreamError: the source has been failing for `give_up_after` seconds.
         """
-        now = monotonic()
+        now, told = monotonic(), mask_text(str(error))
         if self.failures == 0:
             self._since = now
-            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, error, self.cap)
+            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, told, self.cap)
         down = now - self._since
         if self.give_up_after is not None and down >= self.give_up_after:
             cause = error if isinstance(error, BaseException) else None
             raise StreamError(
                 f"{self.what} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
-                f"longer than give_up_after={self.give_up_after} s; the last error: {error}"
+                f"longer than give_up_after={self.give_up_after} s; the last error: {told}"
             ) from cause
         wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
         self._next = now + wait * (1 - self.jitter * self._random.random())
