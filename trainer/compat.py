@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
-from callbacks._support.cadence import Every
-from callbacks.mindspore_adapter import train_network as cell_with_optimizer
-
 from .errors import ConfigurationError
+from .hooks import Every
+from .hooks import train_network as cell_with_optimizer
 
 if TYPE_CHECKING:
-    from callbacks import History
-
+    from .hooks import History
     from .trainer import Trainer
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from mindspore import nn
 
-from callbacks import CallbackList, History
-
 from . import compat
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
@@ -20,6 +18,7 @@ from .graph.builder import StepBuilder
 from .graph.dropout import replace_dropout
 from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.program import StepOptions
+from .hooks import CallbackList, History
 from .metrics import get_metrics
 from .metrics.prequential import Window
 from .run import inference, loop, training

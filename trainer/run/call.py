@@ -7,9 +7,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from callbacks import Callback, CallbackList, History, ProgressBar, adapt
-
 from ..errors import ConfigurationError
+from ..hooks import Callback, CallbackList, History, ProgressBar, adapt
 from ..mindspore_internals.graph_dumps import redirect_graph_dumps
 from ..state import Phase
 from . import loop

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from callbacks import Callback
-
 from ..data import column_checks
 from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
@@ -16,6 +14,7 @@ from ..data.sources import Item, Source, make_source
 from ..embedding.table_feed import TableFeed, check_trainable, has_tables
 from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
+from ..hooks import Callback
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from callbacks._support.cadence import Every
-
 from ..errors import ConfigurationError
+from ..hooks import Every
 from ..state import Progress
 
 __all__ = ["Every", "Limits"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks import History
-
 from ..data import column_checks
 from ..data.sources import is_arrays, make_source
 from ..data.stream_source import StreamSource, as_stream, check_stream_options
 from ..errors import ConfigurationError, DataError
 from ..graph import network_checks
+from ..hooks import History
 from ..metrics.prequential import Window
 from ..state import Phase
 from .call import call, check_idle, make_callbacks
