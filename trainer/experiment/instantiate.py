@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, TrainerError
 from .environment import expand, has_reference
 from .experiment_config import ExperimentConfig, ObjectSpec
+from .kinds import wrong_result
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem
 from .resolve import UnresolvedError, resolve
-from .sections import kinds_of
 from .signature import Signature, real_signature
 from .tree import parse_tree, read_tree
 
@@ -86,15 +86,10 @@ class _Builder:
         except ConfigErrors as errors:
             self.problems.extend(errors.problems)
             return None
-        wanted = kinds_of(section)
-        if wanted and not isinstance(made, tuple(wanted.values())):
-            message = f"{spec.class_path} returned {type(made).__name__}, which is not a {' or a '.join(wanted)}"
-            self.problems.append(Problem(spec.place, spec.path, message))
-        elif section == "report" and not callable(made):
-            message = (
-                f"{spec.class_path} made {type(made).__name__}, which cannot be called as report(trainer, run_dir)"
+        if wrong := wrong_result(made, section):
+            self.problems.append(
+                Problem(spec.place, spec.path, f"{spec.class_path} made {type(made).__name__}, {wrong}")
             )
-            self.problems.append(Problem(spec.place, spec.path, message))
         return made
 
     def trainer(self) -> Trainer | None:

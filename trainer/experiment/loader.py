@@ -18,10 +18,11 @@ from ..hooks import is_masked
 from . import rundir
 from .environment import has_reference, wrong_reference
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
+from .kinds import wrong_kind
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
 from .resolve import UnresolvedError, import_paths, is_dotted, resolve
-from .sections import check_kind, known_metrics, section_signature, supplied_names, trainer_problems
+from .sections import known_metrics, section_signature, supplied_names, trainer_problems
 from .signature import Signature, real_signature
 from .tree import Entry, Node, join, read_tree
 
@@ -133,7 +134,7 @@ class _Reader:
         for place, item in enumerate(items):
             below = join(path, place) if node.is_list else path
             if item.is_mapping or is_dotted(item.value):
-                found.append(self._object(item, below))
+                found.append(self._object(item, below, section="metrics"))
             elif not isinstance(item.value, str):
                 self.refuse(item, below, "the name of a metric, or class_path and init_args")
             elif names and item.value not in names:
@@ -151,7 +152,7 @@ class _Reader:
         given = {key: node.get(key) for key in DATA_KEYS}
         return DataConfig(
             **{
-                key: self._object(child, join(path, key))
+                key: self._object(child, join(path, key), section="data")
                 for key, child in given.items()
                 if child is not None and child.value is not None
             }
@@ -213,7 +214,7 @@ class _Reader:
         except UnresolvedError as error:
             self.add(class_node.place, class_place, f"received {show(class_node.value)}; {error}")
         if target is not None:
-            wrong = check_kind(target, section) if callable(target) else "names a value, not a class or a function"
+            wrong = wrong_kind(target, class_node.value, section)
             if wrong:
                 self.add(class_node.place, class_place, f"{class_node.value} {wrong}")
                 target = None

@@ -60,32 +60,6 @@ def supplied_names(section: str, signature: Signature | None) -> frozenset[str]:
     return frozenset(filled & set(signature.parameters)) if signature is not None else frozenset()
 
 
-def check_kind(target: Any, section: str) -> str:
-    """Return what is wrong with `target` as the object of a section, or an empty string.
-
-    Only classes can be judged without running anything; what a function returns is checked when it has been called.
-    """
-    if not isinstance(target, type):
-        return ""
-    wanted = kinds_of(section)
-    return "" if not wanted or issubclass(target, tuple(wanted.values())) else f"is not a {' or a '.join(wanted)}"
-
-
-def kinds_of(section: str) -> dict[str, type]:
-    """Return the base classes an object of `section` must have one of, by name; empty when anything may serve."""
-    if section in ("network", "optimizer", "eval_network"):
-        from mindspore import nn
-
-        return {"mindspore.nn.Cell": nn.Cell}
-    if section == "callbacks":
-        import mindspore.train
-
-        from ..hooks import Callback
-
-        return {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
-    return {}
-
-
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with values of the section `trainer` that need no network to judge: message by key."""
     from ..graph import precision

@@ -231,3 +231,89 @@ def test_a_module_whose_import_fails_is_told_with_its_reason(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     found = problems(tmp_path, GOOD.replace("mindspore.nn.Dense", f"{name}_of_the_loader_test.Net"))
     assert found[0].endswith(f"importing {name}_of_the_loader_test failed: {reason}")
+
+
+MINE = """
+import functools
+import subprocess
+from collections.abc import Iterator
+from subprocess import check_output as harmless
+import numpy as np
+from mindspore import nn
+
+def untold(part="x"): return [1]
+def arrays() -> dict[str, np.ndarray]: return {}
+def batches() -> Iterator[tuple]: yield ()
+def network(width: int = 3) -> nn.SequentialCell: return nn.SequentialCell(nn.Dense(4, width))
+def some_cell() -> nn.Cell: return nn.Dense(4, 1)
+def optimizer(params) -> nn.Cell: return nn.SGD(params)
+def path() -> str: return "rows.csv"
+def nothing() -> None: pass
+rows = functools.partial(untold, part="y")
+command = functools.partial(subprocess.check_output, ["true"])
+class Source:
+    def __iter__(self): return iter(())
+class Metric:
+    def clear(self): pass
+    def update(self, *values): pass
+    def eval(self): return 1.0
+def mae(predictions, labels): return abs(predictions - labels)
+def loss(): return mae
+class Report:
+    def __call__(self, trainer, run_dir): pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine_of_the_loader_test.py").write_text(MINE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("section", "class_path", "message"),
+    [
+        ("data.train", "subprocess.check_output", "is Python's own (subprocess)"),
+        ("data.train", "mine_of_the_loader_test.harmless", "is Python's own (subprocess)"),
+        ("data.train", "mine_of_the_loader_test.command", "is Python's own (subprocess)"),
+        ("network", "os.system", "is Python's own (os)"),
+        ("report", "builtins.exec", "is Python's own (builtins)"),
+        ("loss", "pathlib.Path.home", "is Python's own (pathlib)"),
+        ("data.train", "mindspore.nn.Dense", "is not a dataset"),
+        ("data.train", "mine_of_the_loader_test.path", "returns str, which is not a dataset"),
+        ("data.valid", "mine_of_the_loader_test.nothing", "returns NoneType, which is not a dataset"),
+        ("network", "mine_of_the_loader_test.arrays", "returns dict, which is not a mindspore.nn.Cell"),
+        ("network", "mindspore.nn.Adam", "is not a mindspore.nn.Cell"),
+        ("loss", "mine_of_the_loader_test.Metric", "is not a loss"),
+        ("loss", "mindspore.nn.Adam", "is not a loss"),
+        ("optimizer", "mindspore.nn.Dense", "is not an optimizer"),
+        ("metrics.0", "mindspore.nn.Dense", "is not a metric"),
+        ("callbacks.0", "mine_of_the_loader_test.Report", "is not a callbacks.Callback"),
+        ("report", "mine_of_the_loader_test.Source", "is not an object to call as report"),
+        ("optimizer.init_args.learning_rate", "subprocess.getoutput", "is Python's own (subprocess)"),
+    ],
+)
+def test_what_makes_another_kind_of_object_is_refused_and_never_called(mine, section, class_path, message):
+    (problem, *_) = problems(mine, GOOD, f"{section}={{class_path: {class_path}}}")
+    assert f"{class_path} {message}" in problem
+
+
+@pytest.mark.parametrize(
+    ("section", "class_paths"),
+    [
+        (
+            "data.train",
+            [f"mine_of_the_loader_test.{name}" for name in ("untold", "arrays", "batches", "rows", "Source")],
+        ),
+        ("network", [f"mine_of_the_loader_test.{name}" for name in ("untold", "network", "some_cell")]),
+        ("metrics.0", ["mine_of_the_loader_test.Metric", "mindspore.train.F1"]),
+        ("loss", ["mine_of_the_loader_test.loss", "mindspore.nn.MSELoss"]),
+        ("optimizer", ["mine_of_the_loader_test.optimizer"]),
+        ("report", ["mine_of_the_loader_test.Report"]),
+        ("network.init_args.weight_init", ["collections.OrderedDict"]),
+    ],
+)
+def test_what_may_make_the_right_kind_is_accepted(mine, section, class_paths):
+    for class_path in class_paths:
+        load(mine, GOOD, f"{section}={{class_path: {class_path}}}")
+    load(mine, GOOD, "optimizer={class_path: mindspore.experimental.optim.SGD, init_args: {lr: 0.1}}")
