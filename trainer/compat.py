@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
-from .errors import ConfigurationError
+from . import checks
 from .hooks import Every
 from .hooks import train_network as cell_with_optimizer
 
@@ -98,12 +98,8 @@ def _as_fit_takes_them(
     Raises:
         ConfigurationError: epochs that are none, or a list of epochs to validate after.
     """
-    if not isinstance(valid_frequency, int) or isinstance(valid_frequency, bool) or valid_frequency < 1:
-        raise ConfigurationError(f"valid_frequency: takes a whole number of epochs >= 1; received {valid_frequency!r}")
-    if not isinstance(initial_epoch, int) or not 0 <= initial_epoch < max(epoch, 1):
-        raise ConfigurationError(
-            f"initial_epoch: takes a whole number from 0 below epoch={epoch}; received {initial_epoch!r}"
-        )
+    checks.whole("valid_frequency", valid_frequency, also=" (epochs between validations)")
+    checks.whole("initial_epoch", initial_epoch, 0, most=max(epoch, 1) - 1)
     every = None if valid_frequency == 1 else Every(epochs=valid_frequency)
     options = {
         "valid_dataset": valid_dataset,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,29 @@ class Phase(str, Enum):
     ONLINE = "online"
     EVALUATE = "evaluate"
     PREDICT = "predict"
+
+
+class Stateful:
+    """A part of a run that goes into snapshots.
+
+    Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; arrays go to their own file, unlike the state
+    of a callback, which is JSON alone.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last step."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        raise NotImplementedError
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the last of the states of a snapshot and of those that it builds on, the first one first.
+
+        A part whose state holds only what changed since the one before overrides this and takes all of them.
+        """
+        self.load_state_dict(states[-1])
 
 
 @dataclass

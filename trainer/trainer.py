@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspore import nn
 
-from . import compat
+from . import checks, compat
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
 from .embedding.table_feed import TableFeed
@@ -24,7 +24,6 @@ from .metrics.prequential import Window
 from .run import inference, loop, training
 from .run.limits import Every
 from .run.run import Run, produced_names
-from .run.seed import check_seed
 from .state import State, StopReason
 
 
@@ -97,10 +96,8 @@ class Trainer:
         self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
         self.metrics = get_metrics(metrics)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
-        self.accumulate = network_checks.check_positive(
-            "gradient_accumulation_steps", gradient_accumulation_steps, whole=True
-        )
-        self.seed = check_seed(seed) or 0
+        self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
+        self.seed = checks.seed(seed) or 0
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
         if optimizer is None:
@@ -124,8 +121,8 @@ class Trainer:
         self.step_options = StepOptions(
             scaler=self.scaler,
             accumulate=self.accumulate,
-            clip_norm=network_checks.check_positive("clip_norm", clip_norm),
-            clip_value=network_checks.check_positive("clip_value", clip_value),
+            clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
+            clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
             transform=self.boost.transform(),
             reduce=self.boost.reduce,
         )
@@ -202,7 +199,7 @@ class Trainer:
             valid_dataset,
             valid_every,
             callbacks,
-            network_checks.check_sink(dataset_sink_mode, sink_size),
+            checks.sink_steps(dataset_sink_mode, sink_size),
             batch_size=batch_size,
             shuffle=shuffle,
             max_steps=max_steps,
@@ -230,7 +227,7 @@ class Trainer:
         Raises:
             ConfigurationError, DataError: as `fit` does; GraphError: MindSpore could not compile it.
         """
-        steps_per_call = network_checks.check_sink(dataset_sink_mode, sink_size)
+        steps_per_call = checks.sink_steps(dataset_sink_mode, sink_size)
         training.compile_program(self, sample, callbacks, steps_per_call, batch_size)
 
     @compat.renamed("train_dataset", "stream")
@@ -272,7 +269,7 @@ class Trainer:
             self,
             stream,
             callbacks,
-            network_checks.check_sink(dataset_sink_mode, sink_size) or 1,
+            checks.sink_steps(dataset_sink_mode, sink_size) or 1,
             batch_size=batch_size,
             window=window,
             max_steps=max_steps,

@@ -96,16 +96,14 @@ def restore_tensors(
 def restore_parts(trainer: Trainer, snapshot: Snapshot) -> None:
     """Put back the state of the run's parts (online metrics, tables); parts the snapshot lacks start anew.
 
-    A part with `load_states` is given the states of all snapshots that this one builds on, the first one first.
+    A part is given the states of all snapshots that this one builds on, the first one first.
     """
     for name, part in trainer.parts.items():
         states = part_states(snapshot, name)
         if not states:
             logger.warning("the snapshot holds no state of %s; it starts anew", name)
-        elif hasattr(part, "load_states"):
-            part.load_states(states)
         else:
-            part.load_state_dict(states[-1])
+            part.load_states(states)
 
 
 def restore_state(trainer: Trainer, state: Mapping[str, Any], cursor: Cursor | None) -> None:

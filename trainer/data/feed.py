@@ -10,7 +10,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mindspore import Tensor
@@ -64,6 +64,37 @@ class Chunk:
         return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
 
 
+class BatchGroup(NamedTuple):
+    """The batches of one chunk, on their way to the device.
+
+    Attributes:
+        columns: arrays [B, ...], or [K, B, ...] when `stacked`.
+        stacked: whether the columns carry the leading batch axis.
+        num_batches: batches in the group; stacked rows past them are padding.
+        fill: micro-batches that the optimizer update under way already has.
+        flush: whether the accumulation window closes after the last batch, full or not.
+        event_time: newest event time of the rows in seconds, or None.
+    """
+
+    columns: Columns
+    stacked: bool
+    num_batches: int
+    fill: int
+    flush: bool
+    event_time: float | None
+
+
+class ChunkTransform:
+    """Turns the columns of a chunk into what the graph takes; runs on the thread that prepares chunks."""
+
+    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
+        """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`)."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Forget what was prepared and not trained; called once the preparing thread has stopped."""
+
+
 @dataclass
 class FeedOptions:
     """How batches are grouped.
@@ -71,9 +102,7 @@ class FeedOptions:
     Attributes:
         batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
         accumulate: micro-batches per optimizer update.
-        prepare: called as (columns, stacked, num_batches, fill, flush, event_time) on the prefetch thread; returns the
-            columns the graph takes and what the main thread needs to bring tables before it (`SparsePlan`).
-        release: called once the prefetch thread has stopped: what was prepared and not trained is to be forgotten.
+        transform: what is done to the columns of each chunk, or None.
         columns: use the first so many columns only; None uses all.
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
@@ -82,8 +111,7 @@ class FeedOptions:
 
     batches_per_call: int | Callable[[Item], int] = 1
     accumulate: int = 1
-    prepare: Callable[..., tuple[Columns, Any]] | None = None
-    release: Callable[[], None] | None = None
+    transform: ChunkTransform | None = None
     columns: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
@@ -116,12 +144,12 @@ class Feed:
         `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
         """
         made = self._make(dict(position), max_steps)
-        in_memory = self.source.in_memory and self.options.prepare is None
+        in_memory = self.source.in_memory and self.options.transform is None
         if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
             yield from made  # so few batches are cut sooner than a thread is started
             return
         # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
-        far = in_memory or (self.source.endless and self.options.prepare is None)
+        far = in_memory or (self.source.endless and self.options.transform is None)
         self._worker = Prefetch(made, MAX_QUEUED if far else MIN_QUEUED)
         try:
             while True:
@@ -138,8 +166,8 @@ class Feed:
             self.source.interrupt()
             self._worker.stop()
             self._worker = None
-            if self.options.release is not None:
-                self.options.release()
+            if self.options.transform is not None:
+                self.options.transform.release()
 
     @property
     def depth(self) -> int:
@@ -274,8 +302,9 @@ class Feed:
         columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
-        if options.prepare is not None:
-            columns, sparse = options.prepare(columns, stacked, len(items), fill, flush, _newest(items))
+        if options.transform is not None:
+            group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
+            columns, sparse = options.transform.prepare(group)
         signature = tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
             for name, column in zip(self.source.names or (), columns, strict=False):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat
 from .sources import Columns, Item, Source, as_array, is_arrays
@@ -187,14 +186,3 @@ class StreamSource(Source):
     def close(self) -> None:
         """Stop reading; the stream itself belongs to the caller and stays open."""
         self._stopped = True
-
-
-def check_stream_options(batch_size: Any, idle_timeout: Any, flush_after: Any) -> None:
-    """Check the numbers of `online_train`.
-
-    Raises:
-        ConfigurationError: a number out of range.
-    """
-    whole("batch_size", batch_size, optional=True)
-    number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
-    number("flush_after", flush_after, least=0, optional=True, what="seconds")

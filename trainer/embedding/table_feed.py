@@ -7,22 +7,43 @@ from typing import Any
 
 from mindspore import nn
 
+from ..data.feed import BatchGroup, ChunkTransform
 from ..data.sources import Columns
 from ..errors import ConfigurationError
+from ..state import Stateful
 from .delta_policy import DeltaPolicy
 from .fields import embedding_cells
 from .tables import SparseTables
 
 
-class TableFeed:
-    """Prepares chunks for sparse tables; `FeedOptions.prepare` and `release` are its methods.
+class TableReader(ChunkTransform):
+    """Turns ids that are only read into positions; unknown ones get the default row.
 
-    Attributes:
+    Args:
         tables: the tables as the programs see them.
     """
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
+
+    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
+        """Return the columns with positions in place of ids, and the plan of the rows to read."""
+        columns, stacked, batches, *_, now = group
+        columns, plan = self.tables.planner.plan(columns, stacked, batches, train=False, now=now)
+        return (*columns, *plan.inputs), plan
+
+
+class TableFeed(ChunkTransform, Stateful):
+    """Prepares chunks for sparse tables to be trained.
+
+    Attributes:
+        tables: the tables as the programs see them.
+        reading: the transform for programs that only read them.
+    """
+
+    def __init__(self, tables: SparseTables) -> None:
+        self.tables = tables
+        self.reading = TableReader(tables)
         self.delta_policy = DeltaPolicy(tables)
 
     @classmethod
@@ -50,18 +71,10 @@ class TableFeed:
         used = tables is not None and (tables.input_count or tables.planner.fields.dense)
         return cls(tables) if used else None
 
-    def prepare(
-        self, columns: Columns, stacked: bool, batches: int, fill: int, flush: bool, now: float | None
-    ) -> tuple[Columns, Any]:
-        """Turn ids to be trained on into positions; runs on the prefetch thread."""
+    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
+        """Return the columns with positions in place of ids, and the plan of the rows to bring before the graph."""
+        columns, stacked, batches, fill, flush, now = group
         columns, plan = self.tables.planner.plan(columns, stacked, batches, fill=fill, flush=flush, now=now)
-        return (*columns, *plan.inputs), plan
-
-    def prepare_reading(
-        self, columns: Columns, stacked: bool, batches: int, fill: int, flush: bool, now: float | None
-    ) -> tuple[Columns, Any]:
-        """Turn ids that are only read into positions; unknown ones get the default row."""
-        columns, plan = self.tables.planner.plan(columns, stacked, batches, train=False, now=now)
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:

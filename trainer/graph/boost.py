@@ -19,6 +19,7 @@ from mindspore import Parameter, ParameterTuple, mint, nn, ops
 
 from ..checks import is_number, number, refuse, whole
 from ..errors import ConfigurationError, did_you_mean
+from ..state import Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 # -- gradient freezing ------------------------------------------------------------------------------------------------
 
 
-class Freezing:
+class Freezing(Stateful):
     """Says how many leading parameters are frozen in a call, from the seed and the step alone.
 
     A call of several steps is frozen as a whole. A call that begins inside an accumulation window goes on as the window

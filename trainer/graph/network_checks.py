@@ -101,11 +101,3 @@ def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) ->
         wanted = "three whole numbers, the positions of loss (-1 for none), prediction and label"
         checks.refuse("eval_indexes", wanted, eval_indexes)
     return indexes
-
-
-def check_positive(name: str, value: Any, *, whole: bool = False) -> Any:
-    """Return `value` if it is None or a positive number."""
-    return checks.whole(name, value) if whole else checks.number(name, value, above=0, optional=True)
-
-
-check_epochs, check_sink = checks.epochs, checks.sink_steps

@@ -32,7 +32,7 @@ def steps_per_epoch(source: Source, accumulate: int) -> int | None:
 
 def run_options(trainer: Trainer, callbacks: Iterable[Callback], *, keep_predictions: bool = False) -> StepOptions:
     """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
-    policies = {getattr(callback, "non_finite", None) for callback in callbacks} - {None}
+    policies = {callback.non_finite for callback in callbacks} - {None}
     return dataclasses.replace(
         trainer.step_options,
         guard=bool(policies),
@@ -72,7 +72,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     feed = Feed(source, feed_options)
     find_tables(trainer, feed)
     if trainer.tables is not None:
-        feed.options.prepare, feed.options.release = trainer.tables.prepare, trainer.tables.release
+        feed.options.transform = trainer.tables
     return feed
 
 
@@ -93,7 +93,7 @@ def read_tables(trainer: Trainer, feed: Feed) -> None:
     """Let `feed` translate the ids of sparse tables for programs that only read them."""
     find_tables(trainer, feed)
     if trainer.tables is not None:
-        feed.options.prepare = trainer.tables.prepare_reading
+        feed.options.transform = trainer.tables.reading
 
 
 def find_tables(trainer: Trainer, feed: Feed) -> None:

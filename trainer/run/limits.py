@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from ..errors import ConfigurationError
+from .. import checks
 from ..hooks import Every
 from ..state import Progress
 
@@ -28,14 +28,9 @@ class Limits:
     _started: float = field(default_factory=time.monotonic, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "seconds"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise ConfigurationError(f"{name} takes a number >= 0 or None; received {value!r}")
-            if name != "seconds" and value != int(value):
-                raise ConfigurationError(f"{name} takes a whole number; received {value!r}")
+        checks.whole("epochs", self.epochs, 0, optional=True)
+        checks.whole("steps", self.steps, 0, optional=True)
+        checks.number("seconds", self.seconds, least=0, optional=True)
 
     def start(self) -> None:
         """Start the clock of the `seconds` bound."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..data.feed import Chunk, Feed
 from ..metrics.prequential import PrequentialMetrics, Window, WindowClock
-from ..state import StepOutputs
+from ..state import Stateful, StepOutputs
 from .loss_meter import LossMeter
 from .output_buffer import OutputBuffer
 
@@ -19,7 +19,7 @@ DEFAULT_WINDOW = Window(rows=10_000)
 SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
 
 
-class OnlineMetrics:
+class OnlineMetrics(Stateful):
     """Scores every chunk by the forward that trained on it, and closes windows.
 
     Args:

@@ -9,21 +9,6 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from ..errors import ConfigurationError
-
-
-def check_seed(seed: int | None) -> int | None:
-    """Return `seed` if it is a whole number in [0, 2**32) or None.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ConfigurationError(f"seed: takes a whole number from 0 to 2**32 - 1, or None; received {seed!r}")
-    return int(seed)
-
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and MindSpore (which also seeds its datasets)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import checks
 from ..data import column_checks
 from ..data.sources import is_arrays, make_source
-from ..data.stream_source import StreamSource, as_stream, check_stream_options
+from ..data.stream_source import StreamSource, as_stream
 from ..errors import ConfigurationError, DataError
-from ..graph import network_checks
 from ..hooks import History
 from ..metrics.prequential import Window
 from ..state import Phase
@@ -41,7 +41,7 @@ def fit(
     resume: str | Path | None,
 ) -> History:
     """Do what `Trainer.fit` says."""
-    network_checks.check_epochs(epochs)
+    checks.epochs(epochs)
     valid = None
     if valid_dataset is not None:
         valid_dataset = column_checks.in_order_of(train_dataset, valid_dataset)
@@ -112,7 +112,9 @@ def online_train(
     resume: str | Path | None,
 ) -> History:
     """Do what `Trainer.online_train` says."""
-    check_stream_options(batch_size, idle_timeout, flush_after)
+    checks.whole("batch_size", batch_size, optional=True)
+    checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
+    checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     source = StreamSource(
         as_stream(stream),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.feed import Feed, FeedOptions, to_tensor
+from trainer.data.feed import ChunkTransform, Feed, FeedOptions, to_tensor
 from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from trainer.data.sources import make_source
 from trainer.data.stream_source import StreamSource
@@ -255,11 +255,12 @@ class TestPrefetch:
         release.set()
         feed.close()
 
-    def test_prepare_runs_there_and_its_result_rides_along(self):
-        def prepare(columns, stacked, count, fill, flush, now):
-            return tuple(column + 1 for column in columns), (stacked, count)
+    def test_a_transform_runs_there_and_its_result_rides_along(self):
+        class Increment(ChunkTransform):
+            def prepare(self, group):
+                return tuple(column + 1 for column in group.columns), (group.stacked, group.num_batches)
 
-        first, last = chunks(numbered(3), 2, prepare=prepare)
+        first, last = chunks(numbered(3), 2, transform=Increment())
         assert (first.sparse, last.sparse) == ((True, 2), (True, 1))
         assert int(first.tensors[0].asnumpy()[1, 0, 0]) == 2
         assert int(first.arrays[0][1, 0, 0]) == 1
