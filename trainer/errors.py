@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "ConfigurationError",
     "DataError",
+    "FolderInUseError",
     "GraphError",
     "NonFiniteError",
     "StreamError",
@@ -42,6 +43,10 @@ class CheckpointNotFoundError(CheckpointError):
 
 class CheckpointMismatchError(CheckpointError):
     """A sound snapshot belongs to another network, optimizer or configuration."""
+
+
+class FolderInUseError(CheckpointError):
+    """Another run writes in the folder; the message names its process, host and since when."""
 
 
 class StreamError(TrainerError, RuntimeError):

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..errors import CheckpointDamagedError, CheckpointError
+from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 
 try:
     import fcntl
@@ -77,6 +77,37 @@ def existing_parent(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path without links: the one form in which folders are compared, kept and shown.
+
+    Raises:
+        ConfigurationError: no file system can hold such a path: it is too long, or has a byte that none allows.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        os.lstat(real)
+    except ValueError as error:
+        raise ConfigurationError(f"{str(path)[:200]!r} cannot be a path: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigurationError(f"{str(path)[:200]!r}... cannot be a path: {error.strerror}") from None
+    return real
+
+
+def probe(folder: Path) -> float:
+    """Write a small file to the disk in `folder` and remove it; return its time by the file system's clock.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    path = temporary_name(folder / "probe", "tmp")
+    try:
+        write_file(path, [bytes(BLOCK >> 8)])
+        return os.stat(path).st_mtime
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def sync_file(descriptor: int) -> None:

@@ -1,19 +1,13 @@
 """Publishing a model while it trains: versions of tables and weights that servers follow (`served_model`).
 
-    root/
-      current.json        which versions make up the present model; replaced atomically, last of all
-      graph-<id>/         the network as MindIR, and which columns feed which table
-      v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some)
-
-A version is written aside and renamed, so what has a name is whole. `current.json` names a full version and the changes
-after it; a server that has an earlier one applies the changes it lacks.
+What is written, and how it is proven whole, is said in `published`. A server that has an earlier version applies the
+changes it lacks.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -23,12 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoint import durable, strict_json, tensor_file
+from ..checkpoint import catalog, durable, strict_json, tensor_file
+from ..checkpoint.folder_lock import FolderLock, claim
+from ..checkpoint.folder_writer import FolderWriter
+from ..checkpoint.manifest import digest
 from ..checks import choice, whole
 from ..embedding.graph_export import ABOUT, export_network
 from ..embedding.tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError
 from ..hooks import Callback, Every
+from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONSUMER = "serving"
-CURRENT = "current.json"
 ROW_TYPES = ("float32", "int8")
 
 
@@ -61,7 +58,8 @@ class Publish(Callback):
 
     The first version holds everything and exports the network, which holds training for the time of a compilation.
     Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
-    that cannot be written is logged, and the next one holds everything again: training does not end for it.
+    that cannot be written is logged and leaves nothing behind, and the next one holds everything again: training does
+    not end for it. While it publishes, nobody else may publish to the same folder.
 
     Args:
         root: folder that servers follow.
@@ -74,7 +72,8 @@ class Publish(Callback):
         compact: versions of changes after which all rows are written once more.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument cannot work, or (at `setup`) the folder cannot be written.
+        FolderInUseError: at `setup`, another run publishes there.
     """
 
     def __init__(
@@ -98,23 +97,28 @@ class Publish(Callback):
         self._prefix = prefix
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._graph: str | None = None
-        self._chain: list[str] = []
-        self._full = "rows"
+        self._lock: FolderLock | None = None
+        self._graph: Part | None = None
+        self._chain: list[Part] = []
+        self._full = ROWS
         self._version = 0
+        self._tried = False
         self.hold_seconds: list[float] = []
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Go on after the newest version in the folder; the first one of this run is full."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        versions = [int(path.name[2:]) for path in self.root.glob("v_*") if path.name[2:].isdigit()]
-        self._version = max(versions, default=0)
-        self._chain, self._graph = [], None
+    def setup(self, trainer: Trainer) -> None:
+        """Take the folder, remove what killed runs left in it, and go on after its newest version."""
+        self._lock = claim(self.root, "publish folder")
+        self.root = self._lock.folder
+        catalog.recover(self.root, alone=True)
+        self._sweep()
+        self._version = max(known_versions(self.root), default=0)
+        self._chain, self._graph, self._tried = [], None, False
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish the first version at once, and each later one when it is due."""
         busy = self._thread is not None and self._thread.is_alive()
-        if not busy and (self.every.due(trainer.state.progress) or self._graph is None):
+        if not busy and (self.every.due(trainer.state.progress) or not self._tried):
+            self._tried = True
             self._try(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -133,9 +137,13 @@ class Publish(Callback):
             logger.error("%s; the next version will hold everything", error)
 
     def teardown(self, trainer: Trainer) -> None:
-        """Wait for the version being written."""
+        """Wait for the version being written and give the folder back."""
         if self._thread is not None:
             self._thread.join()
+        if self._lock is not None:
+            self._sweep()
+            self._lock.release()
+            self._lock = None
 
     def wait(self) -> None:
         """Wait for the version being written.
@@ -165,42 +173,50 @@ class Publish(Callback):
         weights = {p.name: np.array(p.asnumpy()) for p in trainer.network.get_parameters()}
         self._version += 1
         times = [extras["event_time"].max() for extras in trainer.state.outputs.chunk.extras if _has_time(extras)]
-        about = {
-            "version": self._version,
-            "step": trainer.state.progress.global_step,
-            "event_time": float(max(times)) if times else None,
-            "graph": self._graph,
-            "rows": self.rows,
-        }
+        event_time = float(max(times)) if times else None
+        about = {"version": self._version, "step": trainer.state.progress.global_step, "event_time": event_time}
         arguments = (about, weights, saved, everything, full or compact)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="publisher")
+        self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
         self._thread.start()
         self.hold_seconds.append(time.perf_counter() - started)
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
-    def _write(self, about: dict, weights: dict, saved: dict, everything: dict | None, restart: bool) -> None:
+    def _publish(self, about: dict, weights: dict, saved: dict, everything: dict | None, restart: bool) -> None:
         try:
-            name = f"v_{about['version']:08d}"
-            aside = durable.temporary_name(self.root / name, "tmp")
-            aside.mkdir()
-            durable.write_file(aside / "weights.safetensors", tensor_file.blocks(weights))
+            if self._lock is not None:
+                self._lock.check()
             changed = self._packed(saved)
-            durable.write_file(aside / "rows.safetensors", tensor_file.blocks(changed))
-            if everything is not None:
-                durable.write_file(aside / "full.safetensors", tensor_file.blocks(self._packed(everything)))
-            durable.sync_folder(aside)
-            os.rename(aside, self.root / name)
-            self._chain = [name] if restart else [*self._chain, name]
-            if restart:
-                self._full = "full" if everything is not None else "rows"
-            about |= {"chain": self._chain, "full": self._full, "time": time.time()}
-            durable.replace_file(self.root / CURRENT, strict_json.dumps(about).encode())
+            files = {WEIGHTS: weights, ROWS: changed} | ({FULL: self._packed(everything)} if everything else {})
+            part = self._write(about["version"], files)
+            chain = [part] if restart else [*self._chain, part]
+            full = (FULL if everything else ROWS) if restart else self._full
+            now = Current(**about, time=time.time(), graph=self._graph, chain=tuple(chain), full=full)
+            try:
+                now.write(self.root)
+            except BaseException:
+                catalog.delete(self.root / part.name)
+                raise
+            self._chain, self._full = chain, full
             if self._redis is not None:
-                self._send(about["version"], changed)
-            self._sweep(about)
+                self._send(now.version, changed)
+            self._sweep()
         except BaseException as error:
             self._failure = error
+
+    def _write(self, version: int, files: Mapping[str, Mapping[str, np.ndarray]]) -> Part:
+        name = f"v_{version:08d}"
+        with FolderWriter(self.root / name) as folder:
+            for file, tensors in files.items():
+                folder.write(f"{file}.safetensors", tensor_file.blocks(tensors))
+            before = self._chain[-1].to_json() if self._chain else None
+            return self._place(folder, VERSION, name, {"version": version, "before": before})
+
+    def _place(self, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
+        part = Part(name, digest(folder.seal(kind, body)))
+        os.rename(folder.path, self.root / name)
+        durable.sync_folder(self.root)
+        return part
 
     def _packed(self, saved: dict) -> dict[str, np.ndarray]:
         packed: dict[str, np.ndarray] = {}
@@ -215,12 +231,19 @@ class Publish(Callback):
             packed |= {f"{name}/{key}": value for key, value in parts.items()}
         return packed
 
-    def _sweep(self, about: dict) -> None:
-        """Remove versions that no server needs any more: all but the present chain and the few before it."""
-        keep = {f"v_{number:08d}" for number in range(about["version"] - self.compact, about["version"] + 1)}
-        for path in self.root.glob("v_*"):
-            if path.name not in keep and path.name not in about["chain"]:
-                shutil.rmtree(path, ignore_errors=True)
+    def _sweep(self) -> None:
+        """Remove what no server needs any more: all but the present model and the few versions before it."""
+        try:
+            now = Current.read(self.root)
+            needed = {now.graph.name, *(part.name for part in now.chain)}
+            needed |= {f"v_{number:08d}" for number in range(now.version - self.compact, now.version + 1)}
+        except CheckpointError:
+            if os.path.lexists(self.root / CURRENT):
+                return  # whatever it named may still be wanted
+            needed = set()
+        for name in os.listdir(self.root):
+            if name not in needed and is_proven(self.root / name):
+                catalog.delete(self.root / name)
 
     def _send(self, version: int, packed: Mapping[str, np.ndarray]) -> None:
         for key in [key for key in packed if key.endswith("/ids")]:
@@ -239,22 +262,21 @@ class Publish(Callback):
 
     # -- the network ---------------------------------------------------------------------------------------------
 
-    def _export(self, trainer: Trainer, tables: SparseTables | None) -> str:
-        """Write the network for servers and return the folder's name."""
+    def _export(self, trainer: Trainer, tables: SparseTables | None) -> Part:
+        """Write the network for servers."""
         chunk = trainer.state.outputs.chunk
         columns = []
         for array in chunk.arrays[: len(chunk.arrays) - trainer.label_count]:
             shape = array.shape[2:] if chunk.stacked else array.shape[1:]
             columns.append(np.zeros((self.batch, *shape), np.int64 if array.dtype.kind in "USO" else array.dtype))
-        graph = f"graph-{uuid.uuid4().hex[:12]}"
-        aside = durable.temporary_name(self.root / graph, "tmp")
-        aside.mkdir()
-        about = export_network(trainer.network, tables, columns, aside, cast=trainer.builder.cast)
-        about["columns"] = list(chunk.names[: len(columns)])
-        durable.write_file(aside / ABOUT, [strict_json.dumps(about).encode()])
-        durable.sync_folder(aside)
-        os.rename(aside, self.root / graph)
-        return graph
+        name = f"graph-{uuid.uuid4().hex[:12]}"
+        with FolderWriter(self.root / name) as folder:
+            about = export_network(trainer.network, tables, columns, folder.path, cast=trainer.builder.cast)
+            about["columns"] = list(chunk.names[: len(columns)])
+            for file in os.listdir(folder.path):
+                folder.adopt(file)
+            folder.write(ABOUT, [strict_json.dumps(about).encode()])
+            return self._place(folder, GRAPH, name, {})
 
 
 def _has_time(extras: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import threading
 import time
@@ -14,22 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import strict_json, tensor_file
 from ..embedding.graph_export import ServedGraph
 from ..embedding.table import DEFAULT_ROW, SparseTable
-from ..errors import CheckpointDamagedError, CheckpointNotFoundError, DataError
-from .publisher import CURRENT, unpack_rows
+from ..errors import CheckpointDamagedError, CheckpointError, DataError
+from ..graph.graph_errors import gist
+from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, table_rows
+from .publisher import unpack_rows
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
+_LONGEST_PAUSE = 60.0
 
 
 class ServedModel:
     """A published model. Rows and weights follow the newest version while predictions go on.
 
     Every row and every set of weights is whole at any time; a version of a million rows becomes visible block by block,
-    its weights last.
+    its weights last. Files are checked against their checksums before anything of them is used. A version that is
+    damaged is named in one warning and in `problem`, and the last good one is served until a newer version can be: the
+    next one that holds everything, as Publish's `compact` says.
 
     Args:
         root: folder that `Publish` writes to.
@@ -41,9 +44,11 @@ class ServedModel:
         step: optimizer steps the version has seen.
         delays: for each of the newest 10,000 versions, seconds from its newest event (or its publication, when events
             carry no time) until it was served in full.
+        problem: why the newest version is not the one being served, or None.
 
     Raises:
-        CheckpointNotFoundError: nothing has been published there. CheckpointDamagedError: it cannot be read.
+        CheckpointNotFoundError: nothing has been published there.
+        CheckpointDamagedError: it is damaged; the message names the file and what is wrong.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, follow: bool = True, poll: float = 0.05) -> None:
@@ -52,13 +57,14 @@ class ServedModel:
         self.step = 0
         self.delays: deque[float] = deque(maxlen=10_000)
         self._poll = poll
+        self.problem: str | None = None
         self._graph: ServedGraph | None = None
-        self._graph_name: str | None = None
+        self._current: Current | None = None
         self._waiting: Mapping[str, np.ndarray] | None = None
         self._run = threading.Lock()
         self._update = threading.Lock()
         self._stop = threading.Event()
-        self._mark: tuple[int, int] | None = None
+        self._mark: tuple[int, ...] | None = None
         self.refresh()
         self._thread: threading.Thread | None = None
         if follow:
@@ -122,25 +128,32 @@ class ServedModel:
         """Apply the newest version now; return whether there was a new one.
 
         Raises:
-            CheckpointNotFoundError: nothing has been published. CheckpointDamagedError: it cannot be read.
+            CheckpointNotFoundError: nothing has been published.
+            CheckpointDamagedError: it is damaged; what was served before still is.
         """
         with self._update:
-            path = self.root / CURRENT
             for attempt in range(3):
+                self._mark = self._look()
                 try:
-                    found = os.stat(path)
-                    about = strict_json.parse(path.read_bytes())
+                    now = Current.read(self.root)
+                    changed = now != self._current
+                    if changed:
+                        self._apply(now)
                     break
-                except FileNotFoundError:
-                    raise CheckpointNotFoundError(f"no model has been published at {self.root}") from None
-                except ValueError as error:
-                    if attempt == 2:
-                        raise CheckpointDamagedError(f"{path} is damaged: {error}") from error
-            self._mark = (found.st_mtime_ns, found.st_ino)
-            if about["version"] == self.version:
-                return False
-            self._apply(about)
-            return True
+                except CheckpointError as error:
+                    # a version may be removed between reading its name and its files: a newer one is there then
+                    if attempt == 2 or self._mark == self._look():
+                        self.problem = str(error)
+                        raise
+            self.problem = None
+            return changed
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            found = os.stat(self.root / CURRENT)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
 
     def close(self) -> None:
         """Stop following."""
@@ -155,50 +168,82 @@ class ServedModel:
         self.close()
 
     def _follow(self) -> None:
+        told, pause, again = None, 1.0, 0.0
         while not self._stop.wait(self._poll):
+            if self._look() == self._mark and (self.problem is None or time.monotonic() < again):
+                continue
             try:
-                found = os.stat(self.root / CURRENT)
-                if (found.st_mtime_ns, found.st_ino) != self._mark:
-                    self.refresh()
-            except Exception as error:
-                # a version may be removed between reading its name and its files; the next look finds a newer one
-                self._mark = None
-                logger.warning("version at %s could not be applied yet: %s", self.root, error)
+                self.refresh()
+                if told is not None:
+                    logger.info("version %d of %s is served", self.version, self.root)
+                told, pause = None, 1.0
+            except Exception as error:  # whatever it is, predictions go on
+                self.problem = str(error)
+                pause, again = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
+                if self.problem != told:
+                    logger.warning("version %d of %s is still served: %s", self.version, self.root, self.problem)
+                    told = self.problem
 
-    def _apply(self, about: Mapping[str, Any]) -> None:
-        chain: list[str] = about["chain"]
-        numbers = [int(name[2:]) for name in chain]
-        graph = self._graph
-        new_graph = about["graph"] != self._graph_name
+    def _apply(self, now: Current) -> None:
+        graph, served = self._graph, self._current
+        new_graph = served is None or served.graph != now.graph
         if new_graph:
-            graph = ServedGraph(self.root / about["graph"])
-        # The first of the chain also holds what changed since the version before it, unless it began the run.
-        usable = [*numbers[1:], *([numbers[0]] if about["full"] == "full" else [])]
-        if new_graph or self.version + 1 not in usable:
-            if not new_graph:
-                graph = ServedGraph(self.root / about["graph"])
-            files = [(chain[0], f"{about['full']}.safetensors"), *((name, "rows.safetensors") for name in chain[1:])]
-        else:
-            names = [name for name, number in zip(chain, numbers, strict=True) if number > self.version]
-            files = [(name, "rows.safetensors") for name in names]
-        for folder, file in files:
-            arrays = _read(self.root / folder / file)
-            for name, table in graph.tables.items():
-                prefix = f"{name}/"
-                own = {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
-                _update_table(table, own)
-        weights = {key: np.array(value) for key, value in _read(self.root / chain[-1] / "weights.safetensors").items()}
+            graph = _open_graph(self.root, now.graph)
+        missing = None if new_graph else self._missing(served.chain[-1], now)
+        if missing is None and not new_graph:
+            graph = _open_graph(self.root, now.graph)
+        parts = now.chain if missing is None else missing
+        folders = [Folder(self.root, VERSION, part) for part in parts]
+        files = [now.full if missing is None else ROWS, *[ROWS] * (len(folders) - 1)]
+        dims = {name: table.spec.dim for name, table in graph.tables.items()}
+        updates = [
+            table_rows(folder.tensors(file), dims, str(folder.path / file))
+            for folder, file in zip(folders, files, strict=True)
+        ]
+        weights = _weights_for(graph, folders[-1])
+        # everything has been checked: only now is anything changed
+        for update in updates:
+            for name, arrays in update.items():
+                _update_table(graph.tables[name], arrays)
         with self._run:
-            self._graph, self._graph_name = graph, about["graph"]
+            self._graph, self._current = graph, now
             self._waiting = weights
-            self.version, self.step = about["version"], about["step"]
-        born = about["event_time"] if about["event_time"] is not None else about["time"]
-        self.delays.append(time.time() - born)
+            self.version, self.step = now.version, now.step
+        self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
+
+    def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
+        """Return the versions to apply to the one being served, or None when all rows have to be read."""
+        if served in now.chain[:-1]:
+            return now.chain[now.chain.index(served) + 1 :]
+        # The first of the chain also holds what changed since the version before it, unless it holds everything there.
+        follows = now.full == FULL and Folder(self.root, VERSION, now.chain[0]).before == served
+        return now.chain if follows else None
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    with open(path, "rb") as file:
-        return tensor_file.parse(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+def _open_graph(root: Path, part: Part) -> ServedGraph:
+    folder = Folder(root, GRAPH, part)
+    folder.verify()
+    try:
+        return ServedGraph(folder.path)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointDamagedError(
+            f"{folder.path} cannot be loaded though its checksums are right; was it published with another version of "
+            f"MindSpore or of this package? {type(error).__name__}: {gist(str(error))}"
+        ) from error
+
+
+def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
+    found = folder.tensors(WEIGHTS)
+    for name, parameter in graph.weights.items():
+        array = found.get(name)
+        if array is None or array.shape != tuple(parameter.shape):
+            what = "is missing" if array is None else f"has the shape {list(array.shape)}"
+            raise CheckpointDamagedError(
+                f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
+            )
+    return {name: np.array(found[name]) for name in graph.weights}
 
 
 def _update_table(table: SparseTable, arrays: Mapping[str, np.ndarray]) -> None:

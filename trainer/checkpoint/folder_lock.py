@@ -1,0 +1,263 @@
+"""One writer for each folder: a lock that says who holds it and that a dead process does not leave behind.
+
+The lock is the file ``.lock`` in the folder, which holds who took it. Between processes of one machine the kernel's
+advisory lock on that file decides, which ends with the process however that ends. Where the kernel's lock does not
+reach (another host on some network file systems, Windows) the record decides: its holder refreshes the file's time
+every `HEARTBEAT` seconds and is taken for dead after `DEAD_AFTER`. Reading a folder needs no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, FolderInUseError
+from . import durable
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+HEARTBEAT = 5.0
+DEAD_AFTER = 60.0
+
+_TRIES = 20
+_PAUSE = 0.05
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+class FolderLock:
+    """The right to write in a folder; see `claim`.
+
+    Attributes:
+        folder: the folder, free of links.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / LOCK
+        self._descriptor: int | None = None
+        self._ended = threading.Event()
+        self._made: list[Path] = []
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            FolderInUseError: another writer has it; the message says which.
+            OSError: the file system refused.
+        """
+        for _ in range(_TRIES):
+            descriptor = self._create() or self._take_over()
+            if descriptor is not None:
+                break
+            time.sleep(_PAUSE)  # somebody else is creating, taking over or giving back
+        else:
+            raise FolderInUseError(f"{self.folder} is being taken and given back by other writers all the time")
+        os.write(descriptor, json.dumps(_own_record()).encode())
+        self._descriptor = descriptor
+        _held.add(self)
+        self._ended = threading.Event()
+        target = descriptor if os.utime in os.supports_fd else self._path
+        beating = threading.Thread(target=_beat, args=(target, self._ended), name="folder-lock", daemon=True)
+        beating.start()
+
+    def _create(self) -> int | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return None
+        for _ in range(_TRIES):
+            with contextlib.suppress(BlockingIOError):  # somebody looks at who we are
+                _kernel_lock(descriptor)
+                return descriptor
+            time.sleep(_PAUSE)
+        os.close(descriptor)
+        return None
+
+    def _take_over(self) -> int | None:
+        """Remove the lock of a dead writer; return None, for there is nothing to hold yet."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            record, age = _read_record(descriptor), self._age(descriptor)
+            if record is None and age < _PAUSE * _TRIES / 2:
+                return None  # it has been created and not yet written
+            try:
+                by_kernel = _kernel_lock(descriptor)
+            except BlockingIOError:
+                raise self._refusal(record, age) from None
+            if self._is_at_path(descriptor):
+                if _lives(record, age, by_kernel):
+                    raise self._refusal(record, age)
+                self._path.unlink(missing_ok=True)
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _age(self, descriptor: int) -> float:
+        """Return the seconds since the last heartbeat, by the clock of the file system, which hosts share."""
+        now = durable.probe(self.folder)
+        return max(0.0, now - os.fstat(descriptor).st_mtime)
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _refusal(self, record: dict[str, Any] | None, age: float) -> FolderInUseError:
+        who = "another process"
+        if record is not None:
+            who = f"process {record['pid']} on {record['host']}, which took it at {record['since']}"
+            if record["boot"] != _boot():
+                who += f" (last heard of {age:.0f} s ago; taken for dead after {DEAD_AFTER:.0f} s)"
+        return FolderInUseError(
+            f"{self.folder} is being written by {who}; a folder has one writer at a time: wait for it, stop it, or "
+            "choose another folder"
+        )
+
+    def check(self) -> None:
+        """Make sure the lock is still held: another host may have taken this process for dead while it was stopped.
+
+        Raises:
+            FolderInUseError: another writer has the lock.
+        """
+        if self._descriptor is not None and not self._is_at_path(self._descriptor):
+            self._let_go()
+            self.acquire()
+
+    def _let_go(self) -> None:
+        self._ended.set()
+        _held.discard(self)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def release(self) -> None:
+        """Give the lock back; a folder that was made for it and stayed empty goes too."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                if self._is_at_path(self._descriptor):
+                    self._path.unlink()
+            self._let_go()
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._made = []
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _forget(self) -> None:
+        """In a forked child: the parent alone holds the lock, and must not outlive itself in the child's copy."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
+    """Make a folder where it is missing, prove that it can be written to the disk, and take its lock.
+
+    Args:
+        folder: the folder; links in its path are resolved.
+        what: what it is for, for messages: "checkpoint folder".
+
+    Raises:
+        ConfigurationError: it cannot be made or written; the message says why and what to do.
+        FolderInUseError: another writer has it; the message says which.
+    """
+    path = durable.resolved(folder)
+    lock = FolderLock(path)
+    try:
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        lock._made = missing
+        durable.probe(path)
+        lock.acquire()
+    except OSError as error:
+        lock.release()
+        raise ConfigurationError(str(durable.write_error(what, path, error))) from error
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _kernel_lock(descriptor: int) -> bool:
+    """Take the kernel's lock; return whether there is such a thing here.
+
+    Raises:
+        BlockingIOError: somebody else has it.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return False
+    return True
+
+
+def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
+    """Tell whether the writer of a record may still live, given that the kernel's lock, if there is one, was free."""
+    here = record is not None and record["boot"] == _boot()
+    if by_kernel and (here or record is None):
+        return False
+    if here and os.name != "nt" and not durable.process_alive(record["pid"]):
+        return False
+    return age < DEAD_AFTER
+
+
+def _own_record() -> dict[str, Any]:
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "boot": _boot()}
+
+
+def _read_record(descriptor: int) -> dict[str, Any] | None:
+    try:
+        record = json.loads(os.read(descriptor, 4096))
+        return {"pid": int(record["pid"]), **{key: str(record[key]) for key in ("host", "since", "boot")}}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def _boot() -> str:
+    """Return what tells this run of this machine's kernel from all others, or at least this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _beat(file: int | Path, ended: threading.Event) -> None:
+    while not ended.wait(HEARTBEAT):
+        with contextlib.suppress(OSError):
+            os.utime(file)
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock._forget()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,216 @@
+"""The files of a published model: what `Publish` writes and `ServedModel` reads, checked like a snapshot.
+
+    root/
+      current.json        which folders make up the present model; replaced atomically, last of all
+      graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
+      v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
+                          manifest.json
+
+Each folder is written aside, forced to the disk and renamed, its manifest last. ``current.json`` names the graph and
+the versions, a full one and the changes after it, each with the digest of its manifest; it is a document with a
+checksum of itself. See `trainer.checkpoint.manifest`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import durable, manifest, tensor_file
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+
+CURRENT = "current.json"
+GRAPH, VERSION = "graph", "version"
+WEIGHTS, ROWS, FULL = "weights", "rows", "full"
+
+_NAMES = {GRAPH: re.compile(r"graph-[0-9a-f]{12}"), VERSION: re.compile(r"v_\d{8,18}")}
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder named by its content.
+
+    Attributes:
+        name: the folder's name.
+        digest: digest of its manifest.
+    """
+
+    name: str
+    digest: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as JSON."""
+        return {"name": self.name, "digest": self.digest}
+
+    @classmethod
+    def of(cls, kind: str, value: Any) -> Part:
+        """Return what `to_json` returned; ValueError, TypeError or KeyError for anything else."""
+        return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
+
+
+@dataclass(frozen=True)
+class Current:
+    """Content of ``current.json``.
+
+    Attributes:
+        version: number of the present version.
+        step: optimizer steps it has seen.
+        time: when it was published, seconds since the epoch.
+        event_time: its newest event, seconds since the epoch, or None.
+        graph: the network.
+        chain: a full version and the changes after it.
+        full: which file of the first of the chain holds all rows, "rows" or "full".
+    """
+
+    version: int
+    step: int
+    time: float
+    event_time: float | None
+    graph: Part
+    chain: tuple[Part, ...]
+    full: str
+
+    def write(self, root: Path) -> None:
+        """Make this the present model; OSError when the file system refuses."""
+        body = {**vars(self), "graph": self.graph.to_json(), "chain": [part.to_json() for part in self.chain]}
+        durable.replace_file(root / CURRENT, manifest.seal("current", body))
+
+    @classmethod
+    def read(cls, root: Path) -> Current:
+        """Return the present model.
+
+        Raises:
+            CheckpointNotFoundError: nothing has been published.
+            CheckpointDamagedError: the file is damaged, or of a version of this package that kept no checksums.
+            CheckpointError: no permission, or written by a newer version of this package.
+        """
+        path = root / CURRENT
+        if not os.path.lexists(path):
+            raise CheckpointNotFoundError(f"no model has been published at {root}")
+        try:
+            body = manifest.unseal(path, "current")
+        except CheckpointDamagedError as error:
+            raise CheckpointDamagedError(
+                f"{error} (earlier versions of this package published without checksums: publish the model again)"
+            ) from None
+        try:
+            chain = tuple(Part.of(VERSION, one) for one in body["chain"])
+            if not chain or body["full"] not in (ROWS, FULL):
+                raise ValueError(f"chain is {body['chain']!r}, full is {body['full']!r}")
+            event_time = None if body["event_time"] is None else _seconds(body["event_time"])
+            return cls(
+                manifest.count(body["version"]),
+                manifest.count(body["step"]),
+                _seconds(body["time"]),
+                event_time,
+                Part.of(GRAPH, body["graph"]),
+                chain,
+                body["full"],
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointDamagedError(f"{path} does not describe a published model: {error!r}") from None
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
+
+
+class Folder:
+    """A published folder whose manifest is the one that is meant; its files are checked as they are read.
+
+    Args:
+        root: folder of the published model.
+        kind: `GRAPH` or `VERSION`.
+        part: which.
+
+    Attributes:
+        path: where it is.
+        before: the version that its changes follow, or None.
+
+    Raises:
+        CheckpointDamagedError: it is missing, damaged or another one of this name.
+    """
+
+    def __init__(self, root: Path, kind: str, part: Part) -> None:
+        self.path = root / part.name
+        body = manifest.unseal(self.path / manifest.MANIFEST, kind)
+        if manifest.digest(body) != part.digest:
+            raise CheckpointDamagedError(f"{self.path} is not the {kind} that {root / CURRENT} names")
+        try:
+            self._files = manifest.files_of(body)
+            before = body.get("before")
+            self.before = None if before is None else Part.of(VERSION, before)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointDamagedError(
+                f"{self.path / manifest.MANIFEST} is no manifest of a {kind}: {error!r}"
+            ) from None
+
+    def verify(self) -> None:
+        """Check every file against its checksum; CheckpointDamagedError names the one that is damaged."""
+        for name, sums in self._files.items():
+            manifest.verified(self.path / name, *sums)
+
+    def tensors(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays of one checked file as read-only views of it; CheckpointDamagedError as `verify`."""
+        file = f"{name}.safetensors"
+        if file not in self._files:
+            raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")
+        return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
+
+
+def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:
+    """Return table -> key -> array of a file with rows, whose shapes and types are checked.
+
+    Args:
+        tensors: content of the file, "<table>/<key>" -> array.
+        dims: table -> columns of its weights.
+        where: name of the file, for messages.
+
+    Raises:
+        CheckpointDamagedError: it does not hold rows of these tables.
+    """
+    found: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
+    for key, array in tensors.items():
+        table, _, part = key.rpartition("/")
+        if table in found:
+            found[table][part] = array
+    for name, arrays in found.items():
+        count = len(arrays["ids"]) if getattr(arrays.get("ids"), "ndim", 0) else 0
+        weights = np.int8 if "scale" in arrays else np.float32
+        wanted = {"ids": (np.int64, (count,)), "removed": (np.int64, None), "weights": (weights, (count, dims[name]))}
+        wanted |= {"default": (np.float32, None)} | ({"scale": (np.float32, (count,))} if "scale" in arrays else {})
+        for key, (dtype, shape) in wanted.items():
+            array = arrays.get(key)
+            if shape is None and array is not None:
+                shape = (array.size,) if key == "removed" else (min(len(array), 1) if array.ndim else 0, dims[name])
+            if array is None or array.dtype != dtype or array.shape != shape:
+                what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
+                raise CheckpointDamagedError(f"{where} does not hold rows of table {name!r}: {key} {what}")
+    return found
+
+
+def known_versions(root: Path) -> list[int]:
+    """Return the numbers of the versions in a folder, ascending."""
+    return sorted(int(name[2:]) for name in os.listdir(root) if _NAMES[VERSION].fullmatch(name))
+
+
+def is_proven(path: Path) -> bool:
+    """Tell whether a folder's manifest proves that `Publish` made it, and nothing else is in it."""
+    kind = next((kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name)), None)
+    if kind is None or path.is_symlink():
+        return False
+    try:
+        files = manifest.files_of(manifest.unseal(path / manifest.MANIFEST, kind))
+        return not manifest.foreign(path, files)
+    except (CheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
