@@ -137,13 +137,13 @@ def _values(array: Any, column: Column, time_unit: float | None) -> Any:
     if time_unit and pyarrow.types.is_timestamp(array.type) and array.null_count == 0:
         return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * (_SECONDS[array.type.unit] / time_unit)
     if array.null_count == 0:
-        flat = _flat(array, int(np.prod(column.shape)))
-        if flat is not None:
-            return flat.reshape(len(array), *column.shape)
+        values = flat(array, int(np.prod(column.shape)))
+        if values is not None:
+            return values.reshape(len(array), *column.shape)
     return [MISSING if value is None else value for value in array.to_pylist()]
 
 
-def _flat(array: Any, size: int) -> np.ndarray | None:
+def flat(array: Any, size: int) -> np.ndarray | None:
     """Return the leaf values when every row has `size` of them and none is null; else None."""
     pyarrow = require()
     types = pyarrow.types
@@ -158,6 +158,12 @@ def _flat(array: Any, size: int) -> np.ndarray | None:
             return None
     if len(array) != rows * size:
         return None
-    flat = array.to_numpy(zero_copy_only=False)
     # Text comes as objects, which the schema would take for mixed values.
-    return flat.astype(str) if flat.dtype.kind == "O" and types.is_string(array.type) else flat
+    return text(array) if types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
+
+
+def text(array: Any) -> np.ndarray:
+    """Return strings, none of them null, as NumPy text: each distinct one is converted once."""
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(str)
+    return distinct[encoded.indices.to_numpy(zero_copy_only=False)]

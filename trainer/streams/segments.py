@@ -17,11 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import StreamError
+from . import text_blocks
 from .decode import Bad, Decoded, Decoder
 from .schema import MISSING, Converted, Schema
+from .text_blocks import BlockParser
 
 BLOCK_BYTES = 1 << 20
 _TABLE_ROWS = 65_536
+_LEAST_BYTES = 1 << 13  # of a piece that is still tried as a whole
+_NOT_MADE = object()
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class TextReader:
         self.path = path
         self.decoder = decoder
         self._file = path.open("rb")
+        self._parser: Any = _NOT_MADE
+        self._halves = True  # whether halves of a block are worth trying: some part of the one before could be parsed
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the lines of about one block from byte `address` on."""
@@ -75,10 +81,32 @@ class TextReader:
         return self._piece(data[:end], address)
 
     def _piece(self, data: bytes, address: int) -> Piece:
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        return Piece(self.decode(lines), address, address + len(data))
+        if self._parser is _NOT_MADE:
+            self._parser = self._make_parser() if text_blocks.available() else None
+        parts: list[Decoded] = []
+        if self._parser is None:
+            parts.append(self.decode(_lines_of(data)))
+        else:
+            self._halves = self._parse(data, parts, self._halves)
+        return Piece(in_one(parts), address, address + len(data))
+
+    def _make_parser(self) -> BlockParser | None:
+        return text_blocks.json_parser(self.decoder.schema)
+
+    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
+        """Parse `data` as a whole; where that fails, in halves if told, small pieces line by line; did any parse?"""
+        from . import arrow
+
+        try:
+            converted, rows = self._parser(data)
+            parts.append(one_message(converted, rows, []))
+            return True
+        except arrow.errors():
+            cut = data.rfind(b"\n", 0, len(data) // 2) + 1
+        if not (halves and cut and len(data) >= _LEAST_BYTES):
+            parts.append(self.decode(_lines_of(data)))
+            return False
+        return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
 
     def decode(self, lines: list[bytes]) -> Decoded:
         """Convert lines to rows of one message; an empty line is no row."""
@@ -132,6 +160,9 @@ class CsvReader(TextReader):
             self._read_header = False
         return super().read(max(address, self._header_bytes), finished)
 
+    def _make_parser(self) -> BlockParser | None:
+        return text_blocks.csv_parser(self.schema, self._names, self.delimiter, self.list_delimiter)
+
     def decode(self, lines: list[bytes]) -> Decoded:
         """Convert lines to rows of one message."""
         lines = [line for line in lines if line.strip()]
@@ -168,7 +199,11 @@ class CsvReader(TextReader):
         )
         if len(table) != len(lines):
             raise ValueError
-        return self.schema.convert({name: np.ascontiguousarray(table[name]) for name in table.dtype.names}, len(lines))
+        values = {name: np.ascontiguousarray(table[name]) for name in table.dtype.names}
+        converted = self.schema.convert(values, len(lines))
+        if converted.reasons:
+            raise ValueError  # cell by cell the reasons show the text as it stands
+        return converted
 
     def _careful(self, lines: list[bytes]) -> Converted:
         """Parse cell by cell, so that only the rows at fault are lost."""
@@ -295,6 +330,33 @@ class TableReader:
     def close(self) -> None:
         """Let go of the file."""
         self._group, self._table, self._file = None, (-1, None), None
+
+
+def _lines_of(data: bytes) -> list[bytes]:
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def in_one(parts: list[Decoded]) -> Decoded:
+    """Return the rows of several pieces, one message each, as one message."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.array([int(part.counts.sum()) for part in parts], dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    bad = [
+        Bad(0, int(start) + b.row, b.reason, b.raw) for part, start in zip(parts, starts, strict=True) for b in part.bad
+    ]
+    times = None if parts[0].event_time is None else np.concatenate([part.event_time for part in parts])
+    return Decoded(
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        times,
+        np.concatenate([part.message for part in parts]),
+        np.concatenate([part.row + start for part, start in zip(parts, starts, strict=True)]),
+        counts.sum(keepdims=True),
+        bad,
+    )
 
 
 def one_message(converted: Converted, rows: int, bad: list[Bad]) -> Decoded:

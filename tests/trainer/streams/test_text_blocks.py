@@ -1,0 +1,169 @@
+"""Blocks parsed by pyarrow give what reading line by line gives: rows, positions, dead letters."""
+
+import json
+import random
+
+import pytest
+
+pytest.importorskip("pyarrow")
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer.streams import Column, FileStream, Schema, segments, text_blocks
+
+SCHEMA = Schema(
+    {
+        "user": Column("int64"),
+        "age": Column("int8", minimum=0, default=7),
+        "ids": Column("int32", (3,)),
+        "price": Column("float32", allow_nan=True),
+        "bought": Column("bool"),
+        "city": Column("str"),
+        "label": Column("float32"),
+    },
+    label="label",
+    event_time="at",
+)
+CSV_NAMES = ["at", "user", "age", "note", "ids", "price", "bought", "city", "label"]
+
+
+def record(number):
+    return {
+        "at": 1.7e9 + number / 7,
+        "user": number,
+        "age": number % 100,
+        "note": "x",
+        "ids": [number, 2, 3],
+        "price": number / 3,
+        "bought": number % 2 == 0,
+        "city": ["Łódź", "Rome", ""][number % 3],
+        "label": 1.0,
+    }
+
+
+def csv_line(row):
+    cells = [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in row.values()]
+    return ",".join(cells).encode()
+
+
+def json_line(row):
+    return json.dumps(row, ensure_ascii=False).encode()
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """Return a function: what is read of some lines, by blocks and line by line."""
+
+    def read(name, data, **options):
+        found = []
+        for number, by_blocks in enumerate((True, False)):
+            with monkeypatch.context() as patch:
+                if not by_blocks:
+                    patch.setattr(text_blocks, "available", lambda: False)
+                folder, letters = tmp_path / name, tmp_path / f"letters-{number}.jsonl"
+                folder.mkdir(exist_ok=True)
+                (folder / f"part.{name}").write_bytes(data)
+                letters.write_bytes(b"")
+                stream = FileStream(folder, SCHEMA, end="at_last", dead_letter=letters, max_bad_share=1.0, **options)
+                batches = []
+                while not stream.exhausted:
+                    batches.append(stream.poll(1 << 20, 0))
+                stream.close()
+            batches = [batch for batch in batches if batch is not None]
+            columns = [{n: (c.dtype.str, c.tolist()) for n, c in batch.columns.items()} for batch in batches]
+            times = [batch.event_time.tolist() for batch in batches]
+            spans = [batch.spans for batch in batches]
+            found.append(repr((columns, times, spans, letters.read_text())))
+        return found
+
+    return read
+
+
+def json_with(**values):
+    return json_line({**record(1), **values})
+
+
+def csv_with(**values):
+    return csv_line({**record(1), **values})
+
+
+GOOD = [record(number) for number in range(2000)]
+ONE_JSON, ONE_CSV = json_with(), csv_with()
+ODD_JSON = [
+    b"", b"   ", b"{broken", b"[]", b'{"user": 1}', b"5", b"null", b'"text"', b"\xef\xbb\xbf{}", b"\xff",
+    ONE_JSON + b"  ", ONE_JSON + b"\r", ONE_JSON + ONE_JSON, b"[" + ONE_JSON + b", 5, " + ONE_JSON + b"]",
+    ONE_JSON[:40] + b"\n" + ONE_JSON[40:], json_with(user=5.0), json_with(user=True), json_with(user="5"),
+    json_with(user=2**63), json_with(age=None), json_with(age=300), json_with(price=float("nan")),
+    json_with(label=float("inf")), json_with(price=10**20), json_with(price=2**53 + 1), json_with(bought=1),
+    json_with(city=5), json_with(city="2024-01-01"), json_with(ids=[1, 2]), json_with(ids=[1, 2, None]),
+    json_with(ids=[1.0, 2, 3]), json_with(note={"deep": ["}\n{", {}]}),
+    json_line({name: value for name, value in record(1).items() if name != "age"}),
+    json_line({name: [value, value] for name, value in record(1).items()}),
+    ONE_JSON.replace(b'"user": 1', b'"user": 1, "user": 2'), ONE_JSON.replace(b": 1,", b": 01,"),
+    ONE_JSON.replace(b"0.3333333333333333", b"1e400"), ONE_JSON.replace(b"Rome", b"a\\u0000b"),
+    ONE_JSON.replace(b"Rome", b"\\ud800"), ONE_JSON.replace(b"Rome", b"tab\there"),
+]  # fmt: skip
+ODD_CSV = [
+    b"", b"  ", b",,,,,,,,", b"1,2", ONE_CSV + b",9", ONE_CSV + b"\r", b"\xff" + ONE_CSV, csv_with(note='"x, y"'),
+    csv_with(note="a b"), csv_with(note="a\rb"), csv_with(note="\0"), csv_with(note="x" * 140_000),
+    *(csv_with(user=value) for value in ("", " 5", "5.0", "5.5", "0x1F", "+5", "1_000", "-0", "9" * 20)),
+    *(csv_with(age=value) for value in ("", " ", "300", "-1", "x")),
+    *(csv_with(price=value) for value in ("nan", "nan(1)", "-inf", "Infinity", "1e400", "1e-400", ".5")),
+    *(csv_with(bought=value) for value in ("tRuE", "0", "2", "1.0", "yes", "")),
+    *(csv_with(ids=value) for value in ("1 2", "1 2 3 4", "1  2", " 1 2", "1 2 x", "1,2 3")),
+    csv_with(ids="1 2", city="New York"), csv_with(city="nan"), csv_with(city="2024-01-01"),
+]  # fmt: skip
+
+
+def lines_with(odd, line):
+    lines = [line(row) for row in GOOD]
+    lines.insert(1234, odd)
+    return b"\n".join(lines) + b"\n"
+
+
+@pytest.mark.parametrize("odd", ODD_JSON)
+def test_an_odd_json_line_among_many(both, odd):
+    blocks, lines = both("jsonl", lines_with(odd, json_line))
+    assert blocks == lines
+
+
+@pytest.mark.parametrize("odd", ODD_CSV)
+def test_an_odd_csv_line_among_many(both, odd):
+    blocks, lines = both("csv", lines_with(odd, csv_line), names=CSV_NAMES)
+    assert blocks == lines
+
+
+PIECES = [b"", b"\n", b" ", b",", b"{", b"}", b'"', b"0", b"-", b"e", b"\r\n"]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["jsonl", "csv"]))
+def test_lines_with_bytes_changed_at_random(both, seed, kind):
+    rng = random.Random(seed)
+    line = json_line if kind == "jsonl" else csv_line
+    data = bytearray(b"\n".join(line(row) for row in GOOD[:12]) + b"\n")
+    for _ in range(rng.randrange(4)):
+        place = rng.randrange(len(data))
+        data[place : place + rng.randrange(3)] = rng.choice(
+            [b"", b"\n", b" ", b",", b"{", b"}", b'"', b"0", b"-", b"e", b"\r\n"]
+        )
+    options = {"names": CSV_NAMES} if kind == "csv" else {}
+    blocks, lines = both(kind, bytes(data), **options)
+    assert blocks == lines
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_most_lines_of_a_file_with_bad_ones_are_parsed_in_blocks(tmp_path, monkeypatch, kind):
+    line = json_line if kind == "jsonl" else csv_line
+    (tmp_path / f"part.{kind}").write_bytes(lines_with(b"{broken", line))
+    careful = []
+    reader = segments.CsvReader if kind == "csv" else segments.TextReader
+    decode = reader.decode
+    monkeypatch.setattr(reader, "decode", lambda self, lines: careful.extend(lines) or decode(self, lines))
+    stream = FileStream(tmp_path, SCHEMA, end="at_last", max_bad_share=1.0, names=CSV_NAMES if kind == "csv" else None)
+    rows = 0
+    while not stream.exhausted:
+        batch = stream.poll(1 << 20, 0)
+        rows += 0 if batch is None else batch.rows
+    assert rows == 2000
+    assert 1 <= len(careful) < 200

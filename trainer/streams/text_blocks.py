@@ -1,0 +1,191 @@
+"""Blocks of CSV or JSON lines parsed as a whole by pyarrow.
+
+A parser here gives either what reading line by line gives, to the bit, or an error: of `arrow.errors()`, with the block
+then read in smaller pieces and at last line by line. So what pyarrow takes otherwise than Python does is looked for
+first: text that is not UTF-8, quotes, lone carriage returns, hexadecimal integers, lines that are no row or several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import arrow
+from .schema import Column, Converted, Schema
+
+BlockParser = Callable[[bytes], tuple[Converted, int]]
+_LONGEST_FIELD = 131_072  # bytes; Python's csv module refuses longer fields
+_EXACT = float(2**53)  # a float64 does not tell larger integers apart
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
+
+
+class UnusualError(ValueError):
+    """The block is to be read line by line."""
+
+
+def available() -> bool:
+    """Return whether pyarrow is there to parse blocks."""
+    try:
+        import pyarrow.csv
+        import pyarrow.json  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def json_parser(schema: Schema) -> BlockParser | None:
+    """Return the parser of lines that are one JSON object each, or None where only the line by line way will do."""
+    import pyarrow as pa
+    import pyarrow.json as pa_json
+
+    if any(len(column.shape) > 1 for column in schema.fields.values()):
+        return None
+    wanted = pa.schema([(name, _type_of(column)) for name, column in schema.fields.items()])
+    options = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+
+    def parse(data: bytes) -> tuple[Converted, int]:
+        data = _lines(data)
+        rows = data.count(b"\n")
+        # A line end between } and { lies in no JSON value, so with as many rows as lines each line is one object.
+        if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
+            raise UnusualError
+        threaded = len(data) > _LEAST_THREADED
+        reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
+        table = pa_json.read_json(pa.BufferReader(data), reading, options)
+        return _converted(schema, {name: table.column(name) for name in schema.fields}, rows)
+
+    return parse
+
+
+def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> BlockParser | None:
+    """Return the parser of CSV lines with these fields, or None where only the line by line way will do."""
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    fields = schema.fields
+    between, within = delimiter.encode(), list_delimiter.encode()
+    required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
+    odd = [b'"', b"\0"]
+    odd += [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
+    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow takes nan(1)
+    if (
+        not (set(fields) <= set(names) and len(set(names)) == len(names) > 1 and len(between) == len(within) == 1)
+        or any(len(column.shape) > 1 or (column.shape and column.dtype.kind in "Ub") for column in fields.values())
+        or (delimiter.isspace() and not required)  # a line of nothing but delimiters is no row
+    ):
+        return None
+    cells, expected = _cells_of(fields, names, between, within)
+    listed = any(column.shape for column in fields.values())
+    types = {
+        cell: _type_of(fields[name], listed=False) for name, own in cells.items() for cell in own if name in fields
+    }
+    columns = [cell for own in cells.values() for cell in own]
+    parsing = pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, escape_char=False, ignore_empty_lines=True)
+    converting = pa_csv.ConvertOptions(
+        column_types=types,
+        include_columns=list(types),
+        null_values=[""],
+        strings_can_be_null=False,
+        true_values=["true", "True", "TRUE", "1"],
+        false_values=["false", "False", "FALSE", "0"],
+    )
+    others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
+
+    def parse(data: bytes) -> tuple[Converted, int]:
+        data = _lines(data)
+        if any(part in data for part in odd) or data.count(b"\r") != data.count(b"\r\n"):
+            raise UnusualError
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+        if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
+            raise UnusualError
+        rows = len(ends)
+        if listed:
+            if data.translate(None, others) != expected * rows:
+                raise UnusualError
+            data = data.replace(within, between)
+        threaded = len(data) > _LEAST_THREADED
+        reading = pa_csv.ReadOptions(
+            use_threads=threaded, block_size=len(data) // 2 + 1 if threaded else len(data) + 1, column_names=columns
+        )
+        table = pa_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
+        values = {
+            name: [table.column(cell) for cell in own] if fields[name].shape else table.column(own[0])
+            for name, own in cells.items()
+            if name in fields
+        }
+        return _converted(schema, values, rows)
+
+    return parse
+
+
+def _lines(data: bytes) -> bytes:
+    """Return whole lines of UTF-8 text, the last one with its end.
+
+    Raises:
+        UnicodeDecodeError, UnusualError: it is other text.
+    """
+    data.decode("utf-8")
+    if data.startswith(_BYTE_ORDER_MARK):  # pyarrow drops it
+        raise UnusualError
+    return data if data.endswith(b"\n") else data + b"\n"
+
+
+def _cells_of(
+    fields: Mapping[str, Column], names: Sequence[str], between: bytes, within: bytes
+) -> tuple[dict[str, list[str]], bytes]:
+    """Return each field's cells, one or those of its list, and the delimiters of a line with its end."""
+    cells = {}
+    for name in names:
+        count = fields[name].shape[0] if name in fields and fields[name].shape else 1
+        cells[name] = [f"{name}\n{index}" for index in range(count)]  # no header holds a line end
+    return cells, between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
+
+
+def _type_of(column: Column, listed: bool = True) -> Any:
+    import pyarrow as pa
+
+    kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
+    kind = kinds[column.dtype.kind]
+    for _ in column.shape if listed else ():
+        kind = pa.list_(kind)
+    return kind
+
+
+def _converted(schema: Schema, values: Mapping[str, Any], rows: int) -> tuple[Converted, int]:
+    """Convert Arrow columns, or lists of them, of `rows` rows of which none is bad.
+
+    Raises:
+        UnusualError: another number of rows, a value missing or one that does not fit.
+    """
+    arrays = {}
+    for name, value in values.items():
+        column = schema.fields[name]
+        if isinstance(value, list):
+            arrays[name] = np.stack([_array(part, Column(column.dtype), rows) for part in value], axis=1)
+        else:
+            arrays[name] = _array(value, column, rows)
+        if column.dtype.kind == "f" and rows and np.abs(arrays[name]).max() >= _EXACT:
+            raise UnusualError  # JSON integers, which Python reads as such
+    converted = schema.convert(arrays, rows)
+    if converted.reasons:
+        raise UnusualError  # line by line the reasons show the text as it stands
+    return converted, rows
+
+
+def _array(chunked: Any, column: Column, rows: int) -> np.ndarray:
+    array = chunked.combine_chunks()
+    if len(array) != rows:
+        raise UnusualError
+    if array.null_count and column.default is not None and not column.shape:
+        array = array.fill_null(column.default)
+    if array.null_count:
+        raise UnusualError
+    if column.dtype.kind == "U" and not column.shape:
+        return arrow.text(array)
+    flat = arrow.flat(array, int(np.prod(column.shape)))
+    if flat is None:
+        raise UnusualError
+    return flat.reshape(rows, *column.shape)
