@@ -34,6 +34,8 @@ class HealthFile(Callback):
         ConfigurationError: an argument is not of the kind named.
     """
 
+    main_only = True
+
     def __init__(self, path: str | Path, every: Every | int | None = None) -> None:
         self.path = Path(path)
         self.every = cadence("HealthFile", every, Every(seconds=5))

@@ -22,6 +22,8 @@ class LossMonitor(Callback):
         ConfigurationError: `every` is not a cadence or a positive whole number.
     """
 
+    main_only = True
+
     def __init__(self, every: Every | int = 1) -> None:
         self.every = cadence("LossMonitor", every)
 

@@ -115,8 +115,10 @@ class ModelCheckpoint(Callback):
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Take a snapshot when due, or when what was just measured is among the best."""
-        if self.every != "window" and self.every.due(trainer.state.progress):
-            self._due = True
+        if self.every != "window":
+            due = self.every.due(trainer.state.progress)
+            # clocks differ between processes, and all take part in a snapshot
+            self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due
         if self._due or self._measured is not None:
             self._settle(trainer, self.background)
 
@@ -183,7 +185,8 @@ class ModelCheckpoint(Callback):
             return
         kept = durable[-self.keep_last :] + best[: self.keep_best]
         dropped = [record for record in durable if record not in kept]
-        if not dropped:
+        if not dropped or not trainer.group.is_main:
+            self._records = [record for record in self._records if record not in dropped]
             return
         names = {record["name"] for record in dropped}
         others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]

@@ -33,6 +33,8 @@ class ProgressBar(Callback):
         ConfigurationError: a time is not a number >= 0.
     """
 
+    main_only = True
+
     order = 10
 
     def __init__(

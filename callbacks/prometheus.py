@@ -43,6 +43,8 @@ class PrometheusMonitor(Callback):
         OSError: at `setup`, the port is taken.
     """
 
+    main_only = True
+
     def __init__(
         self, port: int = 8000, addr: str = "127.0.0.1", every: Every | int | None = None, namespace: str = "trainer"
     ) -> None:

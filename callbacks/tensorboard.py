@@ -31,6 +31,8 @@ class TensorBoard(Callback):
         ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed.
     """
 
+    main_only = True
+
     def __init__(
         self,
         log_dir: str | Path | None = None,

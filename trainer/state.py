@@ -171,6 +171,7 @@ class State:
         window: metrics of the online window that closed last, or None.
         drift: what the drift detector saw last, or None.
         stop_reason: set when the run is to end.
+        stop_wish: why this process, of several, wants the run to end; they agree on it after the chunk under way.
         snapshot: path of the newest durable snapshot, or None.
         exception: the exception that ended the run, or None.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
@@ -186,6 +187,7 @@ class State:
     window: dict[str, float] | None = None
     drift: dict[str, Any] | None = None
     stop_reason: StopReason | None = None
+    stop_wish: StopReason | None = None
     snapshot: Path | None = None
     exception: BaseException | None = None
     skipped_steps: int = 0
@@ -195,7 +197,14 @@ class State:
         """Whether a signal has asked the run to end."""
         return self.stop_reason is not None and self.stop_reason.kind == "signal"
 
+    def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
+        """Let the run end for `reason`; one process of several can only wish for it."""
+        if not alone:
+            self.stop_wish = self.stop_wish or reason
+        elif self.stop_reason is None:
+            self.stop_reason = reason
+
     def begin(self, phase: Phase) -> None:
         """Forget what the call before left, counters and newest evaluation apart."""
-        self.phase, self.stop_reason, self.exception = phase, None, None
+        self.phase, self.stop_reason, self.stop_wish, self.exception = phase, None, None, None
         self.outputs = self.train_loss = self.window = self.drift = None

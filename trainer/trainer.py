@@ -11,6 +11,8 @@ from mindspore import nn
 from . import checks, compat
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
+from .distributed.exchange import make_exchange
+from .distributed.group import join
 from .embedding.table_feed import TableFeed
 from .graph import network_checks, precision
 from .graph.boost import make_boost
@@ -55,6 +57,7 @@ class Trainer:
         loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
 
     Attributes:
+        group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
         state: progress, newest outputs and metrics, why the run ended.
         callbacks: callbacks of the run under way, or of the last training.
         history: `History` of the run under way, or of the last training.
@@ -92,6 +95,7 @@ class Trainer:
         exact_resume: bool = False,
         loss_scale_manager: Any = None,
     ) -> None:
+        self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
         self.metrics = get_metrics(metrics)
@@ -124,7 +128,7 @@ class Trainer:
             clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
             clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
             transform=self.boost.transform(),
-            reduce=self.boost.reduce,
+            exchange=make_exchange(self.group, self.boost.combine),
         )
         self.builder = StepBuilder(
             network,
@@ -163,6 +167,7 @@ class Trainer:
         *,
         batch_size: int | None = None,
         shuffle: bool = True,
+        sharded: bool | None = None,
         max_steps: int | None = None,
         max_seconds: float | None = None,
         resume: str | Path | None = None,
@@ -180,6 +185,8 @@ class Trainer:
             sink_size: steps a call; -1 chooses (up to 32, by size). Hooks run once a call.
             batch_size: rows a batch, for arrays.
             shuffle: whether arrays are shuffled, anew each epoch, from the seed alone.
+            sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
+                num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
             resume: a snapshot, a folder of snapshots or a run folder to go on from; "auto" goes on when there is
@@ -202,6 +209,7 @@ class Trainer:
             checks.sink_steps(dataset_sink_mode, sink_size),
             batch_size=batch_size,
             shuffle=shuffle,
+            sharded=sharded,
             max_steps=max_steps,
             max_seconds=max_seconds,
             resume=resume,
@@ -280,7 +288,12 @@ class Trainer:
         )
 
     def evaluate(
-        self, dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True, *, batch_size: int | None = None
+        self,
+        dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        *,
+        batch_size: int | None = None,
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
@@ -319,9 +332,8 @@ class Trainer:
     # -- what callbacks use ------------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
-        """Ask the run to end after the step in flight; the first reason given stands."""
-        if self.state.stop_reason is None:
-            self.state.stop_reason = StopReason(kind, reason)
+        """Ask the run to end after the step in flight; the first reason given stands, for all processes."""
+        self.state.ask_to_stop(StopReason(kind, reason), alone=self.group.size == 1)
 
     @property
     def learning_rate(self) -> float | None:
@@ -401,8 +413,9 @@ class Trainer:
         self.saver.prune(Path(root), keep)
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
-        """Make the pointer file "last" or "best" of `root` name a snapshot."""
-        set_pointer(Path(root), pointer, name)
+        """Make the pointer file "last" or "best" of `root` name a snapshot; rank 0 alone writes it."""
+        if self.group.is_main:
+            set_pointer(Path(root), pointer, name)
 
     def commit(self, position: Mapping[str, Any] | None) -> None:
         """Tell the data source that everything before `position` is in a durable snapshot."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from ..distributed.exchange import BEFORE
 from ..graph.dropout import COUNTER
 from ..run import seed
 from .ckpt_files import compare
@@ -33,7 +34,7 @@ def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
     cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, trainer.optimizer), (STEP, trainer.builder.step)]
     for group, cell in cells:
         for parameter in cell.get_parameters() if cell is not None else ():
-            if id(parameter) not in seen:
+            if id(parameter) not in seen and not parameter.name.startswith(BEFORE):
                 seen.add(id(parameter))
                 groups[group][parameter.name] = parameter
     scaler = trainer.scaler

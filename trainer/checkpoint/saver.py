@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
+from ..distributed.dense_state import forget_open_windows, synchronize
 from ..errors import CheckpointError, ConfigurationError
 from . import capture
 from .background import BackgroundWriter
@@ -53,6 +54,10 @@ class Saver:
         trainer = self._trainer
         step = trainer.state.progress.global_step
         path = Path(root) / checkpoint.step_name(step)
+        synchronize(trainer)
+        if not trainer.group.is_main:  # rank 0 writes, and what it writes is the same here
+            trainer.report_snapshot(path)
+            return path
         policy = trainer.tables.delta_policy if trainer.tables is not None else None
         base = None
         if policy is not None:
@@ -113,6 +118,8 @@ class Saver:
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
         """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
+        if not self._trainer.group.is_main:
+            return
         checkpoint.prune(root, keep, trust=self.written)
 
     def load(
@@ -142,6 +149,7 @@ class Saver:
             trainer.tables.load_states(capture.part_states(snapshot, "tables"))
         if not weights_only:
             trainer.state.snapshot = snapshot.path
+            forget_open_windows(trainer)
             capture.restore_parts(trainer, snapshot)
             capture.restore_state(trainer, snapshot.state, cursor)
         logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
@@ -179,6 +187,7 @@ class Saver:
         if self._trainer.state.snapshot is None:
             raise CheckpointError("cannot roll back: this run has no snapshot yet; add ModelCheckpoint")
         self.wait()
+        self._trainer.group.any(False)  # no process reads before rank 0 has written
         snapshot = checkpoint.read(self._trainer.state.snapshot)
         groups = {group: snapshot.tensors(group) for group in snapshot.groups}
         capture.restore_tensors(self._trainer, groups, strict=True, weights_only=False)

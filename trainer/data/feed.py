@@ -36,7 +36,8 @@ class Chunk:
         stacked: whether the columns carry the leading batch axis.
         num_batches: batches in the chunk.
         num_steps: optimizer updates the chunk completes.
-        num_samples: rows in the chunk.
+        num_samples: rows in the chunk; 0 where they are made up (see `Item`).
+        all_samples: rows that all processes together have in this step's chunks.
         flush: whether the accumulation window closes after the last batch, full or not.
         ends_epoch: whether the source ended after this chunk.
         position: JSON-able place right after the chunk's last row.
@@ -52,6 +53,7 @@ class Chunk:
     num_batches: int
     num_steps: int
     num_samples: int
+    all_samples: int
     flush: bool
     ends_epoch: bool
     position: dict[str, Any]
@@ -305,6 +307,7 @@ class Feed:
         if options.transform is not None:
             group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
             columns, sparse = options.transform.prepare(group)
+        rows = len(items) * len(items[0].columns[0])
         signature = tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
             for name, column in zip(self.source.names or (), columns, strict=False):
@@ -318,7 +321,8 @@ class Feed:
             stacked=stacked,
             num_batches=len(items),
             num_steps=steps,
-            num_samples=len(items) * len(items[0].columns[0]),
+            num_samples=0 if items[0].made_up else rows,
+            all_samples=rows if items[0].step_rows is None else len(items) * items[0].step_rows,
             flush=flush,
             ends_epoch=ends,
             position=position,
@@ -340,9 +344,11 @@ def _newest(items: Sequence[Item]) -> float | None:
 
 
 def _same_shapes(one: Item, other: Item) -> bool:
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(one.columns, other.columns, strict=False)
-    ) and len(one.columns) == len(other.columns)
+    return (
+        one.kind == other.kind
+        and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(one.columns, other.columns, strict=False))
+        and len(one.columns) == len(other.columns)
+    )
 
 
 def _stack(items: Sequence[Item], size: int) -> Columns:

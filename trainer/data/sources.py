@@ -33,11 +33,17 @@ class Item(NamedTuple):
         columns: arrays with the rows on axis 0.
         state: what the source needs to go on after this batch, or None.
         extras: host-side companions of the rows (event time, group), never sent to the device.
+        kind: batches of different kinds never share a call.
+        made_up: whether the rows are not to count: there are none for this process in a step that others have rows for.
+        step_rows: rows of the step over all processes; None: there is no other process.
     """
 
     columns: Columns
     state: Any = None
     extras: Mapping[str, Any] | None = None
+    kind: Any = None
+    made_up: bool = False
+    step_rows: int | None = None
 
 
 class Source:
@@ -57,6 +63,7 @@ class Source:
         one_shot: whether it can be read only once, as a generator can.
         ended: why an endless source has given its last batch, "idle" or "stream_end"; None until then.
         dataset: the `mindspore.dataset` pipeline that is read, or None.
+        separate: whether each of several processes has rows of its own, of which the others know nothing.
     """
 
     names: tuple[str, ...] | None = None
@@ -71,6 +78,7 @@ class Source:
     one_shot: bool = False
     ended: str | None = None
     dataset: Any = None
+    separate: bool = False
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.
@@ -201,14 +209,20 @@ class ArraySource(Source):
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches; any position is reached without reading what lies before it."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.rows) if self.shuffle else None
+        order = self.order(epoch)
         for first in range(start * self.batch_size, self.rows, self.batch_size):
-            last = first + self.batch_size
-            if order is None:
-                yield Item(tuple([column[first:last] for column in self._columns]))
-            else:
-                rows = order[first:last]
-                yield Item(tuple([column[rows] for column in self._columns]))
+            yield Item(self.cut(order, first, first + self.batch_size))
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Return the numbers of the rows in the order of `epoch`, or None for the order they have."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.rows) if self.shuffle else None
+
+    def cut(self, order: np.ndarray | None, first: int, last: int) -> Columns:
+        """Return the columns of the rows from number `first` of `order` up to number `last`."""
+        if order is None:
+            return tuple([column[first:last] for column in self._columns])
+        rows = order[first:last]
+        return tuple([column[rows] for column in self._columns])
 
 
 class PipelineSource(Source):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigurationError, TrainerError
-from .launched import is_launched, process_count
+from .launched import cannot_meet, is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,25 @@ class Group:
     def total(self, array: np.ndarray) -> np.ndarray:
         """Return the sum over processes, added in the order of ranks in the array's own dtype: exact and the same."""
         return array if self.size == 1 else self.gather(array).sum(0, dtype=array.dtype)
+
+    def from_main(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns on rank 0, where alone it is called; JSON-able.
+
+        Raises:
+            ConfigurationError: on all processes, when rank 0 raises it; what else it raises stays on rank 0.
+        """
+        if self.size == 1:
+            return make()
+        value, refused = None, None
+        if self.is_main:
+            try:
+                value = make()
+            except ConfigurationError as error:
+                refused = str(error)
+        value, refused = self.gather_json([value, refused])[0]
+        if refused is not None:
+            raise ConfigurationError(refused)
+        return value
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any process."""
@@ -157,17 +177,24 @@ def join() -> Group:
     A scheduler process, which `msrun` starts with the same command as the others, stays in this call to its end.
 
     Raises:
-        ConfigurationError: several processes by a launcher whose variables say nothing of where to meet.
+        ConfigurationError: a launcher started several processes, and they cannot meet.
     """
     global _world
     if _world is not None:
         return _world
-    if not is_launched() and process_count() == 1:
-        return SINGLE
+    count = process_count()
+    if not is_launched():
+        if count == 1:
+            return SINGLE
+        if "MS_ROLE" in os.environ:
+            raise cannot_meet(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
     from mindspore import communication
 
     if not communication.GlobalComm.INITED:
-        communication.init()
+        try:
+            communication.init()
+        except (RuntimeError, ValueError) as error:
+            raise cannot_meet(count, error) from error
     rank, size = int(communication.get_rank()), int(communication.get_group_size())
     if size == 1:
         return SINGLE

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, did_you_mean
-from .launched import RESTART_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, WORKER
+from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, WORKER
 
 GRACE_SECONDS = 5.0  # for the others to end by themselves, and to say why, once one process has failed
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL then: one that waits for a dead one in a collective hears nothing
@@ -193,6 +193,7 @@ class Supervisor:
         self.told: int | None = None
         self._processes: list[_Process] = []
         self._workers: list[_Process] = []
+        self._run_folder: str | None = None
 
     def say(self, text: str) -> None:
         """Tell the user something on standard error."""
@@ -245,6 +246,8 @@ class Supervisor:
             RUN_NOTE_VARIABLE: str(note),
             RESTART_VARIABLE: str(attempt),
         }
+        if self._run_folder is not None:
+            common[RESUME_VARIABLE] = self._run_folder
         if job.node_rank == 0:
             scheduler = [sys.executable, "-c", _SCHEDULER]
             self._processes.append(
@@ -305,8 +308,10 @@ class Supervisor:
 
     def _keep_logs(self, folder: Path, note: Path) -> None:
         """Move the logs to where they stay: into the run folder that rank 0 has named, if it named one."""
-        if self.job.logs is None and note.is_file():
-            kept = Path(note.read_text("utf-8")) / LOGS
+        if note.is_file():
+            self._run_folder = note.read_text("utf-8")
+        if self.job.logs is None and self._run_folder is not None:
+            kept = Path(self._run_folder) / LOGS
             with contextlib.suppress(OSError):
                 kept.mkdir(parents=True, exist_ok=True)
                 for process in self._processes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..errors import ConfigurationError
 
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
 RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
 RESTART_VARIABLE = "TRAINER_RESTART"  # how often the supervisor has started the job again
+RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a job started again goes on with
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
@@ -26,20 +28,26 @@ def process_count(environment: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
+def note_run_folder(run_dir: Path) -> None:
+    """Tell the supervisor, if there is one, where the run writes to."""
+    note = os.environ.get(RUN_NOTE_VARIABLE)
+    if note:
+        Path(note).write_text(str(run_dir.absolute()), "utf-8")
+
+
+def folder_to_resume() -> str | None:
+    """Return the run folder that the supervisor wants this process, started again, to go on with."""
+    return os.environ.get(RESUME_VARIABLE)
+
+
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether msrun or `trainer launch` started this process as part of a job, of one worker even."""
     return environment.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in environment
 
 
-def refuse_replicas() -> None:
-    """Refuse to train as one of several processes that do not exchange their gradients.
-
-    Raises:
-        ConfigurationError: a launcher started more than one process.
-    """
-    count = process_count()
-    if count > 1:
-        raise ConfigurationError(
-            f"this process is one of {count} started by a launcher, and training on several processes is not supported "
-            "yet: each would train a network of its own; start the script without msrun or mpirun"
-        )
+def cannot_meet(count: int, reason: object) -> ConfigurationError:
+    """Return the error of processes that a launcher started and that cannot exchange their gradients."""
+    return ConfigurationError(
+        f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
+        "network of its own; start them with `trainer launch` or msrun"
+    )

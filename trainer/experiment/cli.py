@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..hooks import mask_text
 
@@ -163,6 +164,12 @@ def _train(given: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"trainer {given.command} takes either CONFIG (a new run) or --resume RUN (which has its configuration)"
         )
+    if given.resume is None and folder_to_resume() is not None:
+        given.config, given.resume, given.overrides = (
+            None,
+            folder_to_resume(),
+            [],
+        )  # the run's own configuration has them
     source = Path(given.config) if given.resume is None else rundir.existing_run(given.resume)
     with _project(source):
         config = _load(source, given)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.sources import is_arrays
+from ..distributed.launched import note_run_folder
 from ..errors import ConfigurationError
 from ..hooks import MASK, Callback, ProgressBar
 from . import rundir
@@ -62,7 +63,8 @@ def _require(config: ExperimentConfig, split: str, command: str) -> None:
 def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     offline = command == "fit"
     experiment = build(config, ("train", "valid", "test") if offline else ("stream", "test"))
-    run_dir = config.run_dir if resume else rundir.claim_run_dir(config.run_dir)
+    group = experiment.trainer.group
+    run_dir = config.run_dir if resume else Path(group.from_main(lambda: str(rundir.claim_run_dir(config.run_dir))))
     if run_dir != config.run_dir:
         logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
     config = replace(config, run_dir=run_dir)
@@ -73,11 +75,15 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     if MASK in recorded:
         logger.warning("the configuration holds a credential, which is not written to the run folder: %s", BETTER)
     callbacks = [*(experiment.callbacks or [ProgressBar()])]
-    if resume:
-        callbacks.append(_ResumeRecord(config))
+    if group.is_main:
+        note_run_folder(run_dir)
     else:
+        run_dir = rundir.scratch_folder()  # what every process writes down, rank 0 alone keeps
+    if resume and group.is_main:
+        callbacks.append(_ResumeRecord(config))
+    elif not resume:
         rundir.write_record(run_dir, config, command)
-    logger.info("run folder: %s", run_dir)
+    logger.info("run folder: %s", config.run_dir)
     # "auto" starts over, with a warning, when the run was killed before its first snapshot
     from_where = "auto" if resume else None
     began = time.monotonic()

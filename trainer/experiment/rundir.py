@@ -20,6 +20,7 @@ import math
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -62,6 +63,16 @@ def claim_run_dir(wanted: Path) -> Path:
         except OSError as error:
             raise ConfigurationError(f"run_dir: {folder} cannot be made: {error.strerror or error}") from error
     raise AssertionError("unreachable")
+
+
+def scratch_folder() -> Path:
+    """Return a folder for a process whose records nobody keeps; it is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
+    _scratch.append(folder)
+    return Path(folder.name)
+
+
+_scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def withdraw(run_dir: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, mint, nn, ops
 
 from ..checks import is_number, number, refuse, whole
+from ..distributed.group import join
 from ..errors import ConfigurationError, did_you_mean
 from ..state import Stateful
 
@@ -91,13 +92,13 @@ class Boost:
         parts: names of the parts that are on; one found later to be off is followed by the reason.
         centralized: for each trained parameter whether its gradient is centralized; empty when none is.
         freezing: which layers freeze when, or None.
-        reduce: function that combines the gradients of the processes, or None.
+        combine: cell that combines the gradients of the processes in place of their mean, or None.
     """
 
     parts: tuple[str, ...] = ()
     centralized: tuple[bool, ...] = ()
     freezing: Freezing | None = field(default=None, compare=False)
-    reduce: Callable[..., Any] | None = None
+    combine: nn.Cell | None = None
 
     def transform(self, first: int = 0) -> Callable[..., Any] | None:
         """Return the function for the gradients of the parameters from number `first` on, or None."""
@@ -145,7 +146,7 @@ def make_boost(
         for depth in depths:
             slice_optimizer(optimizer, depth)  # refuses here rather than at the first frozen step
         freezing = Freezing(seed, config.freeze_share, depths, config.freeze_after)
-    processes = process_count()
+    processes = join().size
     combine = level == "O2" and config.adasum and processes > 1
     on = {CENTRALIZATION: any(centralized), FREEZING: freezing is not None, ADASUM: combine}
     boost = Boost(
@@ -164,7 +165,7 @@ def _tell(level: str, boost: Boost, parameters: Sequence[Parameter], processes: 
         names = ", ".join(parameters[depth].name for depth in boost.freezing.depths)
         lines.append(f"freezes what comes before {names} in {boost.freezing.share:.0%} of the calls")
     if level == "O2":
-        lines.append(f"adasum over {processes} processes" if boost.reduce else "adasum is off (one process)")
+        lines.append(f"adasum over {processes} processes" if boost.combine else "adasum is off (one process)")
     logger.info("boost %s: %s", level, "; ".join(lines) or "nothing to do for this network")
 
 
@@ -302,16 +303,6 @@ def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
 
 
 # -- adasum -----------------------------------------------------------------------------------------------------------
-
-
-def process_count() -> int:
-    """Return how many processes train together; 1 when communication was not started."""
-    from mindspore.communication import get_group_size
-
-    try:
-        return int(get_group_size())
-    except (RuntimeError, ValueError):
-        return 1
 
 
 class Adasum(nn.Cell):

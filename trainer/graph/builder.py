@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
 from ..data.feed import Chunk, to_tensor
-from ..distributed.launched import refuse_replicas
 from ..errors import ConfigurationError
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..state import StepOutputs
@@ -70,7 +71,6 @@ class StepBuilder:
         boost: Boost | None = None,
         steps_done: Callable[[], int] = lambda: 0,
     ) -> None:
-        refuse_replicas()
         self.network = network
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -158,7 +158,7 @@ class StepBuilder:
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
             return _single_runner(self._one_step(options, depth), options)
-        return _sunk_runner(self._sunk_steps(options, size, sample, depth), options.keep_predictions)
+        return _sunk_runner(self._sunk_steps(options, size, sample, depth), options)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
         """Compile what `train` would run on chunks like `sample`, without running it.
@@ -175,7 +175,7 @@ class StepBuilder:
             with self.training():
                 cell.set_train(True)
                 try:
-                    cell.compile(*leading, *sample.tensors)
+                    cell.compile(*leading, *_inputs_of(options)(sample))
                 except Exception as error:
                     raise to_graph_error(error, sample) from None
 
@@ -318,35 +318,50 @@ class StepBuilder:
                     part.set_train(mode)
 
 
+def _inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
+    """Return what gives the inputs of a program from a chunk: its tensors and, among processes, what rows they have."""
+    if options.exchange is None:
+        return operator.attrgetter("tensors")
+
+    def inputs(chunk: Chunk) -> tuple[Tensor, ...]:
+        rows = np.array([chunk.num_samples, chunk.all_samples], np.float32) / chunk.num_batches
+        if chunk.stacked:
+            rows = np.tile(rows, (len(chunk.arrays[0]), 1))
+        return (*chunk.tensors, Tensor(rows))
+
+    return inputs
+
+
 def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
     step.set_train(True)
     run = GraphCall(step)
     leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
-    keep = options.keep_predictions
+    keep, inputs = options.keep_predictions, _inputs_of(options)
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
-            loss, prediction = run(*leading[chunk.flush], *chunk.tensors, like=chunk.signature)
+            loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.num_samples)
+        return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
 
     return train
 
 
-def _sunk_runner(sunk: SunkSteps, keep: bool) -> TrainRunner:
+def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
     sunk.set_train(True)
     run = GraphCall(sunk)
+    keep, inputs = options.keep_predictions, _inputs_of(options)
     flags = (Tensor(False), Tensor(True))
     counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
             count, flush = counts[chunk.num_batches], flags[chunk.flush]
-            losses, predictions = run(count, flush, *chunk.tensors, like=chunk.signature)
+            losses, predictions = run(count, flush, *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.num_samples)
+        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
 
     return train
 

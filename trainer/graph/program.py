@@ -31,7 +31,9 @@ class StepOptions:
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
         clip_value: bound of each gradient entry, or None.
         transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
-        reduce: function of the gradient tuple that averages it over processes, or None.
+        exchange: makes, of the step's buffers, what adds gradients up over processes
+            (`trainer.distributed.exchange.Exchange`); every batch then comes with the number of its rows as a last
+            input. None with one process.
         keep_predictions: also return the network's output of the training forward.
     """
 
@@ -42,7 +44,7 @@ class StepOptions:
     clip_norm: float | None = None
     clip_value: float | None = None
     transform: Callable[..., Any] | None = None
-    reduce: Callable[..., Any] | None = None
+    exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False
 
 
@@ -130,7 +132,7 @@ class TrainStep(nn.Cell):
         self.clip_norm = options.clip_norm
         self.clip_value = options.clip_value
         self.transform = options.transform
-        self.reduce = options.reduce
+        self.exchange = options.exchange(buffers) if options.exchange is not None else None
         # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
@@ -165,38 +167,71 @@ class TrainStep(nn.Cell):
                 self.gradient_sum += tuple(tables.gradient_sums)
 
     def _scaled_loss(self, *columns):
-        loss, prediction = self.forward(*columns)
+        if self.exchange is not None:
+            loss, prediction = self.forward(*columns[:-1])
+            weighed = self.exchange.weigh(loss, columns[-1])
+        else:
+            loss, prediction = self.forward(*columns)
+            weighed = loss
         if self.scaler is not None:
-            return self.scaler.scale(loss), loss, prediction
-        return loss, loss, prediction
+            return self.scaler.scale(weighed), loss, prediction
+        return weighed, loss, prediction
 
     def construct(self, flush, *columns):
         """Train one batch; `flush` (bool scalar) closes an accumulation window early. Returns (loss, prediction)."""
+        everyones_rows = None
+        if self.exchange is not None:
+            everyones_rows = columns[-1]
+            columns = columns[:-1]
         rows = ()
         if self.table_inputs:
             rows = self.tables.begin(columns[-self.table_inputs :])
             columns = columns[: -self.table_inputs]
         if self.accumulate > 1:
-            return self._accumulate(flush, columns, rows)
+            return self._accumulate(flush, columns, rows, everyones_rows)
         self._save_buffers()
-        (_, loss, prediction), gradients = self.value_and_grad(*columns)
-        self._update(gradients, ops.isfinite(loss), rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows)
+        sound = self._statistics_are_finite()
+        if self.exchange is not None:
+            gradients, loss, sound = self.exchange.mean(gradients, everyones_rows, loss, sound)
+        self._update(gradients, ops.isfinite(loss), sound, rows)
         return loss, prediction
 
-    def _accumulate(self, flush, columns, table_rows):
+    def _forward_and_backward(self, columns, everyones_rows):
+        if self.exchange is None:
+            return self.value_and_grad(*columns)
+        self.exchange.remember()
+        made = self.value_and_grad(*columns, everyones_rows)
+        self.exchange.forget_made_up(everyones_rows)
+        return made
+
+    def _statistics_are_finite(self):
+        """A ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it."""
+        return amp.all_finite(self.statistics) if self.statistics else True
+
+    def _accumulate(self, flush, columns, table_rows, everyones_rows):
         if self.guard and self.micro_step == 0:
             self._save_buffers()
-        (_, loss, prediction), gradients = self.value_and_grad(*columns)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows)
         rows = columns[0].shape[0]
+        if self.exchange is not None:
+            rows = everyones_rows[1]
+            loss = self.exchange.mean_loss(loss, everyones_rows)
         for index, gradient in enumerate(gradients):
+            if self.exchange is not None:
+                gradient = self.exchange.own(gradient, everyones_rows)
             ops.assign_add(self.gradient_sum[index], ops.cast(gradient, mstype.float32) * rows)
         ops.assign_add(self.weight_sum, ops.cast(rows, mstype.float32))
         done = self.micro_step + 1
         if ops.logical_or(done >= self.accumulate, flush):
-            means = ()
-            for total in self.gradient_sum:
-                means += (total / self.weight_sum,)
-            self._update(means, ops.isfinite(loss), table_rows)
+            sound = self._statistics_are_finite()
+            if self.exchange is not None:
+                means, sound = self.exchange.mean_of_sums(self.gradient_sum, self.weight_sum, everyones_rows, sound)
+            else:
+                means = ()
+                for total in self.gradient_sum:
+                    means += (total / self.weight_sum,)
+            self._update(means, ops.isfinite(loss), sound, table_rows)
             for total in self.gradient_sum:
                 ops.assign(total, ops.zeros_like(total))
             ops.assign(self.weight_sum, ops.zeros_like(self.weight_sum))
@@ -205,11 +240,9 @@ class TrainStep(nn.Cell):
             ops.assign(self.micro_step, done)
         return loss, prediction
 
-    def _update(self, gradients, loss_is_finite, table_rows):
+    def _update(self, gradients, loss_is_finite, statistics_are_finite, table_rows):
         if self.scaler is not None:
             gradients = self.scaler.unscale(gradients)
-        if self.reduce is not None:
-            gradients = self.reduce(gradients)
         if self.transform is not None:
             gradients = self.transform(gradients[: self.dense]) + gradients[self.dense :]
         if not self.guard:
@@ -217,8 +250,7 @@ class TrainStep(nn.Cell):
             return
         finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
         if self.statistics:
-            # a ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it
-            finite = ops.logical_and(finite, amp.all_finite(self.statistics))
+            finite = ops.logical_and(finite, statistics_are_finite)
         if self.scaler is not None:
             self.scaler.adjust(finite)
         apply = finite

@@ -37,7 +37,7 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
         return
     check_idle(trainer)
     trained_with = trainer.callbacks, trainer.history
-    trainer.callbacks, trainer.history = make_callbacks(callbacks)
+    trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.begin(phase)
     try:
         with redirect_graph_dumps(), StopOnSignal(lambda name: trainer.stop(name, kind="signal")) as signals:
@@ -59,7 +59,7 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
 def _nested(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     kept = trainer.callbacks, trainer.history, state.phase, state.metrics
-    trainer.callbacks, trainer.history = make_callbacks(callbacks)
+    trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.phase = phase
     try:
         yield StopOnSignal(lambda name: None)  # the run's own handlers stay in place
@@ -78,8 +78,11 @@ def check_idle(trainer: Trainer) -> None:
         raise ConfigurationError(f"the trainer is busy with {trainer.state.phase.value}; one run at a time")
 
 
-def make_callbacks(callbacks: Any) -> tuple[CallbackList, History]:
-    """Return the list of what a user gave (None: a progress bar), MindSpore's own adapted, and its `History`."""
+def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, History]:
+    """Return the list of what a user gave (None: a progress bar), MindSpore's own adapted, and its `History`.
+
+    Where the process is not the `main` one of several, callbacks for that one alone are left out.
+    """
     if callbacks is None:
         given: list[Any] = [ProgressBar()]
     elif isinstance(callbacks, Iterable):
@@ -87,6 +90,7 @@ def make_callbacks(callbacks: Any) -> tuple[CallbackList, History]:
     else:
         given = [callbacks]
     adapted = [callback if isinstance(callback, Callback) else adapt(callback) for callback in given]
+    adapted = [callback for callback in adapted if main or not callback.main_only]
     history = next((callback for callback in adapted if isinstance(callback, History)), None)
     if history is None:
         history = History()

@@ -11,6 +11,7 @@ from ..data import column_checks
 from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
 from ..data.sources import Item, Source, make_source
+from ..distributed.supported import check_training
 from ..embedding.table_feed import TableFeed, check_trainable, has_tables
 from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
@@ -56,7 +57,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     check_trainable(trainer.network, trainer.optimizer)
 
     def batches_per_call(item: Item) -> int:
-        steps = steps_per_call
+        steps = 1 if source.separate else steps_per_call
         if steps is None:
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
@@ -71,6 +72,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         feed_options.inspect = describe_non_finite
     feed = Feed(source, feed_options)
     find_tables(trainer, feed)
+    check_training(trainer, source)
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
     return feed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.feed import Feed
+from ..distributed.dense_state import synchronize
 from ..errors import DataError
 from ..state import Phase
 from . import loop
@@ -37,6 +38,7 @@ def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | N
 def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
     """Evaluate once on `feed` and return the results; empty when a signal asked to leave."""
     read_tables(trainer, feed)
+    synchronize(trainer)
     cell = trainer.builder.evaluate_cell()
     with trainer.builder.inference(cell):
         return loop.evaluate(trainer, feed, cell, trainer.metrics, trainer.eval_indexes, interruptible=interruptible)

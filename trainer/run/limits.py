@@ -37,11 +37,15 @@ class Limits:
         self._started = time.monotonic()
 
     def reached(self, progress: Progress) -> str | None:
-        """Return the name and value of the bound that `progress` has reached, or None."""
+        """Return the name and value of the bound of epochs or steps that `progress` has reached, or None."""
         if self.epochs is not None and progress.epoch >= self.epochs:
             return f"epochs={self.epochs}"
         if self.steps is not None and progress.global_step >= self.steps:
             return f"steps={self.steps}"
+        return None
+
+    def out_of_time(self) -> str | None:
+        """Return the name and value of the bound of seconds once it is reached, by this process's clock."""
         if self.seconds is not None and time.monotonic() - self._started >= self.seconds:
             return f"seconds={self.seconds}"
         return None

@@ -52,7 +52,7 @@ def _train_epoch(run: Run) -> bool:
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     begins = run.callbacks.bound("on_train_step_begin")
     source = run.feed.source
-    chunks = run.feed.chunks(run.cursor.position, run.limits.steps_left(state.progress), run.stopped)
+    chunks = run.chunks()
     trained = False
     try:
         for chunk in chunks:
@@ -61,6 +61,7 @@ def _train_epoch(run: Run) -> bool:
                 call("on_train_step_begin", trainer)
             state.outputs = run.step(chunk)
             _after_step(run, chunk)
+            run.agree()
             if chunk.ends_epoch or run.stopped():
                 return True
     finally:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspore import Parameter
+
 from ..data.feed import Chunk, Feed
+from ..distributed.agreement import agree_to_stop, everyones_chunks
+from ..distributed.dense_state import align
 from ..errors import ConfigurationError, did_you_mean
 from ..graph.builder import TrainRunner
 from ..graph.dropout import repeatable
@@ -51,6 +55,7 @@ class Run:
     ) -> None:
         self.trainer = trainer
         self.callbacks = trainer.callbacks
+        self.group = trainer.group
         self.feed = feed
         self.options = options
         self.limits = limits
@@ -77,7 +82,7 @@ class Run:
         progress = self.trainer.state.progress
         progress.global_step += chunk.num_steps
         progress.step_in_epoch += chunk.num_steps
-        progress.samples_seen += chunk.num_samples
+        progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
 
     def at_epoch_start(self) -> bool:
@@ -98,6 +103,8 @@ class Run:
             return False
         every = self.cursor.valid_every
         due = chunk.ends_epoch if every is None else every.due(self.trainer.state.progress)
+        if every is not None and every.unit == "seconds":
+            due = self.group.any(due)
         return due and not self.trainer.state.told_to_leave
 
     def validate(self) -> dict[str, float]:
@@ -111,9 +118,29 @@ class Run:
         if state.stop_reason is not None:
             return True
         reached = self.limits.reached(state.progress)
+        if reached is None and self.group.size == 1:
+            reached = self.limits.out_of_time()
         if reached is not None:
             state.stop_reason = StopReason("limit", reached)
         return reached is not None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks from the cursor's position to the end of the epoch; as many on every process."""
+        chunks = self.feed.chunks(
+            self.cursor.position, self.limits.steps_left(self.trainer.state.progress), self.stopped
+        )
+        if not self.feed.source.separate or self.group.size == 1:
+            return chunks
+        return everyones_chunks(self.group, chunks)
+
+    def agree(self) -> None:
+        """Settle with the other processes whether to stop: where one wishes to, all do."""
+        state = self.trainer.state
+        if self.group.size == 1 or state.stop_reason is not None:
+            return
+        late = self.limits.out_of_time()
+        wish = state.stop_wish or (None if late is None else StopReason("limit", late))
+        state.stop_reason = agree_to_stop(self.group, wish)
 
 
 def train(
@@ -150,6 +177,7 @@ def train(
                 logger.warning(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
+        align(trainer.group, trained_parameters(trainer))
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
@@ -162,6 +190,15 @@ def train(
             loop.train(run)
     finally:
         feed.close()
+
+
+def trained_parameters(trainer: Trainer) -> list[Parameter]:
+    """Return what all processes must begin with alike: the network's parameters and the optimizer's."""
+    found = [*trainer.network.get_parameters()]
+    seen = {id(parameter) for parameter in found}
+    if trainer.optimizer is not None:
+        found += [parameter for parameter in trainer.optimizer.get_parameters() if id(parameter) not in seen]
+    return found
 
 
 def produced_names(trainer: Trainer, validated: bool, online: OnlineMetrics | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import checks
 from ..data import column_checks
+from ..data.shards import make_shard
 from ..data.sources import is_arrays, make_source
 from ..data.stream_source import StreamSource, as_stream
 from ..errors import ConfigurationError, DataError
@@ -36,6 +37,7 @@ def fit(
     *,
     batch_size: int | None,
     shuffle: bool,
+    sharded: bool | None,
     max_steps: int | None,
     max_seconds: float | None,
     resume: str | Path | None,
@@ -48,7 +50,9 @@ def fit(
         valid = inference_feed(trainer, valid_dataset, batch_size if is_arrays(valid_dataset) else None)
         if is_arrays(valid_dataset) and not is_arrays(train_dataset):
             batch_size = None  # it was for the validation arrays
-    source = make_source(train_dataset, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed)
+    source = make_shard(
+        train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
+    )
     every = Every(valid_every) if isinstance(valid_every, int) else valid_every
     trainer.state.progress.step_in_epoch = 0
     with call(trainer, Phase.FIT, callbacks) as signals:

@@ -22,11 +22,11 @@ def test_the_number_of_processes_is_read_from_the_launcher(environment, count):
     assert process_count(environment) == count
 
 
-def test_replicas_that_would_drift_apart_are_refused(monkeypatch, linear):
+def test_processes_that_cannot_meet_are_refused(monkeypatch, linear):
     from mindspore import nn
 
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     network = linear()
-    with pytest.raises(ConfigurationError, match="one of 2 started by a launcher"):
+    with pytest.raises(ConfigurationError, match="one of 2 started by a launcher, and they cannot meet"):
         Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))

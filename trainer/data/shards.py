@@ -1,0 +1,164 @@
+"""Which rows of a dataset a process trains on, so that the processes of a step train on one process's larger batch.
+
+Step k of N processes with batches of B rows takes the rows that one process with batches of N * B rows would take.
+Every process works out all of a step's shapes, so that all call the same programs without asking each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..distributed.group import Group
+from .sources import ArraySource, Columns, Item, PipelineSource, Source, is_arrays, make_source
+
+logger = logging.getLogger(__name__)
+
+
+class ShardedArrays(ArraySource):
+    """Arrays of which each process takes its rows of every step; shuffled as one, by (seed, epoch) alone.
+
+    The rows of the last step of an epoch are divided evenly; a process that gets none takes part with a made-up row.
+    """
+
+    def __init__(self, arrays: Any, batch_size: int | None, shard: Group, **options: Any) -> None:
+        super().__init__(arrays, batch_size, **options)
+        self.shard = shard
+        self.step_rows = self.batch_size * shard.size
+        self.size = -(-self.rows // self.step_rows)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `ArraySource` does, with the rows of a whole step for the batch size."""
+        return {**super().describe(), "batch_size": self.step_rows}
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield this process's batches."""
+        order = self.order(epoch)
+        for first in range(start * self.step_rows, self.rows, self.step_rows):
+            last = min(first + self.step_rows, self.rows)
+            bounds = np.linspace(first, last, self.shard.size + 1).astype(np.int64)
+            begin, end = int(bounds[self.shard.rank]), int(bounds[self.shard.rank + 1])
+            short = last - first < self.step_rows
+            made_up = begin == end
+            if made_up:
+                begin, end = first, first + 1
+            columns = self.cut(order, begin, end)
+            yield Item(columns, kind="short" if short else None, made_up=made_up, step_rows=last - first)
+
+
+class EveryNth(Source):
+    """Batches of any source that every process can read: each takes one in turn and passes over the others'.
+
+    Args:
+        source: delivers the same batches on every process.
+        shard: which of them are this process's.
+    """
+
+    def __init__(self, source: Source, shard: Group) -> None:
+        self.source = source
+        self.shard = shard
+        self.thread_bound = source.thread_bound
+        self.size = None if source.size is None else -(-source.size // shard.size)
+        self.one_shot, self.dataset = source.one_shot, source.dataset
+        if isinstance(source, PipelineSource):
+            logger.info(
+                "every process reads the whole pipeline and takes one batch of %d; give its source num_shards and "
+                "shard_id where reading takes long",
+                shard.size,
+            )
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Column names."""
+        return self.source.names
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield this process's batches."""
+        size, rank = self.shard.size, self.shard.rank
+        step: list[Any] = []
+        own: Item | None = None
+        item = None
+        for item in self.source.batches(epoch, start * size, state):
+            if item is None:
+                continue
+            if len(step) == rank:
+                own = self._kept(item)
+            step.append(tuple([(column.shape, column.dtype) for column in item.columns]))
+            if len(step) == size:
+                yield self._item(own, item.state, step)
+                step, own = [], None
+        if step:
+            yield self._item(own or item._replace(made_up=True), item.state, step)
+        self.size = None if self.source.size is None else -(-self.source.size // size)
+
+    def _item(self, own: Item, state: Any, step: list[Any]) -> Item:
+        full = len(step) == self.shard.size and len(set(step)) == 1
+        rows = sum(shapes[0][0][0] for shapes in step)
+        return own._replace(state=state, kind=None if full else tuple(step), step_rows=rows)
+
+    def _kept(self, item: Item) -> Item:
+        if not self.source.reuses_buffers:
+            return item
+        return item._replace(columns=tuple([np.array(column) for column in item.columns]))
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """See `Source.peek`."""
+        return self.source.peek(should_stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the source does, and the number of processes."""
+        return {**self.source.describe(), "processes": self.shard.size}
+
+    def resolve(self, position: dict[str, Any]) -> dict[str, Any]:
+        """See `Source.resolve`."""
+        return self.source.resolve(position)
+
+    def commit(self, position: dict[str, Any]) -> None:
+        """See `Source.commit`."""
+        self.source.commit(position)
+
+    def interrupt(self) -> None:
+        """See `Source.interrupt`."""
+        self.source.interrupt()
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self.source.close()
+
+
+def is_sharded(dataset: Any) -> bool:
+    """Return whether the user gave a `mindspore.dataset` pipeline's source a part of the rows already."""
+    if (getattr(dataset, "num_shards", None) or 1) > 1:
+        return True
+    sampler = getattr(dataset, "sampler", None)
+    if (getattr(sampler, "num_shards", None) or 1) > 1:
+        return True
+    return any(is_sharded(child) for child in getattr(dataset, "children", []))
+
+
+def make_shard(
+    data: Any, shard: Group, *, sharded: bool | None = None, batch_size: int | None = None, **options: Any
+) -> Source:
+    """Return the source of this process's part of whatever a user calls a dataset.
+
+    Args:
+        data: as `make_source` takes it.
+        shard: this process among all.
+        sharded: whether `data` holds this process's rows alone; None: as its pipeline says.
+        batch_size: rows a batch on each process, for arrays.
+        options: those of `make_source`.
+    """
+    if shard.size == 1 or isinstance(data, Source):
+        return make_source(data, batch_size=batch_size, **options)
+    if sharded is None:
+        sharded = hasattr(data, "create_tuple_iterator") and is_sharded(data)
+    if is_arrays(data) and not sharded:
+        return ShardedArrays(data, batch_size, shard, **options)
+    source = make_source(data, batch_size=batch_size, **options)
+    if sharded:
+        source.separate = True
+        return source
+    return EveryNth(source, shard)
