@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import servers  # noqa: E402
+from benchmarks import lifetime, servers  # noqa: E402
 from benchmarks.ledger import EVALUATING, STEPPING, History, longest_hold, read_phase, surviving  # noqa: E402
 from examples.movielens import load  # noqa: E402
 from examples.movielens_stream import messages, segments  # noqa: E402
@@ -393,7 +392,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     results = []
     with contextlib.ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        temporary = stack.enter_context(lifetime.guarded("chaos-"))
+        folder = given.keep or temporary
         for source in given.source:
             reason = servers.missing(source) if source in ("redis", "kafka") else None
             if reason:

@@ -255,13 +255,21 @@ def main() -> None:
     planned += [("model", rows, "uniform") for rows in arguments.peers]
     if arguments.torch:
         planned += [("torch", rows, "uniform") for rows in arguments.peers]
+    import lifetime  # beside this script
+
+    with lifetime.guarded("embedding-"):
+        measure(planned, arguments.windows, arguments.torch)
+
+
+def measure(planned: list[tuple[str, int, str]], windows: int, torch: str | None) -> None:
+    """Let contenders of (kind, rows, ids) work in turn, window by window, and report."""
     contenders = []
     try:
         for kind, rows, ids in planned:
-            python = arguments.torch if kind == "torch" else sys.executable
+            python = torch if kind == "torch" else sys.executable
             contenders.append(Contender(kind, rows, ids, python))
             print(f"{Path(__file__).stem}: {kind}, {rows:,} rows, {ids} ids: ready", file=sys.stderr, flush=True)
-        for window in range(arguments.windows):
+        for window in range(windows):
             for one in contenders if window % 2 == 0 else contenders[::-1]:
                 one.run()
         report(contenders)

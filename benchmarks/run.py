@@ -19,7 +19,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -31,7 +30,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measure, peers  # noqa: E402
+from benchmarks import lifetime, measure, peers  # noqa: E402
 from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
 CASES = {
@@ -68,10 +67,10 @@ def measure_all(cases: Sequence[str], quick: bool, windows: int, only: str | Non
         except RuntimeError as error:
             print(f"peers are left out: {error}", file=sys.stderr)
     results = []
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    with lifetime.guarded("bench-") as folder:
         for group in chosen:
             began = time.monotonic()
-            measured = measure.run(group, windows, interpreters, Path(folder))
+            measured = measure.run(group, windows, interpreters, folder)
             results.append(measured.to_dict())
             print(f"{group.case}: {group.title} ({time.monotonic() - began:.0f} s)", flush=True)
             for line in lines_of(measured):

@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -95,10 +94,12 @@ def main() -> None:
         serve(arguments.serve, arguments.seconds)
         return
     kind = "int8" if arguments.int8 else "float32"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--serve", folder, "--seconds", str(arguments.seconds - 5)]
+    import lifetime  # beside this script
+
+    with lifetime.guarded("serving-") as folder:
+        command = [sys.executable, __file__, "--serve", str(folder), "--seconds", str(arguments.seconds - 5)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        steps, holds = train(Path(folder), arguments.rows, arguments.seconds, kind, arguments.every)
+        steps, holds = train(folder, arguments.rows, arguments.seconds, kind, arguments.every)
         answer = json.loads(server.communicate()[0].splitlines()[-1])
     delays, latencies = np.array(answer["delays"]), np.array(answer["latencies"]) * 1e3
     print(
