@@ -11,9 +11,9 @@ from mindspore import nn
 from . import checks, compat
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
+from .data.table_feed import TableFeed
 from .distributed.exchange import make_exchange
 from .distributed.group import join
-from .embedding.table_feed import TableFeed
 from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder

@@ -10,8 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ..distributed.exchange import BEFORE
-from ..graph.dropout import COUNTER
-from ..run import seed
+from . import generators
 from .ckpt_files import compare
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
+DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
 
 
 def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
@@ -29,7 +29,7 @@ def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
     groups: dict[str, dict[str, Parameter]] = {MODEL: {}, OPTIMIZER: {}, STEP: {}}
     for parameter in trainer.network.get_parameters():
         # counters of stateless dropout belong to the run: the weights fit a network without them too
-        groups[STEP if parameter.name.endswith(COUNTER) else MODEL][parameter.name] = parameter
+        groups[STEP if parameter.name.endswith(DROPOUT_COUNTER) else MODEL][parameter.name] = parameter
     seen = {id(parameter) for group in groups.values() for parameter in group.values()}
     cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, trainer.optimizer), (STEP, trainer.builder.step)]
     for group, cell in cells:
@@ -61,7 +61,7 @@ def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
         "progress": trainer.state.progress.state_dict(),
         "metrics": dict(trainer.state.metrics),
         "callbacks": trainer.callbacks.state_dict(),
-        "random": seed.capture(),
+        "random": generators.capture(),
         "parts": {name: part["json"] for name, part in parts.items()},
         **({} if trainer.run is None else trainer.run.cursor.state_dict()),
     }
@@ -111,7 +111,7 @@ def restore_state(trainer: Trainer, state: Mapping[str, Any], cursor: Cursor | N
     """Put back what a snapshot holds besides tensors and parts: counters, generators, callbacks, place in the data."""
     trainer.state.progress.load_state_dict(state["progress"])
     trainer.state.metrics = dict(state["metrics"])
-    seed.restore(state["random"])
+    generators.restore(state["random"])
     for key in trainer.callbacks.load_state_dict(state["callbacks"]):
         logger.warning("the snapshot holds the state of callback %s, which this run does not have", key)
     if cursor is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from ..graph.program import moving_statistics
+from ..mindspore_internals.moving_statistics import moving_statistics
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -13,8 +13,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import ConfigurationError, did_you_mean
-from ..graph.graph_errors import gist
-from ..graph.precision import CastOutput
+from ..mindspore_internals.cast_output import CastOutput
+from ..mindspore_internals.messages import gist
 from .hashing import to_ids
 from .layers import Embedding
 

@@ -18,6 +18,7 @@ from mindspore import dtype as mstype
 from ..data.column_checks import label_columns
 from ..data.feed import Chunk, to_tensor
 from ..errors import ConfigurationError
+from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
@@ -34,7 +35,6 @@ from .program import (
     StepOptions,
     SunkSteps,
     TrainStep,
-    moving_statistics,
 )
 
 if TYPE_CHECKING:

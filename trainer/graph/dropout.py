@@ -14,11 +14,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ..checkpoint.capture import DROPOUT_COUNTER
 from ..mindspore_internals.child_cells import replace_child
 
 logger = logging.getLogger(__name__)
 
-COUNTER = "dropout_forwards"
 _GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: keys of successive forwards lie as far apart as can be
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 # Dimensions that are dropped as a whole: none, or those after the channel
@@ -52,7 +52,7 @@ class StatelessDropout(nn.Cell):
         super().__init__()
         self.keep_prob = keep_prob
         self.whole = whole
-        self.forwards = Parameter(Tensor(0, mstype.int32), name=COUNTER, requires_grad=False)
+        self.forwards = Parameter(Tensor(0, mstype.int32), name=DROPOUT_COUNTER, requires_grad=False)
         self.key = Tensor(key, mstype.uint32)
         self.threshold = Tensor(min(round(keep_prob * 2**32), 2**32 - 1), mstype.uint32)
         self.stride = Tensor(_GOLDEN, mstype.uint32)
@@ -106,7 +106,7 @@ def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
             path = f"{prefix}.{name}" if prefix else name
             if id(cell) not in replaced:
                 replaced[id(cell)] = StatelessDropout(_keep_prob(cell), layer_key(seed, len(replaced)), whole)
-                replaced[id(cell)].forwards.name = f"{path}.{COUNTER}"
+                replaced[id(cell)].forwards.name = f"{path}.{DROPOUT_COUNTER}"
                 replaced[id(cell)].set_train(cell.training)
             replace_child(parent, name, replaced[id(cell)])
             names.append(path)

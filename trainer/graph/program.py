@@ -418,15 +418,3 @@ class PredictStep(nn.Cell):
         if self.cast_outputs:
             outputs = _to_float32(outputs)
         return outputs
-
-
-def moving_statistics(network: nn.Cell) -> list[Parameter]:
-    """Return the parameters a training forward changes by itself: the moving statistics of normalisation cells."""
-    names = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
-    found: dict[int, Parameter] = {}
-    for _, cell in network.cells_and_names():
-        for name in names:
-            value = getattr(cell, name, None)
-            if isinstance(value, Parameter):
-                found[id(value)] = value
-    return list(found.values())

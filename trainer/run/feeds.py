@@ -11,8 +11,8 @@ from ..data import column_checks
 from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
 from ..data.sources import Item, Source, make_source
+from ..data.table_feed import TableFeed, check_trainable, has_tables
 from ..distributed.supported import check_training
-from ..embedding.table_feed import TableFeed, check_trainable, has_tables
 from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
 from ..hooks import Callback

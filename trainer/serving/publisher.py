@@ -22,10 +22,10 @@ from ..checkpoint.folder_lock import FolderLock, claim
 from ..checkpoint.folder_writer import FolderWriter
 from ..checkpoint.manifest import digest
 from ..checks import choice, whole
-from ..embedding.graph_export import ABOUT, export_network
 from ..embedding.tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError
 from ..hooks import Callback, Every
+from .graph_export import ABOUT, export_network
 from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions
 
 if TYPE_CHECKING:

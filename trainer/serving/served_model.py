@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..embedding.graph_export import ServedGraph
 from ..embedding.table import DEFAULT_ROW, SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, DataError
-from ..graph.graph_errors import gist
+from ..mindspore_internals.messages import gist
+from .graph_export import ServedGraph
 from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, table_rows
 from .publisher import unpack_rows
 

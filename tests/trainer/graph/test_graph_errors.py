@@ -6,7 +6,7 @@ from mindspore import nn, ops
 
 from trainer import Callback, Trainer
 from trainer.errors import GraphError
-from trainer.graph.graph_errors import gist
+from trainer.mindspore_internals.messages import gist
 
 
 class Wrong(nn.Cell):

@@ -13,12 +13,12 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json
+from ..embedding.fields import FieldMap, embedding_cells
+from ..embedding.layers import hide
+from ..embedding.planner import Planner, TablePlan
+from ..embedding.table import SparseTable, TableSpec
+from ..embedding.tables import Mirror, SparseTables
 from ..graph.program import PredictStep
-from .fields import FieldMap, embedding_cells
-from .layers import hide
-from .planner import Planner, TablePlan
-from .table import SparseTable, TableSpec
-from .tables import Mirror, SparseTables
 
 NETWORK, ABOUT = "network.mindir", "graph.json"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from mindspore import nn
 
-from ..data.feed import BatchGroup, ChunkTransform
-from ..data.sources import Columns
+from ..embedding.delta_policy import DeltaPolicy
+from ..embedding.fields import embedding_cells
+from ..embedding.tables import SparseTables
 from ..errors import ConfigurationError
 from ..state import Stateful
-from .delta_policy import DeltaPolicy
-from .fields import embedding_cells
-from .tables import SparseTables
+from .feed import BatchGroup, ChunkTransform
+from .sources import Columns
 
 
 class TableReader(ChunkTransform):

@@ -1,0 +1,42 @@
+"""What MindSpore's messages look like: headings, stacks, the frames of a user's own code.
+
+Relies on the layout of its C++ exceptions: parts between rules of dashes, and ``# n In file F:L, ...`` with the source
+line below. Where a message does not look so, it is given whole, or no place is found.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mindspore
+
+_RULE = re.compile(r"^-{20,}\s*$", re.MULTILINE)
+_FRAME = re.compile(r"^# \d+ In file (?P<file>.+?):(?P<line>\d+)(?:~\d+)?, .*\n(?P<code>.*)$", re.MULTILINE)
+_LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
+
+
+def is_of_lambda(error: Exception) -> bool:
+    """Return whether MindSpore failed to read the source of a lambda."""
+    # A line cut out of a call may not even be Python: "lambda x: x)"
+    unreadable = isinstance(error, SyntaxError) and "lambda" in (error.text or "")
+    return unreadable or "Parse Lambda Function Fail" in str(error)
+
+
+def gist(message: str) -> str:
+    """Return what a message of MindSpore's says before its stacks, headings left out."""
+    for part in _RULE.split(message):
+        lines = [line for line in part.splitlines() if line.strip()]
+        if lines and not (len(lines) == 1 and lines[0].startswith("- ")):
+            return "\n".join(lines).strip()
+    return ""
+
+
+def place_in_network(message: str) -> str | None:
+    """Return "file:line: code" of the innermost frame that is neither MindSpore's nor this package's, or None."""
+    frames = [
+        frame
+        for frame in _FRAME.finditer(message)
+        if not any(library in Path(frame["file"]).parents for library in _LIBRARIES)
+    ]
+    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else None
