@@ -318,6 +318,7 @@ class Trainer:
 
         Returns:
             Predictions as float32 arrays with the rows on axis 0; a tuple of them when the network returns a tuple.
+            Where batches have predictions of different row shapes, a list of arrays, one per batch.
         """
         return inference.predict(self, data, batch_size, stream)
 

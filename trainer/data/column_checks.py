@@ -26,28 +26,26 @@ class ColumnCheck:
         self.kind = type(network).__name__
         self.labels = labels
         self.extra = extra
-        self._expected: list[tuple[str, tuple[int, ...], Any]] | None = None
+        self._expected: list[tuple[str, int, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
         """Check one batch.
 
         Raises:
-            DataError: a wrong number of columns, or a column whose row shape or dtype changed.
+            DataError: a wrong number of columns, or a column whose number of axes or dtype changed.
         """
         if self._expected is None:
             self._check_number(columns, names)
             self._check_order(names)
-            self._expected = [
-                (name, column.shape[1:], column.dtype) for name, column in zip(names, columns, strict=True)
-            ]
+            self._expected = [(name, column.ndim, column.dtype) for name, column in zip(names, columns, strict=True)]
             return
         if len(columns) != len(self._expected):
             raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
-        for column, (name, shape, dtype) in zip(columns, self._expected, strict=True):
-            if column.shape[1:] != shape:
+        for column, (name, ndim, dtype) in zip(columns, self._expected, strict=True):
+            if column.ndim != ndim:
                 raise DataError(
-                    f"column {name!r} changed its shape: received rows of {list(column.shape[1:])}, "
-                    f"expected {list(shape)} as in the first batch"
+                    f"column {name!r} changed its number of axes: received shape {list(column.shape)}, "
+                    f"expected {ndim} axes as in the first batch"
                 )
             if column.dtype != dtype:
                 raise DataError(

@@ -17,11 +17,13 @@ from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
+from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
+MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class Chunk:
         stacked: whether the columns carry the leading batch axis.
         num_batches: batches in the chunk.
         num_steps: optimizer updates the chunk completes.
-        num_samples: rows in the chunk; 0 where they are made up (see `Item`).
+        num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are made up (see `Item`).
         all_samples: rows that all processes together have in this step's chunks.
         flush: whether the accumulation window closes after the last batch, full or not.
         ends_epoch: whether the source ended after this chunk.
@@ -106,6 +108,9 @@ class FeedOptions:
         accumulate: micro-batches per optimizer update.
         transform: what is done to the columns of each chunk, or None.
         columns: use the first so many columns only; None uses all.
+        arguments: names of what the network takes, for ragged columns.
+        counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
+            features and labels); a scalar counts as one row.
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
@@ -115,6 +120,8 @@ class FeedOptions:
     accumulate: int = 1
     transform: ChunkTransform | None = None
     columns: int | None = None
+    arguments: Sequence[str] = ()
+    counted: int = 0
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
 
@@ -134,6 +141,12 @@ class Feed:
         self._worker: Prefetch | None = None
         self._checked: list[Any] = []
         self._signature: tuple[Any, ...] = ()
+        self.ragged = RaggedColumns(options.arguments)
+        self._names: tuple[str, ...] = ()
+        self._one_length: bool | None = None
+        self._shapes: set[Any] = set()
+        self._stacked_shapes: set[Any] = set()
+        self._vary = False
 
     def chunks(
         self,
@@ -170,6 +183,25 @@ class Feed:
             self._worker = None
             if self.options.transform is not None:
                 self.options.transform.release()
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> tuple[Columns, tuple[str, ...]]:
+        """Return columns and names of one batch without using it up.
+
+        Raises:
+            DataError: there is none.
+        """
+        columns = self.source.peek(should_stop)
+        return RaggedColumns(self.options.arguments)(columns, self.source.names or ())
+
+    def report(self) -> str | None:
+        """Return how many shapes the batches had and how much of them was padding; None where there is nothing to tell.
+
+        A program is compiled for each shape, and another for a shape that was trained many steps a call as well.
+        """
+        padding = self.ragged.describe()
+        if padding is None and not self._vary:
+            return None
+        return f"batches had {len(self._shapes)} shapes" + ("" if padding is None else f"; {padding}")
 
     @property
     def depth(self) -> int:
@@ -210,10 +242,14 @@ class Feed:
             yield chunk
 
     def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
-        """Group equally shaped batches; the flag says that the source has ended after the group."""
+        """Group equally shaped batches; the flag says that the source has ended after the group.
+
+        Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
+        """
         look_ahead = not self.source.endless or self.options.accumulate > 1
         group: list[Item] = []
         taken = 0
+        changed = False
         for item in self._read(epoch, start, state):
             if item is None:
                 if group and not look_ahead:
@@ -222,7 +258,10 @@ class Feed:
                 continue
             if not self._size:
                 self._size = self.options.batches_per_call(item)
-            if group and (len(group) >= self._size or not _same_shapes(group[0], item)):
+            self._vary = self._vary or changed
+            most = 1 if self._vary else self._size
+            changed = bool(group) and not _same_shapes(group[-1], item)
+            if group and (changed or len(group) >= most):
                 yield group, False
                 group = []
             if left is not None and taken >= left:
@@ -231,7 +270,7 @@ class Feed:
             group.append(item)
             taken += 1
             limited = left is not None and taken >= left
-            if not look_ahead and (limited or len(group) >= self._size):
+            if not look_ahead and (limited or len(group) >= most):
                 yield group, False
                 group = []
                 if limited:
@@ -258,6 +297,8 @@ class Feed:
                     raise
                 raise DataError(f"reading {place} failed: {type(error).__name__}: {error}") from error
             if item is not None:
+                columns, self._names = self.ragged(item.columns, self.source.names or ())
+                item = item._replace(columns=columns)
                 self._check(item, number, epoch)
                 number += 1
                 if self.options.columns is not None:
@@ -275,20 +316,32 @@ class Feed:
         if shapes != self._checked:  # nothing new to find out about a batch that looks like the one before it
             self._check_shapes(item, number, epoch)
             self._checked = shapes
-        trouble = self.options.inspect(item.columns, self.source.names or ()) if self.options.inspect else None
+        trouble = self.options.inspect(item.columns, self._names) if self.options.inspect else None
         if trouble is not None:
             logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
 
+    def _rows(self, columns: Columns) -> int:
+        counted = columns[0 if self._one_length else self.options.counted]
+        return len(counted) if counted.ndim else 1
+
     def _check_shapes(self, item: Item, number: int, epoch: int) -> None:
-        names = self.source.names or ()
-        rows = {len(column) for column in item.columns}
-        if len(rows) > 1:
+        names = self._names
+        one_length = len({column.shape[:1] for column in item.columns}) == 1 and item.columns[0].ndim > 0
+        if one_length != self._one_length:
             shapes = {name: column.shape for name, column in zip(names, item.columns, strict=True)}
-            raise DataError(
-                f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes} "
-                "(is the dataset not batched?)"
-            )
-        if rows == {0}:
+            if self._one_length:
+                raise DataError(
+                    f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
+                    "of the batch before it had the same"
+                )
+            if self._one_length is None and not one_length and not self.ragged.cells:
+                logger.warning(
+                    "columns have different numbers of rows: %s; %r counts (is the dataset not batched?)",
+                    shapes,
+                    list(shapes)[self.options.counted],
+                )
+            self._one_length = bool(self._one_length is None and one_length)
+        if self._rows(item.columns) == 0:
             raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
         if self.options.check is not None:
             try:
@@ -300,24 +353,28 @@ class Feed:
         self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
     ) -> Chunk:
         options = self.options
-        stacked = self._size > 1
+        shapes = tuple([(column.shape, column.dtype) for column in items[0].columns])
+        # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
+        many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
+        stacked = self._size > 1 and not self._vary and many
+        self._note(shapes, stacked)
         columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
         if options.transform is not None:
             group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
             columns, sparse = options.transform.prepare(group)
-        rows = len(items) * len(items[0].columns[0])
+        rows = len(items) * self._rows(items[0].columns)
         signature = tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
-            for name, column in zip(self.source.names or (), columns, strict=False):
+            for name, column in zip(self._names, columns, strict=False):
                 check_dtype(column, name)
             self._signature = signature
         return Chunk(
             arrays=host,
             tensors=tuple([to_tensor(column) for column in columns]),
             signature=self._signature,
-            names=self.source.names or (),
+            names=self._names,
             stacked=stacked,
             num_batches=len(items),
             num_steps=steps,
@@ -329,6 +386,21 @@ class Feed:
             extras=[item.extras for item in items],
             sparse=sparse,
         )
+
+    def _note(self, shapes: Any, stacked: bool) -> None:
+        """Remember the shapes of a chunk's batches; tell when they are so many that compiling them costs."""
+        if stacked:
+            self._stacked_shapes.add(shapes)
+        if shapes in self._shapes:
+            return
+        self._shapes.add(shapes)
+        if len(self._shapes) in MANY_SHAPES:
+            logger.warning(
+                "batches have had %d different shapes so far, the newest %s: each costs a compilation (0.3 to 3 s) and "
+                "the memory of a program; pad them to a few lengths, or batch rows of one length together",
+                len(self._shapes),
+                [list(shape) for shape, _ in shapes],
+            )
 
 
 def to_tensor(array: np.ndarray) -> Tensor:

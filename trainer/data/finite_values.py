@@ -11,6 +11,6 @@ def describe_non_finite(columns: Sequence[np.ndarray], names: Sequence[str]) -> 
     """Return which column holds NaN or infinite values, and the first such row; None when all are finite."""
     for name, column in zip(names, columns, strict=False):
         if column.dtype.kind == "f" and not np.isfinite(column).all():
-            rows = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+            rows = np.flatnonzero(~np.isfinite(column.reshape(len(column) if column.ndim else 1, -1)).all(axis=1))
             return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"
     return None

@@ -17,6 +17,7 @@ import numpy as np
 from ..checks import whole
 from ..errors import ConfigurationError, DataError
 from .finite_values import describe_non_finite
+from .ragged import Ragged
 
 logger = logging.getLogger(__name__)
 
@@ -117,26 +118,49 @@ class Source:
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
-    """Return one column as a NumPy array with the rows on axis 0; float64 becomes float32.
+    """Return one column as a NumPy array, or as a `Ragged` one where its rows are lists of different lengths.
 
-    Text stays text: sparse tables turn it into rows, and what they leave is refused by `check_dtype`.
+    float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
+    what they leave is refused by `check_dtype`.
 
     Raises:
-        DataError: a scalar.
+        DataError: lists of different depths.
     """
     if not isinstance(value, np.ndarray):
-        if hasattr(value, "asnumpy"):
-            value = value.asnumpy()
-        elif hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        else:
-            value = np.asarray(value)
-    if value.ndim == 0:
-        raise DataError(
-            f"column {name!r}: received a scalar; expected an array with the rows of the batch on axis 0 "
-            "(is the dataset not batched?)"
-        )
+        value = _from_library(value, name)
+    if value.dtype == object and value.ndim == 1 and len(value) and isinstance(value[0], list | tuple | np.ndarray):
+        value = _from_lists(value, name)
     return value.astype(np.float32) if value.dtype == np.float64 else value
+
+
+def _from_library(value: Any, name: str) -> Any:
+    if isinstance(value, Ragged):
+        return value
+    if hasattr(value, "asnumpy"):
+        return (value.float() if _is_bfloat16(value) else value).asnumpy()
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return (value.float() if _is_bfloat16(value) else value).numpy()
+    if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # of pyarrow
+        return Ragged.of(value)
+    try:
+        return np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return _from_lists(value, name)
+
+
+def _is_bfloat16(tensor: Any) -> bool:
+    return str(getattr(tensor, "dtype", "")).lower().endswith("bfloat16")
+
+
+def _from_lists(rows: Any, name: str) -> Any:
+    try:
+        found = Ragged.of(rows)
+    except DataError as error:
+        raise DataError(f"column {name!r}: {error}") from None
+    if len(found) and (found.lengths == found.lengths[0]).all():
+        return found.padded(int(found.lengths[0]))
+    return found
 
 
 def check_dtype(column: np.ndarray, name: str) -> None:
@@ -182,6 +206,9 @@ class ArraySource(Source):
             raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
         batch_size = whole("batch_size", batch_size)
         self._columns, self.names = _as_columns(arrays, None)
+        for name, column in zip(self.names, self._columns, strict=True):
+            if column.ndim == 0:
+                raise DataError(f"column {name!r}: received a scalar; expected an array with the rows on axis 0")
         lengths = {name: len(column) for name, column in zip(self.names, self._columns, strict=True)}
         self.rows = next(iter(lengths.values()))
         if len(set(lengths.values())) > 1:
@@ -391,6 +418,8 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
     """
     if isinstance(data, Source):
         return data
+    if is_frame(data):
+        data = columns_of(data)
     if hasattr(data, "create_tuple_iterator"):
         source: Source = PipelineSource(data, seed=seed)
     elif is_arrays(data):
@@ -410,13 +439,27 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
     return source
 
 
+def is_frame(data: Any) -> bool:
+    """Return whether `data` is a table of named columns: a pandas or polars frame, or an Arrow table."""
+    return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
+
+
+def columns_of(frame: Any) -> dict[str, Any]:
+    """Return the columns of a frame by name."""
+    return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}
+
+
 def is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, or a tuple or dict of nothing but arrays."""
-    if hasattr(data, "shape") and hasattr(data, "dtype"):
+    """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of nothing but arrays."""
+    if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
         return True
     values: Sequence[Any]
     if isinstance(data, Mapping):
         values = list(data.values())
+        if values and all(
+            isinstance(value, list) or is_arrays(value) or hasattr(value, "to_pylist") for value in values
+        ):
+            return True
     elif isinstance(data, tuple):
         values = data
     else:

@@ -213,7 +213,7 @@ class TrainStep(nn.Cell):
         if self.guard and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows)
-        rows = columns[0].shape[0]
+        rows = self._rows(columns)
         if self.exchange is not None:
             rows = everyones_rows[1]
             loss = self.exchange.mean_loss(loss, everyones_rows)
@@ -239,6 +239,10 @@ class TrainStep(nn.Cell):
         else:
             ops.assign(self.micro_step, done)
         return loss, prediction
+
+    def _rows(self, columns):
+        counted = columns[-self.forward.labels] if self.forward.has_loss_fn else columns[0]
+        return counted.shape[0] if counted.ndim > 0 else 1
 
     def _update(self, gradients, loss_is_finite, statistics_are_finite, table_rows):
         if self.scaler is not None:

@@ -67,7 +67,13 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         return steps * trainer.accumulate
 
     check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
-    feed_options = FeedOptions(batches_per_call, trainer.accumulate, check=check)
+    feed_options = FeedOptions(
+        batches_per_call,
+        trainer.accumulate,
+        check=check,
+        arguments=column_checks.arguments_of(trainer.network)[2],
+        counted=-trainer.label_count,
+    )
     if options.guard:
         feed_options.inspect = describe_non_finite
     feed = Feed(source, feed_options)
@@ -87,8 +93,11 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
         check = column_checks.ColumnCheck(trainer.eval_network, 0)
     else:
         check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
-    inputs = column_checks.arguments_of(trainer.network)[1] if predict else None
-    return Feed(source, FeedOptions(columns=inputs, check=check))
+    network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
+    _, most, arguments = column_checks.arguments_of(network)
+    counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count
+    options = FeedOptions(columns=most if predict else None, check=check, arguments=arguments, counted=counted)
+    return Feed(source, options)
 
 
 def read_tables(trainer: Trainer, feed: Feed) -> None:
@@ -102,9 +111,8 @@ def find_tables(trainer: Trainer, feed: Feed) -> None:
     """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
     if trainer.tables is not None or not has_tables(trainer.network):
         return
-    sample = feed.source.peek(lambda: trainer.state.stop_reason is not None)
+    sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
     takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
-    names = (feed.source.names or ())[:takes]
-    tables = TableFeed.find(trainer.network, sample[:takes], names, trainer.optimizer, trainer.accumulate)
+    tables = TableFeed.find(trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate)
     if tables is not None:
         trainer.use_tables(tables)

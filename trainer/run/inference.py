@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,5 +67,11 @@ def _concatenate(batches: list[Any]) -> Any:
     if not batches:
         raise DataError("predict: the dataset delivered no batches")
     if isinstance(batches[0], tuple):
-        return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return np.concatenate(batches)
+        return tuple(_join(parts) for parts in zip(*batches, strict=True))
+    return _join(batches)
+
+
+def _join(parts: Sequence[np.ndarray]) -> Any:
+    if len({part.shape[1:] for part in parts}) > 1:
+        return list(parts)
+    return np.concatenate(parts) if parts[0].ndim else np.stack(parts)

@@ -62,7 +62,7 @@ class Run:
         self.cursor = cursor
         self.evaluate = evaluate
         self.online = online
-        self._runner: TrainRunner | None = None
+        self._runners: dict[bool, TrainRunner] = {}
 
     def start_clocks(self) -> None:
         """Start what counts seconds."""
@@ -71,11 +71,12 @@ class Run:
             self.online.start(self.trainer.state.progress.samples_seen)
 
     def step(self, chunk: Chunk) -> StepOutputs:
-        """Train on a chunk; the first one compiles the program."""
-        if self._runner is None:
+        """Train on a chunk; the first of its shapes compiles the program."""
+        runner = self._runners.get(chunk.stacked)
+        if runner is None:
             size = len(chunk.arrays[0]) if chunk.stacked else None
-            self._runner = self.trainer.builder.train(self.options, size, chunk)
-        return self._runner(chunk)
+            runner = self._runners[chunk.stacked] = self.trainer.builder.train(self.options, size, chunk)
+        return runner(chunk)
 
     def advance(self, chunk: Chunk) -> None:
         """Count a chunk that was trained on."""
@@ -188,6 +189,9 @@ def train(
         state.total_steps = steps_per_epoch(feed.source, trainer.accumulate)
         with trainer.builder.training():
             loop.train(run)
+        told = feed.report()
+        if told is not None:
+            logger.info("%s", told)
     finally:
         feed.close()
 

@@ -97,19 +97,20 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("later", "message"),
         [
-            ((column(4, 3), column(4)), r"column 'x' changed its shape: received rows of \[3\], expected \[2\]"),
+            ((column(4), column(4)), r"column 'x' changed its number of axes: received shape \[4\], expected 2 axes"),
             (
                 (column(4, 2), column(4, dtype=np.int32)),
                 "column 'y' changed its dtype: received int32, expected float32",
             ),
             ((column(4, 2),), "received 1 columns, expected 2 as in the first batch"),
         ],
-        ids=["shape", "dtype", "number"],
+        ids=["axes", "dtype", "number"],
     )
     def test_a_change_after_the_first_batch(self, later, message):
         check = ColumnCheck(Anything(), 1)
         check((column(8, 2), column(8)), ("x", "y"))
         check((column(3, 2), column(3)), ("x", "y"))
+        check((column(3, 5), column(3)), ("x", "y"))
         with pytest.raises(DataError, match=message):
             check(later, ("x", "y"))
 
@@ -131,7 +132,6 @@ class TestBeforeCompile:
         [
             ({"x": column(8, 30), "extra": column(8, 1), "y": column(8, 1)}, r"3 columns \(x, extra, y\)"),
             ({"x": column(8, 30)}, r"received 1 columns \(x\)"),
-            ([(column(8, 30), column(7, 1))], r"batch 0 of epoch 0: columns have different numbers of rows.*\(7, 1\)"),
             (
                 [(column(8, 30), column(8, 1, dtype=object))],
                 "batch 0 of epoch 0: column 'column_1': received dtype obj",
@@ -139,7 +139,7 @@ class TestBeforeCompile:
             (iter([]), "the dataset delivered no batches"),
             ([], "the dataset is empty"),
         ],
-        ids=["too many", "too few", "rows", "objects", "no batches", "empty"],
+        ids=["too many", "too few", "objects", "no batches", "empty"],
     )
     @pytest.mark.parametrize("verb", ["fit", "evaluate"])
     def test_bad_data(self, verb, data, message, trainer):
@@ -147,10 +147,8 @@ class TestBeforeCompile:
             getattr(trainer, verb)(data, callbacks=[], batch_size=8 if isinstance(data, dict) else None)
 
     def test_a_change_in_the_middle_names_batch_and_column(self, trainer):
-        data = [{"x": column(8, 30), "y": column(8, 1)}] * 2 + [{"x": column(8, 29), "y": column(8, 1)}]
-        with pytest.raises(
-            DataError, match=r"batch 2 of epoch 0: column 'x' changed its shape: received rows of \[29\]"
-        ):
+        data = [{"x": column(8, 30), "y": column(8, 1)}] * 2 + [{"x": column(8, 30), "y": column(7, 1)}]
+        with pytest.raises(DataError, match=r"batch 2 of epoch 0: columns have different numbers of rows: .*\(7, 1\)"):
             trainer.fit(data, callbacks=[])
 
     def test_predict_needs_its_inputs(self, trainer):

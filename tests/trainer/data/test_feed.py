@@ -52,7 +52,21 @@ class TestGrouping:
 
     def test_another_shape_starts_another_group(self):
         found = chunks([*numbered(2), *numbered(1, rows=3)], 4)
-        assert [(chunk.num_batches, chunk.arrays[0].shape) for chunk in found] == [(2, (4, 4, 2)), (1, (4, 3, 2))]
+        assert [(chunk.num_batches, chunk.arrays[0].shape) for chunk in found] == [(2, (4, 4, 2)), (1, (3, 2))]
+
+    def test_shapes_that_keep_changing_are_one_batch_a_call(self):
+        lengths = [3, 4, 4, 4, 5, 5, 3, 3]
+        found = chunks([(np.full((2, length), n, np.float32),) for n, length in enumerate(lengths)], 4)
+        assert [chunk.arrays[0].shape[chunk.stacked :] for chunk in found] == [(2, length) for length in lengths]
+        assert [chunk.num_steps for chunk in found] == [1] * 8
+
+    def test_many_shapes_are_told_with_what_they_cost(self, caplog):
+        chunks([(np.zeros((2, length), np.float32),) for length in [1, 2, 3, 4, 5, 6, 7, 7, 7]])
+        assert not caplog.records
+        chunks([(np.zeros((2, length), np.float32),) for length in [1, 2, 3, 4, 5, 6, 7, 8, 8, 9]])
+        assert [r.getMessage()[:70] for r in caplog.records] == [
+            "batches have had 8 different shapes so far, the newest [[2, 8]]: each "
+        ]
 
     def test_one_batch_a_call_is_not_stacked(self):
         found = chunks(numbered(2), 1)
@@ -61,6 +75,30 @@ class TestGrouping:
 
     def test_the_size_may_depend_on_the_first_batch(self):
         assert [chunk.num_batches for chunk in chunks(numbered(5), lambda item: len(item.columns[0]) // 2)] == [2, 2, 1]
+
+
+class TestRows:
+    """How many rows a batch has where its columns do not agree on it."""
+
+    def graph(self, nodes):
+        adjacency, features = np.eye(nodes, dtype=np.float32), np.ones((nodes, 3), np.float32)
+        return adjacency[None], features, np.zeros(nodes, np.int32)
+
+    def test_the_counted_column_decides_and_it_is_told_once(self, caplog):
+        found = chunks([self.graph(5), self.graph(7), self.graph(7)], counted=-1)
+        assert [chunk.num_samples for chunk in found] == [5, 7, 7]
+        assert [record.getMessage().partition(";")[2] for record in caplog.records] == [
+            " 'column_2' counts (is the dataset not batched?)"
+        ]
+        assert [chunk.num_samples for chunk in chunks([self.graph(5)])] == [1]
+
+    def test_a_scalar_counts_as_one_row(self):
+        samples = [(np.ones(3, np.float32), np.float32(n)) for n in range(5)]
+        found = chunks(samples, 2, counted=-1)
+        assert [chunk.num_samples for chunk in found] == [2, 2, 1]
+        assert found[0].arrays[1].tolist() == [0, 1]
+        assert found[0].tensors[1].shape == (2,)
+        assert [chunk.tensors[1].shape for chunk in chunks(samples, 1)] == [()] * 5
 
 
 class TestPositions:
@@ -162,7 +200,7 @@ class TestBadBatches:
                 (np.array(["a"]),),
                 r"batch 2 of epoch 0: column 'column_0': received dtype <U1; accepted are bool, integ",
             ),
-            ((3.5,), r"batch 2 of epoch 0: column 'column_0': received a scalar"),
+            ((3.5,), r"batch 2 of epoch 0: columns have different numbers of rows: {'column_0': \(\)}"),
         ],
         ids=["rows", "empty", "text", "scalar"],
     )

@@ -1,0 +1,146 @@
+"""The package under a name that no script's own module hides; each case is a process of its own."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+OWN = "WHOSE = 'the user'\n\nclass Marker:\n    pass\n"
+FIT = """
+import numpy as np
+from mindspore import nn
+
+net = nn.Dense(3, 1)
+trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+data = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1), np.float32)}
+history = trainer.fit(data, 1, batch_size=4, callbacks=[LossMonitor()])
+print("steps", trainer.state.progress.global_step)
+"""
+DATA = """
+import numpy as np
+
+def rows():
+    return {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1), np.float32)}
+"""
+CONFIG = """
+experiment: hidden
+network: {class_path: mindspore.nn.Dense, init_args: {in_channels: 3, out_channels: 1}}
+loss: {class_path: mindspore.nn.MSELoss}
+optimizer: {class_path: mindspore.nn.SGD, init_args: {learning_rate: 0.1}}
+data: {train: {class_path: data.rows}}
+fit: {epochs: 1, batch_size: 4}
+callbacks:
+  - {class_path: callbacks.LossMonitor}
+  - {class_path: callbacks.LambdaCallback}
+"""
+ONE_COPY = """
+import collections, sys
+files = collections.defaultdict(set)
+for module in list(sys.modules.values()):
+    file = getattr(module, "__file__", None)
+    if file and ("/callbacks/" in file or "/trainer/" in file):
+        files[file].add(id(module))
+print("copies", max(map(len, files.values())))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script, or with `arguments` a module, in a folder that holds the named modules of the user's own."""
+
+    def start(script="", *arguments, own=()):
+        for name in own:
+            (tmp_path / f"{name}.py").write_text(OWN)
+        (tmp_path / "script.py").write_text(script)
+        command = [sys.executable, *(arguments or ["script.py"])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return start
+
+
+def test_a_script_beside_its_own_callbacks_changes_nothing(run):
+    script = "import callbacks\nfrom trainer import LossMonitor, Trainer\n" + FIT + ONE_COPY
+    script += "print(callbacks.WHOSE, LossMonitor.__module__)"
+    out = run(script, own=["callbacks"])
+    assert "steps 2" in out
+    assert "copies 1" in out
+    assert "the user mindspore_trainer.callbacks.loss_monitor" in out
+
+
+@pytest.mark.parametrize("own", [["trainer"], ["trainer", "callbacks"], []])
+def test_one_import_works_whatever_lies_beside_the_script(run, own):
+    script = "from mindspore_trainer import Trainer\nfrom mindspore_trainer.callbacks import LossMonitor\n" + FIT
+    script += "from mindspore_trainer.trainer.streams import ReplayStream\n"
+    script += "from mindspore_trainer.trainer.checkpoint import catalog\n"
+    script += "import trainer, callbacks\n" + ONE_COPY
+    script += "print(*(getattr(module, 'WHOSE', 'ours') for module in (trainer, callbacks)), sep=' / ')"
+    out = run(script, own=own)
+    assert "steps 2" in out
+    assert "copies 1" in out
+    whose = " / ".join("the user" if name in own else "ours" for name in ("trainer", "callbacks"))
+    # every class is the same by either name where nothing is hidden
+    assert whose in out
+
+
+def test_the_names_are_the_same_objects_where_nothing_is_hidden(run):
+    script = "import mindspore_trainer.trainer.run.limits as one, trainer.run.limits as other\n"
+    script += "from mindspore_trainer.callbacks import History as a\nfrom callbacks import History as b\n"
+    script += "import importlib\nprint(one is other, a is b, other.__spec__.name, importlib.reload(other) is other)"
+    assert run(script) == "True True trainer.run.limits True\n"
+
+
+def test_a_path_in_a_configuration_finds_the_package_first_and_then_the_users_module(run):
+    script = """
+from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
+print(resolve("callbacks.LossMonitor"), resolve("trainer.Window"), resolve("callbacks.Marker"))
+try:
+    resolve("callbacks.Mark")
+except UnresolvedError as error:
+    print(error)
+"""
+    out = run(script, own=["trainer", "callbacks"])
+    assert "mindspore_trainer.callbacks.loss_monitor.LossMonitor" in out
+    assert "mindspore_trainer.trainer.metrics.prequential.Window" in out
+    assert "<class 'callbacks.Marker'>" in out
+    assert "neither the package nor your own module has it" in out
+    assert "did you mean 'Marker'" in out
+
+
+@pytest.mark.parametrize(
+    ("module", "own"), [("mindspore_trainer", ["callbacks", "trainer"]), ("trainer", ["callbacks"])]
+)
+def test_the_command_line_works_beside_such_modules(run, tmp_path, module, own):
+    (tmp_path / "data.py").write_text(DATA)
+    (tmp_path / "a.yaml").write_text(CONFIG)
+    out = run("", "-m", module, "fit", "a.yaml", own=own)
+    assert (tmp_path / "runs" / "hidden").is_dir(), out
+
+
+def test_a_users_module_that_needs_the_hidden_package_is_told_its_other_name(run):
+    script = """
+from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
+Path("mine.py").write_text("from trainer.errors import DataError")
+try:
+    resolve("mine.thing")
+except UnresolvedError as error:
+    print(error)
+"""
+    out = run(script, own=["trainer"])
+    assert "trainer.py hides the package 'trainer' there: import it as 'mindspore_trainer'" in out
+
+
+def test_packages_import_each_other_in_one_place_only(project_root):
+    """Anything but `trainer.hooks` would find the user's own module under the plain name."""
+    absolute = re.compile(r"^\s*(from|import) (trainer|callbacks)\b")
+    found = []
+    for file in [*(project_root / "trainer").rglob("*.py"), *(project_root / "callbacks").rglob("*.py")]:
+        lines = file.read_text().splitlines()
+        typing_only = False
+        for number, line in enumerate(lines):
+            typing_only = line.startswith("if TYPE_CHECKING") or (typing_only and line[:1].strip() == "")
+            if absolute.match(line) and not typing_only:
+                found.append(f"{file.relative_to(project_root)}:{number + 1}: {line.strip()}")
+    assert [line for line in found if "trainer/__init__.py" not in line] == []  # its docstring shows what users write

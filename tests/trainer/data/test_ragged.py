@@ -1,0 +1,180 @@
+"""Rows of different lengths: cutting, joining, padding to a few lengths, and training on them."""
+
+import logging
+
+import mindspore
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mindspore import nn, ops
+
+from trainer import Trainer
+from trainer.data.ragged import Ragged, RaggedColumns, round_up
+from trainer.embedding import EmbeddingBag
+from trainer.errors import ConfigurationError, DataError
+
+LISTS = [[5, 1, 2], [], [3], [4, 4], [7, 8, 9, 1, 2]]
+_rows = st.lists(st.lists(st.integers(-9, 9), max_size=6), min_size=1, max_size=8)
+
+
+def as_lists(column):
+    return [column[i].tolist() for i in range(len(column))]
+
+
+class TestRagged:
+    @given(_rows, st.data())
+    def test_rows_are_those_of_the_lists_however_they_are_cut_and_joined(self, rows, data):
+        column = Ragged.of(rows)
+        assert as_lists(column) == rows
+        first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
+        assert as_lists(column[first:last]) == rows[first:last]
+        order = data.draw(st.lists(st.integers(0, len(rows) - 1)))
+        assert as_lists(column[np.array(order, np.int64)]) == [rows[i] for i in order]
+        assert as_lists(np.concatenate([column[first:], column[:last]])) == rows[first:] + rows[:last]
+
+    @given(_rows, st.integers(1, 7))
+    def test_padding_fills_up_and_cutting_keeps_the_newest(self, rows, most):
+        column = Ragged.of(rows, padding=-1, max_length=most).cut()
+        expected = [row[-most:] + [-1] * (most - len(row[-most:])) for row in rows]
+        assert column.padded(most).tolist() == expected
+
+    @pytest.mark.parametrize(
+        "column",
+        [
+            pyarrow.array(LISTS),
+            pyarrow.chunked_array([pyarrow.array(LISTS[:2]), pyarrow.array(LISTS[2:])]),
+            pyarrow.array([[0], *LISTS]).slice(1),
+            [np.array(row, np.int64) for row in LISTS],
+            [tuple(row) if row else None for row in LISTS],
+        ],
+        ids=["arrow", "chunks", "slice", "arrays", "None"],
+    )
+    def test_lists_of_any_kind(self, column):
+        assert as_lists(Ragged.of(column)) == LISTS
+
+    def test_padded_lengths_are_few(self):
+        assert sorted({round_up(n) for n in range(1000)}) == [2**n for n in range(11)]
+        assert sorted({round_up(n, 4) for n in range(8, 33)}) == [8, 10, 12, 14, 16, 20, 24, 28, 32]
+        assert all(n <= round_up(n, 16) <= n * 17 / 16 + 1 for n in range(1, 5000))
+
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda: Ragged([1, 2], [0, 3]), ConfigurationError, "offsets: takes 0 to 2; received up to 3"),
+            (lambda: Ragged([1, 2], [1, 0]), ConfigurationError, "ascending"),
+            (lambda: Ragged.of([[1]], per_octave=3), ConfigurationError, "per_octave: takes 1, 2, 4, 8 or 16"),
+            (lambda: Ragged.of([[1]], max_length=0), ConfigurationError, "max_length: takes a whole number >= 1"),
+            (lambda: Ragged.of([[1], 2]), DataError, "mixes lists and single values"),
+            (lambda: Ragged.of([[1], [[2]]]), DataError, "different depths"),
+        ],
+    )
+    def test_refused(self, make, error, message):
+        with pytest.raises(error, match=message):
+            make()
+
+
+class TestColumns:
+    def test_mask_and_lengths_stand_where_the_network_takes_them(self):
+        make = RaggedColumns(["user", "history", "history_mask", "history_lengths", "item"])
+        columns, names = make(
+            (np.arange(2), Ragged.of([[1, 2, 3], [4]]), np.arange(2), np.ones(2)), ("user", "history", "item", "y")
+        )
+        assert names == ("user", "history", "history_mask", "history_lengths", "item", "y")
+        assert columns[1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+        assert columns[2].tolist() == [[True, True, True, False], [True, False, False, False]]
+        assert columns[3].tolist() == [3, 1]
+        assert make.describe() == "ragged columns: padded to 1 lengths (4), 50% padding"
+
+    def test_lists_that_are_equally_long_by_chance_get_their_mask_too(self):
+        columns, _ = RaggedColumns(["h", "h_mask"])((np.array([[1, 2, 3]]),), ("h",))
+        assert [column.tolist() for column in columns] == [[[1, 2, 3, 0]], [[True, True, True, False]]]
+
+    def test_offsets_take_the_values_one_after_another(self):
+        columns, names = RaggedColumns(["h", "h_offsets"])((Ragged.of([[1, 2, 3], [], [4, 5]], padding=-1),), ("h",))
+        assert names == ("h", "h_offsets")
+        assert [column.tolist() for column in columns] == [[1, 2, 3, 4, 5, -1, -1, -1], [0, 3, 3]]
+        with pytest.raises(ConfigurationError, match="either one after another"):
+            RaggedColumns(["h", "h_offsets", "h_mask"])((Ragged.of([[1]]),), ("h",))
+
+
+class MeanOfHistory(nn.Cell):
+    """The mean of a history's vectors, by its mask, to one logit."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4, embedding_table=mindspore.Tensor(_values(10, 4)))
+        self.head = nn.Dense(4, 1, weight_init=mindspore.Tensor(_values(1, 4)), bias_init="zeros")
+
+    def construct(self, history, history_mask):
+        weight = ops.cast(history_mask, mindspore.float32).expand_dims(-1)
+        return self.head(
+            (self.table(history) * weight).sum(1) / ops.maximum(weight.sum(1), ops.ones_like(weight.sum(1)))
+        )
+
+
+class BagOfHistory(nn.Cell):
+    """The same from flat ids with offsets."""
+
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.bag = EmbeddingBag(4, 10, combiner="mean", mode="sparse" if sparse else "dense")
+        self.head = nn.Dense(4, 1, weight_init=mindspore.Tensor(_values(1, 4)), bias_init="zeros")
+
+    def construct(self, history, history_offsets):
+        return self.head(self.bag(history, None, history_offsets))
+
+
+def _values(*shape):
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+def histories(count=40):
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 10, rng.integers(0, 9)).tolist() for _ in range(count)]
+    return rows, np.array([[float(sum(row) % 2)] for row in rows], np.float32)
+
+
+def fitted(data, network=None, **options):
+    network = network or MeanOfHistory()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-2))
+    trainer.fit(data, 2, callbacks=[], shuffle=False, **options)
+    return trainer, trainer.state.train_loss
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """The training on arrays padded by hand, all to one length."""
+    rows, labels = histories()
+    mask = np.array([[i < len(row) for i in range(8)] for row in rows])
+    padded = np.array([row + [0] * (8 - len(row)) for row in rows])
+    return fitted({"history": padded, "history_mask": mask, "y": labels}, batch_size=8)
+
+
+@pytest.mark.parametrize("kind", ["lists", "arrow table", "batches"])
+def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand, caplog):
+    rows, labels = histories()
+    data, options = {"history": rows, "y": labels}, {"batch_size": 8}
+    if kind == "arrow table":
+        data = pyarrow.table({"history": rows, "y": labels[:, 0]})
+        data = {"history": data.column("history"), "y": labels}
+    elif kind == "batches":
+        data = [{"history": rows[i : i + 8], "y": labels[i : i + 8]} for i in range(0, 40, 8)]
+        options = {}
+    with caplog.at_level(logging.INFO):
+        trainer, loss = fitted(data, **options)
+    assert loss == pytest.approx(by_hand[1], rel=1e-5)
+    assert "% padding" in caplog.text
+    np.testing.assert_allclose(
+        trainer.predict({"history": rows}, batch_size=8), by_hand[0].predict({"history": rows}, batch_size=8), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_bags_with_offsets_train(sparse):
+    rows, labels = histories()
+    trainer, loss = fitted({"history": Ragged.of(rows, padding=-1), "y": labels}, BagOfHistory(sparse), batch_size=8)
+    assert 0.4 < loss < 0.9
+    assert trainer.state.progress.samples_seen == 80
+    assert trainer.predict({"history": Ragged.of(rows, padding=-1)}, batch_size=8).shape == (40, 1)

@@ -1,0 +1,204 @@
+"""Whatever `mindspore.Model` trains is trained: shapes that change, columns of different lengths, scalars."""
+
+import logging
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from callbacks import LambdaCallback
+from trainer import Trainer
+from trainer.errors import DataError
+
+
+class Bags(nn.Cell):
+    """The mean of the vectors of a sequence's ids, of any length, to two classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 4, embedding_table=mindspore.Tensor(_values(12, 4)))
+        self.head = nn.Dense(4, 2, weight_init=mindspore.Tensor(_values(2, 4)), bias_init="zeros")
+
+    def construct(self, ids):
+        return self.head(self.table(ids).mean(1))
+
+
+class GraphConvolution(nn.Cell):
+    """One layer: neighbours' features, summed and mapped to two classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(3, 2, weight_init=mindspore.Tensor(_values(2, 3)), bias_init="zeros")
+
+    def construct(self, adjacency, features):
+        return self.head(ops.matmul(adjacency, features))
+
+
+class Weighted(nn.Cell):
+    """A network that returns its own loss, of a vector, a target and a scalar."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mindspore.Parameter(mindspore.Tensor(_values(3, 1)), name="weight")
+
+    def construct(self, x, y, strength):
+        return ops.square(ops.matmul(x, self.weight) - y).mean() * strength
+
+
+def _values(*shape):
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+def sequences(lengths, rows=3):
+    rng = np.random.default_rng(0)
+    return [
+        (rng.integers(0, 12, (rows, n)).astype(np.int32), rng.integers(0, 2, rows).astype(np.int32)) for n in lengths
+    ]
+
+
+def graphs(sizes):
+    rng = np.random.default_rng(1)
+    return [
+        (
+            np.eye(n, dtype=np.float32),
+            rng.normal(size=(n, 3)).astype(np.float32),
+            rng.integers(0, 2, n).astype(np.int32),
+        )
+        for n in sizes
+    ]
+
+
+def scalars(count):
+    rng = np.random.default_rng(2)
+    return [
+        (rng.normal(size=(4, 3)).astype(np.float32), np.ones((4, 1), np.float32), np.float32(n)) for n in range(count)
+    ]
+
+
+def trained(network, loss, data, epochs=2, optimizer=nn.Adam, **fit):
+    """Return (losses, parameters) of a training by this trainer."""
+    losses = []
+    trainer = Trainer(network, loss, optimizer(network.trainable_params(), 1e-2))
+    note = LambdaCallback(on_train_step_end=lambda t: losses.extend(t.state.outputs.losses))
+    trainer.fit(data, epochs, callbacks=[note], **fit)
+    return np.array(losses), [p.asnumpy().copy() for p in network.trainable_params()], trainer
+
+
+def stepped(network, loss, data, epochs=2):
+    """The same by MindSpore's own cells, one step a call."""
+    optimizer = nn.Adam(network.trainable_params(), 1e-2)
+    step = nn.TrainOneStepCell(network if loss is None else nn.WithLossCell(network, loss), optimizer)
+    step.set_train()
+    losses = [
+        float(step.compile_and_run(*map(mindspore.Tensor, batch)).asnumpy()) for _ in range(epochs) for batch in data
+    ]
+    return np.array(losses, np.float32), [p.asnumpy().copy() for p in network.trainable_params()]
+
+
+CASES = {
+    "lengths": (Bags, nn.CrossEntropyLoss, sequences([3, 5, 3, 3, 7]), 15),
+    "sorted lengths": (Bags, nn.CrossEntropyLoss, sequences([3, 3, 3, 5, 5]), 15),
+    "scalars": (Weighted, None, scalars(5), 20),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_of_any_shape_are_trained_bit_for_bit(case):
+    network, loss, data, rows = CASES[case]
+    make_loss = loss or (lambda: None)
+    losses, parameters, trainer = trained(network(), make_loss(), data)
+    expected = stepped(network(), make_loss(), data)
+    np.testing.assert_array_equal(losses, expected[0])
+    for ours, theirs in zip(parameters, expected[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert trainer.state.progress.samples_seen == 2 * rows
+    assert trainer.state.progress.global_step == 10
+
+
+class LabelledGraph(nn.Cell):
+    """Network and loss of a graph in one cell, for MindSpore's own wrapper takes two columns only."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = GraphConvolution()
+        self.loss = nn.CrossEntropyLoss()
+
+    def construct(self, adjacency, features, labels):
+        return self.loss(self.network(adjacency, features), labels)
+
+
+def test_a_graph_network_trains_on_graphs_of_different_sizes(caplog):
+    data = graphs([4, 6, 6, 5])
+    data = [
+        (np.concatenate([adjacency, adjacency]), features, labels.repeat(2)) for adjacency, features, labels in data
+    ]
+    losses, _, trainer = trained(GraphConvolution(), nn.CrossEntropyLoss(), data)
+    np.testing.assert_array_equal(losses, stepped(LabelledGraph(), None, data)[0])
+    assert trainer.state.progress.samples_seen == 2 * 2 * (4 + 6 + 6 + 5)  # nodes: the rows of the label
+    assert "'column_2' counts" in caplog.text
+    results = trainer.evaluate(data)
+    assert 0 < results["loss"] < 2
+
+
+def test_going_on_in_the_middle_of_changing_shapes_is_exact(tmp_path):
+    data = sequences([3, 5, 3, 3, 7, 7, 2])
+    whole, parameters, _ = trained(Bags(), nn.CrossEntropyLoss(), data, sink_size=4)
+    network = Bags()
+    first = Trainer(network, nn.CrossEntropyLoss(), nn.Adam(network.trainable_params(), 1e-2))
+    first.fit(data, 2, callbacks=[LambdaCallback(on_checkpoint=lambda t: t.save(tmp_path))], max_steps=9)
+    rest, resumed, trainer = trained(Bags(), nn.CrossEntropyLoss(), data, resume=tmp_path)
+    np.testing.assert_array_equal(rest, whole[9:])
+    for ours, theirs in zip(resumed, parameters, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert trainer.state.progress.samples_seen == 2 * 7 * 3
+
+
+def test_accumulated_gradients_are_weighted_by_the_rows_that_count():
+    data = graphs([4, 8])
+    data = [(adjacency[None], features, labels) for adjacency, features, labels in data]
+
+    class Squeezed(GraphConvolution):
+        def construct(self, adjacency, features):
+            return self.head(ops.matmul(adjacency[0], features))
+
+    network = Squeezed()
+    trainer = Trainer(
+        network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 1.0), gradient_accumulation_steps=2
+    )
+    trainer.fit(data, callbacks=[])
+    both = np.zeros((12, 12), np.float32)
+    both[:4, :4], both[4:, 4:] = data[0][0][0], data[1][0][0]
+    whole = (both, np.concatenate([d[1] for d in data]), np.concatenate([d[2] for d in data]))
+    _, expected, _ = trained(GraphConvolution(), nn.CrossEntropyLoss(), [whole], 1, lambda p, _: nn.SGD(p, 1.0))
+    for ours, theirs in zip(network.trainable_params(), expected, strict=True):
+        np.testing.assert_allclose(ours.asnumpy(), theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_predictions_of_other_shapes_come_batch_by_batch():
+    class Tagger(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(12, 4)
+
+        def construct(self, ids):
+            return self.table(ids)
+
+    trainer = Trainer(Tagger(), None, None)
+    found = trainer.predict([(batch[0],) for batch in sequences([3, 5])])
+    assert [batch.shape for batch in found] == [(3, 3, 4), (3, 5, 4)]
+
+
+def test_a_shape_the_network_cannot_take_is_said(linear):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    batches = [(np.ones((4, 30), np.float32), np.ones((4, 1), np.float32)), (np.ones((4, 7), np.float32),) * 2]
+    with pytest.raises(Exception, match=r"\[4, 7\]") as caught:
+        trainer.fit(batches, callbacks=[])
+    assert not isinstance(caught.value, DataError)
+
+
+def test_how_many_shapes_there_were_is_told_at_the_end(caplog):
+    with caplog.at_level(logging.INFO):
+        trained(Bags(), nn.CrossEntropyLoss(), sequences([3, 5, 3]), 1)
+    assert "batches had 2 shapes" in caplog.text
