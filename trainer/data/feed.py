@@ -111,6 +111,8 @@ class FeedOptions:
         arguments: names of what the network takes, for ragged columns.
         counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
             features and labels); a scalar counts as one row.
+        fill_up_to: a batch of fewer rows is filled up to so many with copies of its last row, or None; single batches
+            only. `Chunk.num_samples` counts the rows that were there before.
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
@@ -122,6 +124,7 @@ class FeedOptions:
     columns: int | None = None
     arguments: Sequence[str] = ()
     counted: int = 0
+    fill_up_to: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
 
@@ -361,6 +364,8 @@ class Feed:
         columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
+        if options.fill_up_to is not None and not stacked:
+            columns = tuple([_filled_up(column, options.fill_up_to) for column in columns])
         if options.transform is not None:
             group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
             columns, sparse = options.transform.prepare(group)
@@ -408,6 +413,11 @@ def to_tensor(array: np.ndarray) -> Tensor:
     if not array.flags.carray:
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)
+
+
+def _filled_up(column: np.ndarray, rows: int) -> np.ndarray:
+    missing = rows - len(column)
+    return column if missing <= 0 else np.concatenate([column, np.repeat(column[-1:], missing, axis=0)])
 
 
 def _newest(items: Sequence[Item]) -> float | None:

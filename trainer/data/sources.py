@@ -224,6 +224,20 @@ class ArraySource(Source):
             if trouble is not None:
                 logger.warning("the dataset: %s", trouble)
 
+    @property
+    def last_rows(self) -> int:
+        """Rows of an epoch's last batch."""
+        return self.rows - (self.size - 1) * self.batch_size
+
+    def tail(self, rows: int) -> ArraySource:
+        """Return the last rows as one batch."""
+        columns = zip(self.names or (), self._columns, strict=True)
+        return ArraySource({name: column[-rows:] for name, column in columns}, rows)
+
+    def varies(self) -> bool:
+        """Return whether not all rows are the same."""
+        return any(column.dtype != object and (column != column[:1]).any() for column in self._columns)
+
     def describe(self) -> dict[str, Any]:
         """Return kind, rows, batch size, shuffle and seed."""
         return {

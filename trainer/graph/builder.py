@@ -22,7 +22,7 @@ from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .graph_call import GraphCall
+from .graph_call import BatchSizes, GraphCall
 from .graph_errors import to_graph_error
 from .losses import fused_loss
 from .network_checks import is_training_step
@@ -36,6 +36,7 @@ from .program import (
     SunkSteps,
     TrainStep,
 )
+from .row_padding import RowPadding
 
 if TYPE_CHECKING:
     from ..embedding.tables import SparseTables
@@ -90,6 +91,7 @@ class StepBuilder:
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
         self._predict: nn.Cell | None = None
+        self.row_padding = RowPadding()
         self._inferring: GraphCall | None = None
 
     @property
@@ -337,12 +339,14 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
     run = GraphCall(step)
     leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
     keep, inputs = options.keep_predictions, _inputs_of(options)
+    sizes = BatchSizes(run)
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
             loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
+        sizes.note(chunk)
         return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
 
     return train
@@ -354,6 +358,7 @@ def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
     keep, inputs = options.keep_predictions, _inputs_of(options)
     flags = (Tensor(False), Tensor(True))
     counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
+    sizes = BatchSizes(run)
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
@@ -361,6 +366,7 @@ def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
             losses, predictions = run(count, flush, *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
+        sizes.note(chunk)
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
 
     return train

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any
+import logging
+import time
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
+
+if TYPE_CHECKING:
+    from ..data.feed import Chunk
+
+logger = logging.getLogger(__name__)
+
+MANY_SIZES = 5
 
 
 # `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell while doing so: hundreds of
@@ -29,11 +38,17 @@ class GraphCall:
 
     Args:
         cell: the cell; only tensors are passed to it.
+
+    Attributes:
+        programs: programs looked up or compiled so far.
+        seconds: what that took, the first run of each included.
     """
 
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
         self._programs: dict[Any, str] = {}
+        self.programs = 0
+        self.seconds = 0.0
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
         """Return what the cell's graph returns; compiles it for arguments of new shapes or dtypes.
@@ -48,11 +63,43 @@ class GraphCall:
         if program is not None:
             outputs = _execute(tensors, program)
             return outputs if _are_tensors(outputs) else _to_python(outputs)
+        began = time.perf_counter()
         outputs = cell.compile_and_run(*tensors)
+        self.programs += 1
+        self.seconds += time.perf_counter() - began
         if _execute is not None:
             with contextlib.suppress(AttributeError, KeyError, TypeError):
                 self._programs[key] = cell.phase_cache[cell.phase]
         return outputs
+
+
+class BatchSizes:
+    """Tells once when batches of many sizes are each compiled anew.
+
+    Args:
+        run: what compiles.
+    """
+
+    def __init__(self, run: GraphCall) -> None:
+        self.run = run
+        self._programs = 0
+        self._rows: list[int] = []
+
+    def note(self, chunk: Chunk) -> None:
+        """Look at the chunk trained on last."""
+        if self.run.programs == self._programs:
+            return
+        self._programs = self.run.programs
+        rows = chunk.arrays[0].shape[1 if chunk.stacked else 0]
+        if rows not in self._rows:
+            self._rows.append(rows)
+            if len(self._rows) == MANY_SIZES:
+                logger.warning(
+                    "a program is compiled for every size of batch: %s rows so far, %.1f s; make batches equally large "
+                    "(for a stream, batch_size= puts rows together)",
+                    ", ".join(map(str, self._rows)),
+                    self.run.seconds,
+                )
 
 
 def _are_tensors(outputs: Any) -> bool:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.feed import Feed
+from ..data.sources import ArraySource
 from ..distributed.dense_state import synchronize
 from ..errors import DataError
+from ..graph.row_padding import RowPadding, padded_size
 from ..state import Phase
 from . import loop
 from .call import call
@@ -18,6 +20,8 @@ from .feeds import inference_feed, read_tables
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
+MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
 def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
@@ -51,8 +55,34 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
     if len(data) != 1:
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
     feed = inference_feed(trainer, data[0], batch_size, predict=True)
+    padding, source = trainer.builder.row_padding, feed.source
+    size = _choose_size(padding, source) if isinstance(source, ArraySource) else None
+    if size is not None and padding.exact:
+        feed.options.fill_up_to = size
     batches = _predictions(trainer, feed)
-    return batches if stream else _concatenate(list(batches))
+    if stream:
+        return batches
+    predictions = _concatenate(list(batches))
+    if size is not None and padding.exact is None:
+        tail = source.tail(min(source.last_rows, MAX_TRIED))
+        if tail.varies():
+            feed = inference_feed(trainer, tail, None, predict=True)
+            feed.options.fill_up_to = padded_size(tail.rows) if tail.rows < source.last_rows else size
+            filled = _concatenate(list(_predictions(trainer, feed)))
+            padding.judge(_rows(predictions, slice(-tail.rows, None)), filled)
+    return predictions
+
+
+def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
+    """Return what the last batch is to be filled up to; None: a program of its size is to be had, or is the first."""
+    if source.size > 1:
+        padding.compiled(source.batch_size)
+    rows = source.last_rows
+    size = padding.size_for(rows)
+    if source.size > 1:
+        size = min(size, source.batch_size)
+    padding.compiled(size if padding.exact else rows)
+    return None if size == rows else size
 
 
 def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
@@ -61,6 +91,10 @@ def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
     with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
         yield from loop.predict(trainer, feed, cell)
     signals.leave()
+
+
+def _rows(outputs: Any, rows: slice) -> Any:
+    return tuple(_rows(output, rows) for output in outputs) if isinstance(outputs, tuple) else outputs[rows]
 
 
 def _concatenate(batches: list[Any]) -> Any:

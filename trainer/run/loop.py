@@ -142,18 +142,20 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
     """Yield the host copy of the network's output for each batch, until a signal asks to leave."""
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
+    filled = feed.options.fill_up_to is not None
     for chunk in feed.chunks({}):
         if trainer.state.told_to_leave:
             break
-        yield _host(trainer.builder.infer(cell, chunk))
+        yield _host(trainer.builder.infer(cell, chunk), chunk.num_samples if filled else None)
         call("on_predict_step_end", trainer)
     call("on_predict_end", trainer)
 
 
-def _host(outputs: Any) -> Any:
+def _host(outputs: Any, rows: int | None) -> Any:
+    """Return copies on the host: the first `rows` of a batch that was filled up, or all."""
     if isinstance(outputs, tuple):
-        return tuple(_host(output) for output in outputs)
-    return np.array(outputs.asnumpy())
+        return tuple(_host(output, rows) for output in outputs)
+    return np.array(outputs.asnumpy()[:rows] if rows is not None else outputs.asnumpy())
 
 
 # -- around the loop ---------------------------------------------------------------------------------------------------

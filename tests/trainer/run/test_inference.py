@@ -252,3 +252,43 @@ def test_hooks_and_results_of_a_training_are_not_mixed_with_what_its_callbacks_e
     assert monitored == [["val_auc", "val_loss"]] * 2
     assert len(losses) == 2
     assert np.isfinite(losses).all()
+
+
+compiled_for = []
+
+
+@ops.constexpr
+def note_rows(rows):
+    """Note the number of rows a program is compiled for."""
+    compiled_for.append(rows)
+    return 1
+
+
+class Noting(nn.Cell):
+    def __init__(self, network, centre=False):
+        super().__init__()
+        self.network = network
+        self.centre = centre
+
+    def construct(self, x):
+        out = self.network(x) * note_rows(x.shape[0])
+        if self.centre:
+            out = out - out.mean(axis=0)
+        return out
+
+
+class TestPredictionsOfManySizes:
+    def test_few_programs_serve_all_numbers_of_rows_and_predict_the_same(self, mlp, cancer):
+        compiled_for.clear()
+        trainer = Trainer(Noting(mlp()))
+        expected = trainer.predict(cancer["x"])
+        for rows in [5, 2, 8, 3, 17, 20, 31, 32, 1, 90]:
+            np.testing.assert_allclose(trainer.predict(cancer["x"][:rows]), expected[:rows], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(trainer.predict(cancer["x"], batch_size=100), expected, rtol=1e-5, atol=1e-6)
+        assert len(set(compiled_for)) <= 5
+
+    def test_a_network_whose_rows_depend_on_each_other_is_never_filled_up(self, mlp, cancer, caplog):
+        trainer = Trainer(Noting(mlp(), centre=True))
+        for rows in (9, 5, 7):
+            np.testing.assert_allclose(trainer.predict(cancer["x"][:rows]).mean(axis=0), 0, atol=1e-6)
+        assert caplog.text.count("depend on each other") == 1

@@ -239,3 +239,16 @@ def test_mistakes_are_named(table, tmp_path):
         make().online_train(replay(table), [], resume=tmp_path)
     with pytest.raises(ConfigurationError, match="did you mean 'window_auc'"):
         make().online_train(replay(table), [ModelCheckpoint(tmp_path, monitor="window_acu", mode="max")])
+
+
+def test_a_stream_of_batches_of_many_sizes_is_told_what_they_cost(table, caplog):
+    def uneven():
+        for rows in range(3, 10):
+            yield {name: table[name][:rows] for name in ("features", "label")}
+
+    make().online_train(uneven, callbacks=[])
+    assert caplog.text.count("3, 4, 5, 6, 7 rows") == 1
+    assert "batch_size=" in caplog.text
+    caplog.clear()
+    make().online_train(uneven, callbacks=[], batch_size=6)
+    assert "rows so far" not in caplog.text
