@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Trainer": ".trainer",
     "Limits": ".run.limits",
-    "Window": ".metrics.prequential",
+    "Window": ".metrics.window",
 }
 _CALLBACKS = (
     "Callback",

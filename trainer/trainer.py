@@ -22,7 +22,7 @@ from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.program import StepOptions
 from .hooks import CallbackList, History
 from .metrics import get_metrics
-from .metrics.prequential import Window
+from .metrics.window import Window
 from .run import inference, loop, training
 from .run.limits import Every
 from .run.run import Run, produced_names

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import choice, number
 from ..errors import DataError
+from .rows import row_weights, to_numpy
 
 LINKS = ("auto", "sigmoid", "identity", "softmax")
 _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or [B, 1]"
@@ -32,18 +33,6 @@ def check_link(link: str) -> str:
         ConfigurationError: there is no such link.
     """
     return choice("link", link, LINKS)
-
-
-def to_numpy(value: Any, name: str = "array") -> np.ndarray:
-    """Return a Tensor, an array or a sequence as an array; floating-point types below float32 become float32.
-
-    Raises:
-        DataError: it does not hold numbers.
-    """
-    array = value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{name} must hold numbers; received dtype {array.dtype}")
-    return array.astype(np.float32) if array.dtype.kind == "f" and array.dtype.itemsize < 4 else array
 
 
 def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -107,23 +96,6 @@ def hard_labels(labels: np.ndarray) -> np.ndarray:
     return positive
 
 
-def row_weights(weights: Any, rows: int) -> np.ndarray | None:
-    """Return sample weights as float64, shape [rows]; None stays None.
-
-    Raises:
-        DataError: wrong shape, or a weight that is negative or not finite.
-    """
-    if weights is None:
-        return None
-    array = to_numpy(weights, "sample weights")
-    if array.size != rows or array.ndim > 2:
-        raise DataError(f"sample weights take shape [{rows}] or [{rows}, 1]; received {array.shape}")
-    array = array.reshape(-1).astype(np.float64)
-    if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise DataError("sample weights must be finite and not negative")
-    return array
-
-
 class BinarySums:
     """Sums from which log loss, normalized entropy and calibration follow; mergeable, and scalable for decay.
 
@@ -153,6 +125,12 @@ class BinarySums:
         for name in self._SUMS:
             setattr(self, name, 0.0)
         self.logits_seen = self.link in ("sigmoid", "softmax")
+
+    def restart(self) -> None:
+        """Forget all rows; that predictions are logits, once seen, stays known."""
+        logits_seen = self.logits_seen
+        self.clear()
+        self.logits_seen = logits_seen
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add rows.
@@ -242,3 +220,19 @@ class BinarySums:
         for name in self._SUMS:
             setattr(self, name, float(state[name]))
         self.logits_seen = bool(state["logits_seen"])
+
+
+def add_binary(sums: BinarySums, predictions: Any, labels: Any, weights: Any, link: str, name: str) -> None:
+    """Add rows to `sums`: predictions [B], [B, 1] or [B, 2], labels [B] or [B, 1] in [0, 1], weights [B] or None.
+
+    Raises:
+        DataError: shapes that do not fit, labels outside [0, 1], probabilities outside [0, 1] with "identity".
+    """
+    scores, labels, logits = binary_scores(predictions, labels, link)
+    if not len(labels):
+        return
+    low, high = labels.min(), labels.max()
+    if not (low >= 0 and high <= 1):
+        raise DataError(f"{name} takes labels in [0, 1]; received values in [{low}, {high}]")
+    sums.logits_seen = sums.logits_seen or logits
+    sums.add(scores, labels, row_weights(weights, len(scores)))

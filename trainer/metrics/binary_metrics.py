@@ -1,23 +1,25 @@
-"""Metrics of binary predictions for evaluation: AUC, log loss, normalized entropy and calibration.
+"""Metrics of binary predictions: AUC, normalized entropy, calibration, and all of them in one pass.
 
-Streaming, in bounded memory, with the protocol of `mindspore.train.Metric`, so they also work in `mindspore.Model`.
+Streaming, in bounded memory; log loss, which serves several classes too, is in `trainer.metrics.classes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from mindspore.train import Metric, rearrange_inputs
 
 from ..checks import whole
-from ..errors import DataError
-from .binary import BinarySums, binary_scores, check_link, hard_labels, row_weights
-from .histogram import DEFAULT_BUCKETS, RowBuffer, ScoreHistogram
+from .binary import BinarySums, add_binary, binary_scores, check_link, hard_labels
+from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS, RowBuffer, ScoreHistogram
+from .rows import row_weights
+from .window_metric import RowMetric
+
+BUCKETS = 4_096  # in `BinaryMetrics`, of which a stream keeps three
 
 
-class Auc(Metric):
+class Auc(RowMetric):
     """Area under the ROC curve over all rows since `clear`, in bounded memory.
 
     Within 1e-3 of the exact value at 10^6 scores, however they are distributed (see `trainer.metrics.histogram`); exact
@@ -40,21 +42,11 @@ class Auc(Metric):
     def clear(self) -> None:
         """Forget everything."""
         self._histogram.clear()
-        self._buffer = RowBuffer()
+        self._buffer = RowBuffer(DEFAULT_BUFFER_ROWS)
         self._nan_seen = False
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add rows.
-
-        Args:
-            inputs: predictions of shape [B], [B, 1] or [B, 2]; labels of shape [B] or [B, 1], each 0 or 1; and, if
-                wanted, sample weights of shape [B].
-
-        Raises:
-            DataError: shapes that do not fit, labels other than 0 and 1.
-        """
-        predictions, labels, weights = unpack(inputs, "Auc")
+    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
+        """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1], each 0 or 1; weights [B] or None."""
         scores, labels, _ = binary_scores(predictions, labels, self._link)
         positive = hard_labels(labels)
         weights = row_weights(weights, len(scores))
@@ -69,7 +61,12 @@ class Auc(Metric):
         self._histogram.merge(other._histogram)
         self._nan_seen = self._nan_seen or other._nan_seen
 
-    def eval(self) -> float:
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        self._fold()
+        self._histogram.scale(factor)
+
+    def value(self) -> float:
         """Return the AUC of all rows since `clear`, or NaN."""
         self._fold()
         return float("nan") if self._nan_seen else self._histogram.auc()
@@ -79,19 +76,20 @@ class Auc(Metric):
             self._histogram.fold(*self._buffer.drain())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
-        self._fold()
-        return {"json": {"nan_seen": self._nan_seen}, "arrays": self._histogram.arrays()}
+        """Return ``{"json": ..., "arrays": {name: array}}``; rows that wait to be sorted are among the arrays."""
+        waiting = {f"waiting.{name}": array for name, array in self._buffer.state_dict()["arrays"].items()}
+        return {"json": {"nan_seen": self._nan_seen}, "arrays": {**self._histogram.arrays(), **waiting}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.clear()
         self._histogram.load_arrays(state["arrays"])
+        self._buffer.load_state_dict({"arrays": below("waiting.", state["arrays"])})
         self._nan_seen = bool(state["json"]["nan_seen"])
 
 
-class _BinaryMetric(Metric):
-    """Base of the metrics that follow from `BinarySums`; arguments as of `LogLoss`."""
+class _FromSums(RowMetric):
+    """Base of the metrics that follow from `BinarySums`; arguments as of `trainer.metrics.LogLoss`."""
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
@@ -104,30 +102,21 @@ class _BinaryMetric(Metric):
         """Forget everything."""
         self._sums.clear()
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add rows.
+    def restart(self) -> None:
+        """Forget all rows; that predictions are logits stays known."""
+        self._sums.restart()
 
-        Args:
-            inputs: predictions of shape [B], [B, 1] or [B, 2]; labels of shape [B] or [B, 1] in [0, 1]; and, if
-                wanted, sample weights of shape [B].
+    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
+        """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1] in [0, 1]; weights [B] or None."""
+        add_binary(self._sums, predictions, labels, weights, self._link, type(self).__name__)
 
-        Raises:
-            DataError: shapes that do not fit, labels outside [0, 1], probabilities outside [0, 1] with "identity".
-        """
-        predictions, labels, weights = unpack(inputs, type(self).__name__)
-        scores, labels, logits = binary_scores(predictions, labels, self._link)
-        if not len(labels):
-            return
-        low, high = labels.min(), labels.max()
-        if not (low >= 0 and high <= 1):
-            raise DataError(f"{type(self).__name__} takes labels in [0, 1]; received values in [{low}, {high}]")
-        self._sums.logits_seen = self._sums.logits_seen or logits
-        self._sums.add(scores, labels, row_weights(weights, len(scores)))
-
-    def merge(self, other: _BinaryMetric) -> None:
+    def merge(self, other: _FromSums) -> None:
         """Add the rows that `other` has seen."""
         self._sums.merge(other._sums)
+
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        self._sums.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {}}``."""
@@ -138,50 +127,102 @@ class _BinaryMetric(Metric):
         self._sums.load_state_dict(state["json"])
 
 
-class LogLoss(_BinaryMetric):
-    """Mean negative log likelihood of binary labels, in nats, over all rows since `clear`; NaN without rows.
-
-    Args:
-        link: how predictions become probabilities (see `trainer.metrics.binary.check_link`).
-        negative_sampling_rate: share of negatives that was kept; each then counts 1 / rate.
-        correct_probability: with a sampling rate, also correct predictions for it (see
-            `trainer.metrics.binary.BinarySums`).
-
-    Raises:
-        ConfigurationError: unknown link, or a rate outside (0, 1].
-    """
-
-    def eval(self) -> float:
-        """Return the log loss."""
-        return self._sums.log_loss
-
-
-class NormalizedEntropy(_BinaryMetric):
+class NormalizedEntropy(_FromSums):
     """Log loss over the entropy of the observed base rate (He et al. 2014); NaN when all labels are equal.
 
     Below 1 the predictions are better than always predicting the base rate. Arguments and errors as of `LogLoss`.
     """
 
-    def eval(self) -> float:
+    def value(self) -> float:
         """Return the normalized entropy."""
         return self._sums.normalized_entropy
 
 
-class Calibration(_BinaryMetric):
+class Calibration(_FromSums):
     """Sum of predicted probabilities over the number of positives; 1 is perfect, NaN without positives.
 
     Arguments and errors as of `LogLoss`.
     """
 
-    def eval(self) -> float:
+    def value(self) -> float:
         """Return predicted over observed."""
         return self._sums.calibration
 
 
-def unpack(inputs: Sequence[Any], name: str) -> tuple[Any, Any, Any]:
-    """Return predictions, labels and weights (or None) of the inputs of an `update`."""
-    if len(inputs) not in (2, 3):
-        raise DataError(
-            f"{name}.update takes predictions, labels and optionally weights; received {len(inputs)} inputs"
-        )
-    return inputs[0], inputs[1], inputs[2] if len(inputs) == 3 else None
+class BinaryMetrics(RowMetric):
+    """AUC, log loss, normalized entropy and calibration together, for a third of the work of four metrics.
+
+    `value` returns them by these names. Rows are sorted as they come: give thousands at a time.
+
+    Args:
+        link, negative_sampling_rate, correct_probability: as of `LogLoss`.
+        buckets: resolution of the AUC; see `trainer.metrics.histogram.ScoreHistogram`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    parts = ("auc", "log_loss", "normalized_entropy", "calibration")
+
+    def __init__(
+        self,
+        link: str = "auto",
+        negative_sampling_rate: float | None = None,
+        correct_probability: bool = True,
+        buckets: int = BUCKETS,
+    ) -> None:
+        super().__init__()
+        self._link = check_link(link)
+        self._sums = BinarySums(link, negative_sampling_rate, correct_probability)
+        self._histogram = ScoreHistogram(whole("buckets", buckets, 2))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sums.clear()
+        self._histogram.clear()
+
+    def restart(self) -> None:
+        """Forget all rows; that predictions are logits stays known."""
+        self._sums.restart()
+        self._histogram.clear()
+
+    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
+        """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1], each 0 or 1; weights [B] or None."""
+        scores, labels, logits = binary_scores(predictions, labels, self._link)
+        if not len(scores):
+            return
+        positive = hard_labels(labels)
+        weights = row_weights(weights, len(scores))
+        self._sums.logits_seen = self._sums.logits_seen or logits
+        self._sums.add(scores, positive, weights)
+        self._histogram.fold(scores, positive, weights)
+
+    def value(self) -> dict[str, float]:
+        """Return the four values."""
+        sums = self._sums
+        values = (self._histogram.auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
+        return dict(zip(self.parts, values, strict=True))
+
+    def merge(self, other: BinaryMetrics) -> None:
+        """Add the rows that `other` has seen."""
+        self._sums.merge(other._sums)
+        self._histogram.merge(other._histogram)
+
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        self._sums.scale(factor)
+        self._histogram.scale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {name: array}}``."""
+        return {"json": self._sums.state_dict(), "arrays": self._histogram.arrays()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._sums.load_state_dict(state["json"])
+        self._histogram.load_arrays(state["arrays"])
+
+
+def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with `prefix`, by the rest of their names."""
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

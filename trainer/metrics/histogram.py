@@ -165,7 +165,8 @@ class RowBuffer:
         """Copy rows in and yield each block that gets full; a block is valid until the next one is asked for.
 
         Args:
-            columns: equally long arrays, shape [N]; the same number in every call. A wider dtype widens the column.
+            columns: equally long arrays, shape [N, ...]; the same number in every call and of the same row shapes. A
+                wider dtype widens the column.
         """
         self._fit(columns)
         taken, total = 0, len(columns[0])
@@ -207,7 +208,7 @@ class RowBuffer:
 
     def _fit(self, columns: tuple[np.ndarray, ...] | list[np.ndarray]) -> None:
         if not self._columns:
-            self._columns = [np.empty(self.capacity, column.dtype) for column in columns]
+            self._columns = [np.empty((self.capacity, *column.shape[1:]), column.dtype) for column in columns]
         for place, column in enumerate(columns):
             mine = self._columns[place]
             if mine.dtype != column.dtype:

@@ -17,75 +17,13 @@ import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
 from ..errors import ConfigurationError, DataError, did_you_mean
-from .binary import binary_scores, check_link, hard_labels, to_numpy
-from .binary_metrics import Auc, Calibration, LogLoss, NormalizedEntropy, unpack
-
-
-class Accuracy(Metric):
-    """Share of rows whose class is predicted right, over all rows since `clear`; NaN without rows.
-
-    Unlike MindSpore's metric of that name it also takes binary predictions of one column.
-
-    Args:
-        link: for one column, whether predictions are probabilities (right above 0.5) or logits (right above 0); see
-            `trainer.metrics.binary.check_link`.
-
-    Raises:
-        ConfigurationError: unknown link.
-    """
-
-    def __init__(self, link: str = "auto") -> None:
-        super().__init__()
-        self._link = check_link(link)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._rows = self._right_identity = self._right_logits = 0
-        self._logits_seen = self._link in ("sigmoid", "softmax")
-
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add rows.
-
-        Args:
-            inputs: predictions of shape [B, C, ...] with labels of shape [B, ...] (class numbers) or [B, C] (one-hot);
-                or binary predictions of shape [B] or [B, 1] with labels of shape [B] or [B, 1].
-
-        Raises:
-            DataError: shapes that do not fit.
-        """
-        predictions, labels, _ = unpack(inputs, "Accuracy")
-        predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
-        if predictions.ndim >= 2 and predictions.shape[1] > 1:
-            self._add_classes(predictions, labels)
-            return
-        scores, labels, _ = binary_scores(predictions, labels, self._link)
-        positive = hard_labels(labels)
-        self._rows += len(scores)
-        self._right_identity += int(np.count_nonzero((scores > 0.5) == positive))
-        self._right_logits += int(np.count_nonzero((scores > 0) == positive))
-        if self._link == "auto" and len(scores):
-            self._logits_seen = self._logits_seen or bool(scores.min() < 0 or scores.max() > 1)
-
-    def _add_classes(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        classes = predictions.argmax(axis=1)
-        if labels.shape == predictions.shape:
-            labels = labels.argmax(axis=1)
-        if labels.size != classes.size or labels.shape[:1] != classes.shape[:1]:
-            raise DataError(
-                "Accuracy takes predictions of shape [B, C, ...] and labels of shape [B, ...] or one-hot of the same "
-                f"shape; received predictions {predictions.shape} and labels {labels.shape}"
-            )
-        right = int(np.count_nonzero(classes == labels.reshape(classes.shape)))
-        self._rows += classes.size
-        self._right_identity += right
-        self._right_logits += right
-
-    def eval(self) -> float:
-        """Return the accuracy."""
-        right = self._right_logits if self._logits_seen else self._right_identity
-        return right / self._rows if self._rows else float("nan")
+from .adapters import BySlice
+from .binary_metrics import Auc, BinaryMetrics, Calibration, NormalizedEntropy
+from .classes import Accuracy, LogLoss
+from .ranking import Gauc, HitRateAtK, Ndcg, RecallAtK
+from .regression import R2, Bias, Mae, Rmse
+from .rows import named_values, to_numpy
+from .window_metric import RowMetric, WindowMetric
 
 
 class WeightedMean:
@@ -170,7 +108,14 @@ _OURS: dict[str, Callable[[], Any]] = {
     "accuracy": Accuracy,
     "acc": Accuracy,
     "loss": Loss,
+    "mae": Mae,
+    "rmse": Rmse,
+    "bias": Bias,
+    "r2": R2,
+    "binary": BinaryMetrics,
 }
+_BY_GROUP: dict[str, Callable[..., Any]] = {"gauc": Gauc}
+_FIRST_K: dict[str, Callable[..., Any]] = {"recall": RecallAtK, "ndcg": Ndcg, "hit_rate": HitRateAtK}
 _KNOWN_CLASSES = {"Top1CategoricalAccuracy": "top_1_accuracy", "Top5CategoricalAccuracy": "top_5_accuracy"}
 _REFUSED = {
     "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows",
@@ -180,7 +125,8 @@ _REFUSED = {
 def metric_names() -> list[str]:
     """Return every name `get_metrics` takes, sorted."""
     theirs = {_canonical(name) for name in ms_train.names()}
-    return sorted((theirs | set(_OURS)) - set(_REFUSED))
+    by_group = {f"{name}/<column>" for name in _BY_GROUP} | {f"{name}@<k>/<column>" for name in _FIRST_K}
+    return sorted((theirs | set(_OURS) | by_group) - set(_REFUSED))
 
 
 def get_metrics(metrics: Any) -> dict[str, Any]:
@@ -188,9 +134,11 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
 
     Args:
         metrics: None; a name (see `metric_names`; case does not matter), a metric or a metric class; a set, list or
-            tuple of these; or a dict from the name to report to one of these. Names are reported as given. A metric is
-            a `mindspore.train.Metric` or anything with `clear`, `update` and `eval`. MindSpore's `Loss`, which weights
-            every batch alike, is replaced by `Loss`, which weights by samples.
+            tuple of these; or a dict from the name to report to one of these. Names are reported as given. "gauc/user",
+            "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" read the column after the slash, and
+            "auc/country" is the metric "auc" for the rows of each value of a column (`BySlice`). A metric is a
+            `mindspore.train.Metric`, anything with `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's
+            `Loss`, which weights every batch alike, is replaced by `Loss`, which weights by samples.
 
     Raises:
         ConfigurationError: a name that is not known (the nearest one is given) or needs arguments, a value that is no
@@ -216,7 +164,11 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def update_metrics(
-    metrics: Mapping[str, Any], outputs: Sequence[Any], eval_indexes: Sequence[int] | None, num_samples: int
+    metrics: Mapping[str, Any],
+    outputs: Sequence[Any],
+    eval_indexes: Sequence[int] | None,
+    num_samples: int,
+    columns: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Give each metric what it reads of the outputs of an evaluation network, as `mindspore.Model` does.
 
@@ -227,15 +179,42 @@ def update_metrics(
             prediction and label. None gives `Loss` the first output and every other metric all of them, from which
             its own indexes (`Metric.set_indexes`) choose.
         num_samples: rows in the batch, by which the loss is weighted.
+        columns: host columns of the batch by name, for metrics that read the group of each row.
+
+    Raises:
+        DataError: a column that a metric reads is not among them.
     """
     for metric in metrics.values():
         if isinstance(metric, Loss):
             place = eval_indexes[0] if eval_indexes is not None else metric.indexes[0] if metric.indexes else 0
             metric.add(outputs[place], num_samples)
-        elif eval_indexes is None:
-            metric.update(*outputs)
+            continue
+        read = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
+        column = group_of(metric)
+        if column is None:
+            metric.update(*read)
         else:
-            metric.update(outputs[eval_indexes[1]], outputs[eval_indexes[2]])
+            metric.update(*read, groups=_column(column, columns or {}))
+
+
+def clear_metrics(metrics: Mapping[str, Any]) -> None:
+    """Let every metric forget its rows."""
+    for metric in metrics.values():
+        metric.clear() if hasattr(metric, "clear") else metric.restart()
+
+
+def group_of(metric: Any) -> str | None:
+    """Return the name of the column whose values the metric reads as groups, or None."""
+    return metric.group if isinstance(metric, WindowMetric) else None
+
+
+def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    if name not in columns:
+        raise DataError(
+            f"a metric reads the column {name!r}, which the dataset does not have; it has "
+            f"{', '.join(columns)}{did_you_mean(name, columns)}"
+        )
+    return columns[name]
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -249,16 +228,7 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     values: dict[str, float] = {}
     for name, metric in metrics.items():
-        value = metric.eval()
-        try:
-            array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value, np.float64)
-        except (TypeError, ValueError):
-            array = None
-        if array is None or array.ndim > 1 or not array.size:
-            raise ConfigurationError(f"metric {name!r} must give a number or one number a class; it gave {value!r}")
-        values[name] = float(array.mean())
-        if array.ndim:
-            values.update({f"{name}_{place}": float(item) for place, item in enumerate(array)})
+        values |= named_values(name, metric.eval() if hasattr(metric, "eval") else metric.value())
     return values
 
 
@@ -276,11 +246,19 @@ def _metric(value: Any) -> tuple[str, Any]:
         value = Loss()
         if indexes:
             value.set_indexes(indexes)
-    return _name_of(type(value)), value
+    named = value.name if isinstance(value, RowMetric) else None
+    return named or _name_of(type(value)), value
 
 
 def _by_name(name: str) -> tuple[str, Any]:
     asked = _canonical(name)
+    base, slash, column = name.strip().partition("/")
+    if slash or "@" in name:
+        return _with_column(name, _canonical(base), column)
+    if asked in _BY_GROUP or asked in _FIRST_K:
+        form = f"{asked}/user" if asked in _BY_GROUP else f"{asked}@10/user"
+        if asked != "recall":  # MindSpore has a recall too, of classes
+            raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
     if asked in _REFUSED:
         raise ConfigurationError(f"metric {name!r} {_REFUSED[asked]}")
     if asked in _OURS:
@@ -292,6 +270,19 @@ def _by_name(name: str) -> tuple[str, Any]:
     raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(asked, known)}; known: {', '.join(known)}")
 
 
+def _with_column(name: str, base: str, column: str) -> tuple[str, Any]:
+    measure, at, k = base.partition("@")
+    if at and measure in _FIRST_K and k.isdigit() and column:
+        return base, _FIRST_K[measure](int(k), column)
+    if at:
+        known = ", ".join(f"{known}@10/user" for known in _FIRST_K)
+        raise ConfigurationError(f"unknown metric {name!r}; metrics of the first k rows of a group look like {known}")
+    if base in _BY_GROUP:
+        return base, _BY_GROUP[base](column)
+    sliced = BySlice(base, column)
+    return sliced.name, sliced
+
+
 def _construct(name: str, build: Callable[[], Any]) -> Any:
     try:
         return build()
@@ -300,7 +291,9 @@ def _construct(name: str, build: Callable[[], Any]) -> Any:
 
 
 def _is_metric(value: Any) -> bool:
-    return all(callable(getattr(value, method, None)) for method in ("clear", "update", "eval"))
+    return isinstance(value, WindowMetric) or all(
+        callable(getattr(value, method, None)) for method in ("clear", "update", "eval")
+    )
 
 
 def _canonical(name: str) -> str:

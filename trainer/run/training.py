@@ -12,7 +12,7 @@ from ..data.sources import is_arrays, make_source
 from ..data.stream_source import StreamSource, as_stream
 from ..errors import ConfigurationError, DataError
 from ..hooks import History
-from ..metrics.prequential import Window
+from ..metrics.window import Window
 from ..state import Phase
 from .call import call, check_idle, make_callbacks
 from .cursor import Cursor

@@ -12,15 +12,23 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.errors import ConfigurationError, DataError
-from trainer.metrics import prequential
-from trainer.metrics.prequential import PrequentialMetrics, Window, WindowClock
+from trainer.errors import DataError
+from trainer.metrics import Auc, BinaryMetrics, BySlice, prequential
+from trainer.metrics.prequential import PrequentialMetrics
 
 BATCH, WINDOW = 32, 256
 
 
 def sigmoid(z):
     return 1 / (1 + np.exp(-np.asarray(z, np.float64)))
+
+
+def binary(*options, decay=0.9, by=None, max_groups=32, **keywords):
+    """The metrics of a binary target, with the AUC of the values of the column `by`."""
+    metrics = {"": BinaryMetrics(*options, **keywords)}
+    if by:
+        metrics[f"auc/{by}"] = BySlice(Auc(buckets=1024), by, max_groups, prefix="")
+    return PrequentialMetrics(metrics, decay)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +53,8 @@ def run(metrics, logits, labels, first=0, cuts=(), **columns):
     for start, stop in itertools.pairwise(sorted(edge for edge in edges if edge <= len(labels))):
         if start >= first:
             rows = slice(start, stop)
-            metrics.update(logits[rows], labels[rows], **{name: column[rows] for name, column in columns.items()})
+            of_rows = {name: column[rows] for name, column in columns.items()}
+            metrics.update(logits[rows], labels[rows], groups=of_rows)
             if stop % WINDOW == 0:
                 windows.append(metrics.close_window())
     return windows
@@ -53,7 +62,7 @@ def run(metrics, logits, labels, first=0, cuts=(), **columns):
 
 def test_each_horizon_gives_the_reference_value_over_its_rows(learned_online):
     logits, labels, _ = learned_online
-    windows = run(PrequentialMetrics("sigmoid", decay=0.5), logits, labels)
+    windows = run(binary("sigmoid", decay=0.5), logits, labels)
     assert len(windows) == len(labels) // WINDOW
     for place, results in enumerate(windows):
         seen = slice(0, (place + 1) * WINDOW)
@@ -80,24 +89,24 @@ def test_cut_of_batches_and_a_restart_change_no_bit(learned_online, cuts, stop):
     names = np.array(["few", "some", "more", "many", "most"])[digits // 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prequential, "BUFFER_ROWS", 100)  # so that blocks get full in the middle of windows
-        whole = run(PrequentialMetrics(buckets=64), logits, labels, groups=names)
-        first, second = PrequentialMetrics(buckets=64), PrequentialMetrics(buckets=64)
+        whole = run(binary(buckets=64, by="size"), logits, labels, size=names)
+        first, second = binary(buckets=64, by="size"), binary(buckets=64, by="size")
         edges = {*cuts, stop}
-        before = run(first, logits[:stop], labels[:stop], cuts=edges, groups=names[:stop])
+        before = run(first, logits[:stop], labels[:stop], cuts=edges, size=names[:stop])
         state = first.state_dict()
         first.peek()
         file = io.BytesIO()
-        assert {array.dtype.kind for array in state["arrays"].values()} <= set("fbu")  # no strings: tensors only
+        assert {array.dtype.kind for array in state["arrays"].values()} <= set("fbiu")  # no strings: tensors only
         np.savez(file, **state["arrays"])
         file.seek(0)
         second.load_state_dict({"json": json.loads(json.dumps(state["json"])), "arrays": dict(np.load(file))})
         for metrics in (first, second):
-            assert before + run(metrics, logits, labels, first=stop, cuts=edges, groups=names) == whole
+            assert before + run(metrics, logits, labels, first=stop, cuts=edges, size=names) == whole
 
 
 def test_peek_shows_the_open_window(learned_online):
     logits, labels, _ = learned_online
-    metrics = PrequentialMetrics("sigmoid")
+    metrics = binary("sigmoid")
     metrics.update(logits[:100], labels[:100])
     metrics.update(logits[100:200], labels[100:200])
     seen = metrics.peek()
@@ -108,7 +117,7 @@ def test_peek_shows_the_open_window(learned_online):
 def test_each_group_gets_its_own_auc_and_their_number_is_bounded(learned_online):
     logits, labels, digits = learned_online
     half = np.where(digits < 5, b"low", b"high")
-    windows = run(PrequentialMetrics(), logits, labels, groups=half)
+    windows = run(binary(by="half"), logits, labels, half=half)
     rows = len(windows) * WINDOW
     for name in ("low", "high"):
         mine = half[:rows] == name.encode()
@@ -117,12 +126,12 @@ def test_each_group_gets_its_own_auc_and_their_number_is_bounded(learned_online)
         mine[: rows - WINDOW] = False
         exact = roc_auc_score(labels[:rows][mine], logits[:rows][mine])
         assert windows[-1][f"window_auc/{name}"] == pytest.approx(exact, abs=1e-9)
-    many = PrequentialMetrics(max_groups=4)
-    names = {key for results in run(many, logits, labels, groups=np.arange(len(labels)) % 50) for key in results}
+    many = binary(by="user", max_groups=4)
+    names = {key for results in run(many, logits, labels, user=np.arange(len(labels)) % 50) for key in results}
     assert {name for name in names if name.startswith("window_auc/")} == {
         f"window_auc/{group}" for group in ("0", "1", "2", "3", "other")
     }
-    with pytest.raises(DataError, match="groups were given before"):
+    with pytest.raises(DataError, match="reads the column 'user', which did not come"):
         many.update(logits[:5], labels[:5])
 
 
@@ -132,10 +141,10 @@ def test_negative_down_sampling_is_corrected():
     labels = generator.random(len(p)) < p
     kept = labels | (generator.random(len(p)) < 0.1)
     on_sample = p / (p + (1 - p) * 0.1)  # what a model trained on the sample predicts
-    full, corrected, weighted, naive = (PrequentialMetrics("identity"), PrequentialMetrics("identity",
-        negative_sampling_rate=0.1), PrequentialMetrics("identity", negative_sampling_rate=0.1,
-        correct_probability=False), PrequentialMetrics("identity"))  # fmt: skip
-    logits = PrequentialMetrics("sigmoid", negative_sampling_rate=0.1)
+    full, naive = binary("identity"), binary("identity")
+    corrected = binary("identity", negative_sampling_rate=0.1)
+    weighted = binary("identity", negative_sampling_rate=0.1, correct_probability=False)
+    logits = binary("sigmoid", negative_sampling_rate=0.1)
     full.update(p, labels)
     corrected.update(on_sample[kept], labels[kept])
     logits.update(np.log(on_sample[kept] / (1 - on_sample[kept])), labels[kept])
@@ -151,7 +160,7 @@ def test_negative_down_sampling_is_corrected():
 
 
 def test_rows_without_a_number_are_counted_and_an_undefined_metric_is_nan():
-    metrics = PrequentialMetrics("sigmoid")
+    metrics = binary("sigmoid")
     metrics.update(np.array([1.0, np.nan, 2.0]), np.array([1, 0, 1]))
     results = metrics.close_window()
     assert (results["window_rows"], results["window_nan_rows"]) == (2, 1)
@@ -163,63 +172,6 @@ def test_rows_without_a_number_are_counted_and_an_undefined_metric_is_nan():
     assert empty["decayed_log_loss"] == results["window_log_loss"]
     with pytest.raises(DataError, match=r"\(3,\) and labels \(2,\)"):
         metrics.update(np.zeros(3), np.zeros(2))
+    metrics.update(np.zeros(3), np.array([0, 2.0, 1]))
     with pytest.raises(DataError, match=r"0 or 1; received 2\.0 in row 1"):
-        metrics.update(np.zeros(3), np.array([0, 2.0, 1]))
-
-
-def test_windows_by_rows_close_when_a_multiple_is_crossed():
-    clock = WindowClock(Window(rows=1000))
-    clock.start(rows_seen=500, wall=0.0)
-    assert [clock.closed(rows, 0.0) for rows in (999, 1000, 1001, 3500, 3999, 4000)] == [
-        False, True, False, True, False, True,
-    ]  # fmt: skip
-    restored = WindowClock(Window(rows=1000))
-    restored.load_state_dict(json.loads(json.dumps(clock.state_dict(0.0))), wall=9.0)
-    restored.start(4999, 9.0)
-    assert [restored.closed(rows, 9.0) for rows in (4999, 5000)] == [False, True]
-
-
-def test_windows_by_wall_time_keep_their_age_over_a_restart():
-    clock = WindowClock(Window(seconds=60))
-    clock.start(0, wall=100.0)
-    assert [clock.closed(1, wall) for wall in (159.0, 161.0, 200.0, 221.0)] == [False, True, False, True]
-    restored = WindowClock(Window(seconds=60))
-    restored.load_state_dict(clock.state_dict(wall=251.0), wall=5000.0)
-    restored.start(0, 5000.0)
-    assert [restored.closed(1, wall) for wall in (5029.0, 5030.0)] == [False, True]
-
-
-def test_windows_by_event_time_are_not_opened_anew_by_late_rows():
-    clock = WindowClock(Window(event_time=3600))
-    hour = 3600.0
-    times = [9.5 * hour, 9.9 * hour, 10.1 * hour, 9.7 * hour, 10.2 * hour, float("nan"), 13 * hour, 12.9 * hour]
-    assert [clock.closed(1, 0.0, time) for time in times] == [False, False, True, False, False, False, True, False]
-    restored = WindowClock(Window(event_time=3600))
-    restored.load_state_dict(clock.state_dict(0.0), 0.0)
-    assert [restored.closed(1, 0.0, time) for time in (13.9 * hour, 14 * hour)] == [False, True]
-    with pytest.raises(DataError, match="event time"):
-        WindowClock(Window(event_time=3600)).closed(1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "exactly one of rows, seconds, event_time; received none"),
-        ({"rows": 5, "seconds": 2}, "received rows=5, seconds=2"),
-        ({"rows": 0}, r"rows=.*whole number >= 1; received 0"),
-        ({"rows": 2.5}, "whole number >= 1; received 2.5"),
-        ({"seconds": "60"}, "a number > 0; received '60'"),
-        ({"event_time": True}, "a number > 0; received True"),
-        ({"rows": 5, "link": "sigmoyd"}, "did you mean 'sigmoid'"),
-        ({"rows": 5, "decay": 1.0}, r"decay takes a number in \(0, 1\)"),
-        ({"rows": 5, "group": 3}, "a column name or None; received 3"),
-        (
-            {"rows": 5, "negative_sampling_rate": 0},
-            r"sampling_rate takes a number in \(0, 1\] or None; received 0",
-        ),
-        ({"rows": 5, "max_groups": 0}, "max_groups takes a whole number"),
-    ],
-)
-def test_a_window_that_cannot_work_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Window(**options)
+        metrics.close_window()

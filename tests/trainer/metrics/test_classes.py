@@ -1,0 +1,68 @@
+"""Accuracy and log loss of several classes agree with scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss
+
+from trainer.errors import DataError
+from trainer.metrics import Accuracy, LogLoss
+
+
+@pytest.fixture(scope="module")
+def digits():
+    features, labels = load_digits(return_X_y=True)
+    model = LogisticRegression(C=1e-3, max_iter=500).fit(features[::2], labels[::2])
+    return model.decision_function(features[1::2]).astype(np.float32), labels[1::2]
+
+
+def softmax(z):
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("view", ["logits", "probabilities"])
+@pytest.mark.parametrize("labelled", ["numbers", "column", "floats", "one-hot"])
+def test_log_loss_and_accuracy_are_the_reference(digits, view, labelled):
+    logits, labels = digits
+    p = softmax(logits.astype(np.float64))
+    predictions = logits if view == "logits" else p
+    given = {
+        "numbers": labels,
+        "column": labels[:, None].astype(np.int32),
+        "floats": labels.astype(np.float32),
+        "one-hot": np.eye(10)[labels],
+    }[labelled]
+    weights = np.random.default_rng(0).random(len(labels))
+    loss, right, weighted = LogLoss(), Accuracy(), LogLoss()
+    for start in range(0, len(labels), 100):
+        rows = slice(start, start + 100)
+        loss.update(predictions[rows], given[rows])
+        right.update(predictions[rows], given[rows], weights[rows])
+        weighted.update(predictions[rows], given[rows], weights=weights[rows])
+    assert loss.eval() == pytest.approx(log_loss(labels, p), rel=1e-6)
+    assert weighted.eval() == pytest.approx(log_loss(labels, p, sample_weight=weights), rel=1e-6)
+    assert right.eval() == pytest.approx(accuracy_score(labels, p.argmax(axis=1), sample_weight=weights), rel=1e-9)
+
+
+def test_it_joins_ages_and_restores(digits):
+    logits, labels = digits
+    weights = np.where(np.arange(len(labels)) < 400, 0.5, 1.0)
+    for kind in (LogLoss, Accuracy):
+        old, new, whole, restored = kind(), kind(), kind(), kind()
+        old.update(logits[:400], labels[:400])
+        old.decay(0.5)
+        new.update(logits[400:], labels[400:])
+        old.merge(new)
+        whole.update(logits, labels, weights)
+        assert old.eval() == pytest.approx(whole.eval(), rel=1e-12)
+        restored.load_state_dict(old.state_dict())
+        assert restored.eval() == old.eval()
+
+
+def test_labels_that_are_no_classes_are_named():
+    with pytest.raises(DataError, match="0 to 2; received 0 to 3"):
+        LogLoss().update(np.zeros((2, 3)), np.array([0, 3]))
+    with pytest.raises(DataError, match=r"whole class numbers; received .*0\.5"):
+        LogLoss().update(np.zeros((2, 3)), np.array([0, 0.5]))

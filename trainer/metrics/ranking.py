@@ -1,0 +1,343 @@
+"""Metrics of how each group's rows are ranked: the AUC of each user, and recall, NDCG and hit rate of the first k.
+
+A group is the value of a column: a user, a session, a request. Its rows are those of one evaluation or of one window;
+over past windows the groups' values are averaged, so a window should hold whole groups. Rows of equal score count with
+their mean over all orders, so an untrained network gets no credit for the order in which rows came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checks import refuse, whole
+from ..errors import DataError
+from .binary import binary_scores, hard_labels
+from .rows import group_column, row_weights
+from .window_metric import RowMetric
+
+DEFAULT_CAPACITY = 1_000_000
+EVERY_GROUP = (1 << 63) - 1
+
+
+class Ranked(NamedTuple):
+    """Rows sorted by group and, within a group, by falling score.
+
+    Attributes:
+        labels, weights: of each row, float64 [N].
+        group: number of its group, ascending from 0, [N].
+        tie: number of its run of equal scores within a group, ascending from 0, [N].
+        rank: place in its group, from 0, [N].
+        first: first row of each group, [G].
+        tie_first: first row of each run of equal scores, [T].
+    """
+
+    labels: np.ndarray
+    weights: np.ndarray
+    group: np.ndarray
+    tie: np.ndarray
+    rank: np.ndarray
+    first: np.ndarray
+    tie_first: np.ndarray
+
+
+class GroupMetric(RowMetric):
+    """Base of the metrics by group: keeps the open window's rows, and of past ones two sums.
+
+    With more than `capacity` rows in a window, whole groups are left out, chosen by a hash of the group: the value is
+    then that of a random sample of groups, the same whatever the order of rows. A group larger than half of the
+    capacity keeps a sample of its rows.
+
+    Args:
+        group: column that tells groups apart; integers or strings.
+        capacity: most rows kept; 28 bytes each.
+
+    Raises:
+        ConfigurationError: no column name, or a capacity below 2.
+    """
+
+    def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
+        super().__init__()
+        kind = type(self).__name__
+        if not isinstance(group, str) or not group:
+            refuse(f"{kind}(group=...)", "the name of a column", group)
+        self.group = group
+        self.capacity = whole(f"{kind}(capacity=...)", capacity, 2)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._total = self._weight = 0.0
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        self._blocks: list[tuple[np.ndarray, ...]] = []
+        self._rows = 0
+        self._bound = EVERY_GROUP
+        self._every = 1
+        self._seen = 0
+
+    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
+        """Add rows.
+
+        Args:
+            predictions: shape [B], [B, 1] or, for two classes, [B, 2].
+            labels: relevance, [B] or [B, 1]: 0 or 1 (`Ndcg`: any number not below 0).
+            weights: shape [B] or None; `Gauc` counts impressions by them.
+            groups: shape [B] or [B, 1].
+        """
+        scores, labels, _ = binary_scores(predictions, labels, "auto")
+        keys = group_hashes(groups, len(scores))
+        weights = row_weights(weights, len(scores))
+        weights = np.ones(len(scores)) if weights is None else weights
+        columns = (keys, scores, self._read_labels(labels), weights)
+        if self._every > 1:
+            first, self._seen = -self._seen % self._every, self._seen + len(scores)
+            columns = tuple(column[first :: self._every] for column in columns)
+            columns = (*columns[:3], columns[3] * self._every)
+        self._keep(*columns)
+
+    def _read_labels(self, labels: np.ndarray) -> np.ndarray:
+        return hard_labels(labels).astype(np.float32)
+
+    def _keep(self, *columns: np.ndarray) -> None:
+        if self._bound < EVERY_GROUP:
+            kept = columns[0] < self._bound
+            columns = tuple(column[kept] for column in columns)
+        self._blocks.append(tuple(np.array(column) for column in columns))
+        self._rows += len(columns[0])
+        if self._rows > self.capacity:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Leave out groups until three quarters of the capacity remain at most."""
+        columns = self._columns()
+        keys = columns[0]
+        order = np.argsort(keys, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(keys))
+        fits = int(np.searchsorted(ends, self.capacity * 3 // 4, side="right"))
+        if fits:
+            chosen = order[: ends[fits - 1]]
+            self._bound = int(keys[order[ends[fits - 1]]])
+            columns = tuple(column[np.sort(chosen)] for column in columns)
+        else:  # one group fills it: from now on every other row stands for two
+            columns = tuple(column[::2] for column in columns)
+            columns = (*columns[:3], columns[3] * 2)
+            self._every *= 2
+        self._blocks, self._rows = [columns], len(columns[0])
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        if not self._blocks:
+            return np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0)
+        return tuple(np.concatenate(parts) for parts in zip(*self._blocks, strict=True))
+
+    def _open(self) -> tuple[float, float]:
+        """Return sum and weight of the values of the groups in the open window."""
+        keys, scores, labels, weights = self._columns()
+        if not len(keys):
+            return 0.0, 0.0
+        order = np.lexsort((-scores, keys))
+        keys, scores = keys[order], scores[order]
+        new_group = np.append(True, keys[1:] != keys[:-1])
+        new_tie = new_group | np.append(True, scores[1:] != scores[:-1])
+        first = np.flatnonzero(new_group)
+        group = np.cumsum(new_group) - 1
+        rows = Ranked(
+            labels[order].astype(np.float64),
+            weights[order],
+            group,
+            np.cumsum(new_tie) - 1,
+            np.arange(len(keys)) - first[group],
+            first,
+            np.flatnonzero(new_tie),
+        )
+        values, weight = self.of_groups(rows)
+        counted = weight > 0
+        return float(np.dot(values[counted], weight[counted])), float(weight.sum())
+
+    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+        """Return the value of each group and the weight it counts with, 0 where it has none; float64 [G] each."""
+        raise NotImplementedError
+
+    def value(self) -> float:
+        """Return the weighted mean over groups; NaN when no group has a value."""
+        total, weight = self._open()
+        return (self._total + total) / (self._weight + weight) if self._weight + weight else float("nan")
+
+    def close(self) -> None:
+        """Rank the open window's groups and keep their sums alone."""
+        total, weight = self._open()
+        self._total, self._weight = self._total + total, self._weight + weight
+        self._forget_rows()
+
+    def merge(self, other: GroupMetric) -> None:
+        """Add the sums of `other`, and its open rows to the open rows here: a group may have rows in both."""
+        self._total, self._weight = self._total + other._total, self._weight + other._weight
+        if other._bound < self._bound:
+            columns, self._bound = self._columns(), other._bound
+            self._blocks, self._rows = [], 0
+            self._keep(*columns)
+        if other._rows:
+            self._keep(*other._columns())
+
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of closed windows by `factor`, and that of open rows."""
+        self._total, self._weight = self._total * factor, self._weight * factor
+        self._blocks = [(*columns[:3], columns[3] * factor) for columns in self._blocks]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {name: array}}``."""
+        names = ("keys", "scores", "labels", "weights")
+        columns = dict(zip(names, self._columns(), strict=True))
+        return {
+            "json": {
+                "total": self._total,
+                "weight": self._weight,
+                "bound": self._bound,
+                "every": self._every,
+                "seen": self._seen,
+            },
+            "arrays": columns,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.clear()
+        saved, arrays = state["json"], state["arrays"]
+        self._total, self._weight = float(saved["total"]), float(saved["weight"])
+        self._keep(*(np.array(arrays[name]) for name in ("keys", "scores", "labels", "weights")))
+        self._bound, self._every, self._seen = (int(saved[name]) for name in ("bound", "every", "seen"))
+
+
+class Gauc(GroupMetric):
+    """AUC of each group, averaged with the weight of its rows: sum of w AUC over sum of w.
+
+    Groups with one class alone have no AUC and do not count. By user and weighted by impressions it is the GAUC of
+    H. Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. Arguments as of `GroupMetric`.
+    """
+
+    name = "gauc"
+
+    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+        """Return AUC and weight of each group."""
+        positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
+        positives, negatives = np.bincount(rows.group, positive), np.bincount(rows.group, negative)
+        tied = np.bincount(rows.tie, negative)  # of each run of equal scores
+        above = np.cumsum(tied) - tied
+        above -= above[rows.tie[rows.first]][rows.group[rows.tie_first]]
+        below = negatives[rows.group] - above[rows.tie] - 0.5 * tied[rows.tie]
+        pairs = positives * negatives
+        area = np.bincount(rows.group, positive * below)
+        return np.divide(area, pairs, out=np.zeros_like(area), where=pairs > 0), (positives + negatives) * (pairs > 0)
+
+
+class _FirstK(GroupMetric):
+    """Base of the metrics of the first k rows of each group; groups without a positive do not count.
+
+    Args:
+        k: rows looked at.
+        group, capacity: as of `GroupMetric`.
+
+    Raises:
+        ConfigurationError: k below 1; as `GroupMetric`.
+    """
+
+    def __init__(self, k: int, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
+        self.k = whole(f"{type(self).__name__}(k=...)", k)
+        self.name = f"{self.short}@{k}"
+        super().__init__(group, capacity)
+
+    short = ""
+
+    def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the size of each run of equal scores, how many of its places are among the first k, and positives."""
+        size = np.bincount(rows.tie)
+        places = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
+        return size, places, np.bincount(rows.tie, rows.labels)
+
+
+class RecallAtK(_FirstK):
+    """Share of a group's positives that are among its k highest scores, averaged over groups. Arguments: k, group."""
+
+    short = "recall"
+
+    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+        """Return recall and weight of each group."""
+        size, places, positives = self._in_first_k(rows)
+        group_of_tie = rows.group[rows.tie_first]
+        total = np.bincount(rows.group, rows.labels)
+        found = np.bincount(group_of_tie, positives * places / size)
+        return found / np.maximum(total, 1.0), (total > 0).astype(np.float64)
+
+
+class HitRateAtK(_FirstK):
+    """Share of groups with a positive among their k highest scores. Arguments: k, group.
+
+    Where equal scores straddle place k, the chance of it: 1 - C(n - p, m) / C(n, m) for m places among n rows with p
+    positives.
+    """
+
+    short = "hit_rate"
+
+    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+        """Return the chance of a hit and the weight of each group."""
+        size, places, positives = self._in_first_k(rows)
+        missed = np.ones(len(size))
+        for place in range(min(self.k, int(places.max()))):
+            draws = place < places
+            left = np.maximum(size[draws] - positives[draws] - place, 0.0)
+            missed[draws] *= left / (size[draws] - place)
+        total = np.bincount(rows.group, rows.labels)
+        log_missed = np.log(np.maximum(missed, np.finfo(np.float64).tiny))
+        none = np.bincount(rows.group[rows.tie_first], log_missed)
+        return 1.0 - np.where(none < -700, 0.0, np.exp(none)), (total > 0).astype(np.float64)
+
+
+class Ndcg(_FirstK):
+    """Normalized discounted cumulative gain of the first k, averaged over groups (Järvelin and Kekäläinen 2002).
+
+    The gain of a row is its label, its discount 1 / log2(place + 1); the ideal order of the same rows gives 1. Equal
+    scores share their places' discounts, as in F. McSherry and M. Najork, "Computing Information Retrieval Performance
+    Measures Efficiently in the Presence of Tied Scores", ECIR 2008. Arguments: k, group.
+    """
+
+    short = "ndcg"
+
+    def _read_labels(self, labels: np.ndarray) -> np.ndarray:
+        if len(labels) and not labels.min() >= 0:
+            raise DataError(f"Ndcg takes labels not below 0; received {labels.min()}")
+        return labels.astype(np.float32)
+
+    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+        """Return NDCG and weight of each group."""
+        discount = np.where(rows.rank < self.k, 1.0 / np.log2(rows.rank + 2.0), 0.0)
+        size = np.bincount(rows.tie)
+        shared = (np.bincount(rows.tie, discount) / size)[rows.tie]
+        gained = np.bincount(rows.group, rows.labels * shared)
+        ideal = rows.labels[np.lexsort((-rows.labels, rows.group))]
+        best = np.bincount(rows.group, ideal * discount)
+        return np.divide(gained, best, out=np.zeros_like(gained), where=best > 0), (best > 0).astype(np.float64)
+
+
+def group_hashes(groups: Any, rows: int) -> np.ndarray:
+    """Return a 63-bit hash of each group, int64 [rows]; the same in every process.
+
+    Integers go through the finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, 2014), text code point by code
+    point through FNV-1a first.
+    """
+    column = group_column(groups, rows)
+    with np.errstate(over="ignore"):
+        if column.dtype.kind == "U":
+            points = column.view(np.uint32).reshape(rows, -1) if rows else np.zeros((0, 1), np.uint32)
+            mixed = np.full(rows, 0xCBF29CE484222325, np.uint64)
+            for place in range(points.shape[1]):
+                point = points[:, place].astype(np.uint64)
+                mixed = np.where(point > 0, (mixed ^ point) * np.uint64(0x100000001B3), mixed)
+        else:
+            mixed = column.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(1)).view(np.int64)

@@ -1,0 +1,150 @@
+"""When the windows of a stream close: `Window` is what a user asks for, `WindowClock` tells that one has closed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..checks import number, refuse, whole
+from ..errors import ConfigurationError, DataError
+from .binary import BinarySums
+
+
+@dataclass(frozen=True)
+class Window:
+    """When a metric window closes, and how predictions, labels and groups are read. Exactly one span must be given.
+
+    Args:
+        rows: close whenever a multiple of this many trained rows is crossed.
+        seconds: close this many seconds of wall time after the last window closed.
+        event_time: close when event time crosses a multiple of this many seconds; rows that come late count in the
+            window that is open and open none anew.
+        link: how predictions become probabilities: "auto", "sigmoid", "identity", "softmax"; see
+            `trainer.metrics.binary.check_link`.
+        decay: factor, 0 < decay < 1, by which one more closed window lowers the weight of the past in the decayed
+            metrics; 0.9 looks back about 10 windows.
+        group: column whose values get an AUC each, or None.
+        label: column of the labels, or its position; None takes the last one.
+        prediction: output of the network that holds predictions, by position; None takes the first.
+        negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1; log loss, entropy and calibration are
+            reported for the full traffic.
+        correct_probability: with a sampling rate, whether predictions need correcting too. False when training
+            weighted negatives by 1 / rate already.
+        max_groups: groups followed, first come first served; the rest share the name "other".
+
+    Raises:
+        ConfigurationError: not exactly one span, or a value out of range.
+    """
+
+    rows: int | None = None
+    seconds: float | None = None
+    event_time: float | None = None
+    link: str = "auto"
+    decay: float = 0.9
+    group: str | None = None
+    label: str | int | None = None
+    prediction: int | None = None
+    negative_sampling_rate: float | None = None
+    correct_probability: bool = True
+    max_groups: int = 32
+
+    def __post_init__(self) -> None:
+        spans = {name: getattr(self, name) for name in ("rows", "seconds", "event_time")}
+        given = {name: value for name, value in spans.items() if value is not None}
+        if len(given) != 1:
+            shown = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none of them"
+            raise ConfigurationError(f"Window takes exactly one of rows, seconds, event_time; received {shown}")
+        name, value = next(iter(given.items()))
+        if name == "rows":
+            whole("Window(rows=...)", value)
+        else:
+            number(f"Window({name}=...)", value, above=0, below=math.inf)
+        for option, kinds, wanted in (
+            ("group", str, "a column name"),
+            ("label", str | int, "a column name or position"),
+            ("prediction", int, "the position of a network output"),
+        ):
+            value = getattr(self, option)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                refuse(f"Window({option}=...)", f"{wanted} or None", value)
+        BinarySums(self.link, self.negative_sampling_rate)  # checks both
+        number("decay", self.decay, above=0, below=1)
+        whole("max_groups", self.max_groups, 2)
+
+    @property
+    def span(self) -> tuple[str, float]:
+        """Name and value of the span that was given."""
+        return next((n, getattr(self, n)) for n in ("rows", "seconds", "event_time") if getattr(self, n) is not None)
+
+
+class WindowClock:
+    """Tells when windows close; asked once after each call of the training program.
+
+    Args:
+        window: the window to follow.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self.unit, self.n = window.span
+        self._mark: float | None = None
+
+    def start(self, rows_seen: int, wall: float) -> None:
+        """Open the first window, where a window is not open already (as after `load_state_dict`).
+
+        Args:
+            rows_seen: rows trained on so far.
+            wall: a clock in seconds, such as `time.monotonic()`.
+        """
+        if self._mark is None and self.unit != "event_time":
+            self._mark = wall if self.unit == "seconds" else rows_seen // self.n
+
+    def closed(self, rows_seen: int, wall: float, event_time: float | None = None) -> bool:
+        """Return whether the open window has closed; True opens the next one.
+
+        Args:
+            rows_seen: rows trained on so far.
+            wall: the clock given to `start`.
+            event_time: greatest event time among the rows just trained on, seconds since the epoch; NaN or None
+                when they carry none.
+
+        Raises:
+            DataError: windows go by event time and the first rows carry none.
+        """
+        if self._mark is None:
+            self.start(0, wall)
+        if self.unit == "seconds":
+            if wall - self._mark < self.n:
+                return False
+            self._mark = wall
+            return True
+        if self.unit == "rows":
+            count = rows_seen // self.n
+        else:
+            if event_time is None or math.isnan(event_time):
+                if self._mark is None:
+                    raise DataError(
+                        "Window(event_time=...) needs rows that carry an event time; this stream gives none: "
+                        "name its time column in the stream's schema, or use Window(rows=...) or Window(seconds=...)"
+                    )
+                return False
+            count = event_time // self.n
+            if self._mark is None:
+                self._mark = count
+        if count <= self._mark:
+            return False
+        self._mark = count
+        return True
+
+    def state_dict(self, wall: float) -> dict[str, Any]:
+        """Return where the open window stands, as JSON-serialisable values."""
+        if self.unit == "seconds" and self._mark is not None:
+            return {"unit": self.unit, "n": self.n, "open_for": wall - self._mark}
+        return {"unit": self.unit, "n": self.n, "mark": self._mark}
+
+    def load_state_dict(self, state: Mapping[str, Any], wall: float) -> None:
+        """Restore what `state_dict` returned; the state of another span is left alone, so the window starts anew."""
+        if state.get("unit") != self.unit or state.get("n") != self.n:
+            return
+        self._mark = wall - state["open_for"] if "open_for" in state else state.get("mark")
