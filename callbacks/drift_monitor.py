@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ._support.argument_errors import ConfigurationError
 from ._support.arguments import function, number, refuse, whole
-from ._support.metric import window_value
+from ._support.metric import is_window_name, window_value
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DriftMonitor(Callback):
 
     Args:
         detector: what decides, `update(value) -> bool`.
-        key: metric of the window, such as "window_log_loss".
+        key: any value of a closed window: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc", "lag".
         on_drift: function of the trainer, called at the event besides other callbacks' hooks, or None.
         lr_factor: what the learning rate is multiplied by after a change, or None to leave it.
         lr_windows: windows after which the rate is divided by `lr_factor` again; a change in between starts the
@@ -56,7 +56,7 @@ class DriftMonitor(Callback):
         if not isinstance(key, str) or not key:
             refuse("DriftMonitor(key=...)", "the name of a window metric", key)
         self.detector, self.key = detector, key
-        self.monitor = key if key.startswith("window_") else f"window_{key}"
+        self.monitor = key if is_window_name(key) else f"window_{key}"
         self.lr_factor = number("DriftMonitor(lr_factor=...)", lr_factor, above=0, optional=True)
         self.lr_windows = whole("DriftMonitor(lr_windows=...)", lr_windows, 1)
         if function("DriftMonitor(on_drift=...)", on_drift) is not None:

@@ -19,9 +19,10 @@ from .graph.boost import make_boost
 from .graph.builder import StepBuilder
 from .graph.dropout import replace_dropout
 from .graph.learning_rate import get_learning_rate, set_learning_rate
+from .graph.multi_task import MultiTaskLoss
 from .graph.program import StepOptions
 from .hooks import CallbackList, History
-from .metrics import get_metrics
+from .metrics.tasks import task_metrics
 from .metrics.window import Window
 from .run import inference, loop, training
 from .run.limits import Every
@@ -35,9 +36,12 @@ class Trainer:
     Args:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
-        loss_fn: loss of (prediction, label); the label is the last column.
+        loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
+            `trainer.graph.multi_task.MultiTaskLoss`, with one label column a task.
         optimizer: a MindSpore optimizer over the network's parameters.
-        metrics: names, `mindspore.train.Metric` objects, or a dict of them.
+        metrics: names, `mindspore.train.Metric` objects, or a dict of them; see `trainer.metrics.get_metrics`. They are
+            counted by `evaluate`, validation and the windows of `online_train`, which without them counts what suits
+            the target.
         eval_network: cell returning what is evaluated; None builds one from network and loss.
         eval_indexes: positions of loss (-1: none), prediction and label in the outputs of `eval_network`.
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.graph.precision`.
@@ -98,7 +102,8 @@ class Trainer:
         self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
-        self.metrics = get_metrics(metrics)
+        self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
+        self.metrics = task_metrics(metrics, () if self.tasks is None else self.tasks.tasks)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         self.seed = checks.seed(seed) or 0

@@ -29,7 +29,7 @@ _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
 _NAMES = (
     *("log_loss", "normalized_entropy", "calibration", "confusion_matrix", "confusion_matrix_metric", "bleu_score"),
     *("cosine_similarity", "occlusion_sensitivity", "hausdorff_distance", "mean_surface_distance"),
-    *("root_mean_square_distance", "top_1_accuracy", "top_5_accuracy"),
+    *("root_mean_square_distance", "top_1_accuracy", "top_5_accuracy", "bias", "hit_rate"),
 )
 
 
@@ -77,6 +77,11 @@ def _similar(word: str, known: tuple[str, ...]) -> str | None:
     """Return which of `known` is `word`, has its letters in another order or few others (similarity 0.75), or None."""
     found = [name for name in known if sorted(name) == sorted(word)]
     return found[0] if found else nearest(word, known, similarity=0.75)
+
+
+def is_window_name(name: str) -> bool:
+    """Return whether `name` is that of a value of a closed window in full: "decayed_auc", "lag", but not "auc"."""
+    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_"))
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:

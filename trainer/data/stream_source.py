@@ -45,6 +45,7 @@ class StreamSource(Source):
         labelled: whether the last columns are a label and, with `weight`, its loss weight.
         label: name of the label column, or None for the stream schema's label, else "label", else the last column
             that is neither an input nor the event time.
+        labels: names of the label columns of several tasks, in the order of the loss; then `label` is not read.
         weight: name of the column of loss weights given to the loss after the label, or None.
         extras: names of columns kept on the host with the batch (a metric's group).
         flush_after: seconds without a row after which complete batches are trained though the call is not full.
@@ -61,6 +62,7 @@ class StreamSource(Source):
         inputs: Sequence[str] = (),
         labelled: bool = True,
         label: str | None = None,
+        labels: Sequence[str] = (),
         weight: str | None = None,
         extras: Sequence[str] = (),
         flush_after: float = 1.0,
@@ -75,6 +77,7 @@ class StreamSource(Source):
         declared = stream.schema
         self.label = label or (declared.label if declared is not None else None)
         self.event_time = (declared.event_time if declared is not None else None) or stream.event_time
+        self.labels = tuple(labels)
         self.weight = weight
         self.extras = tuple(extras)
         self.flush_after = flush_after
@@ -151,7 +154,8 @@ class StreamSource(Source):
 
     def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         available = list(columns)
-        for name in (*self.extras, *([self.label] if self.label else []), *([self.weight] if self.weight else [])):
+        named = self.labels or filter(None, (self.label, self.weight))
+        for name in (*self.extras, *named):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
         if self.inputs and all(name in columns for name in self.inputs):
@@ -160,10 +164,12 @@ class StreamSource(Source):
             rest = [name for name in available if name not in (self.weight, self.event_time)]
         if not self.labelled:
             return self.inputs if set(self.inputs) <= set(available) else tuple(rest)
-        label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
-        if label is None:
-            raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
-        tail = (label, self.weight) if self.weight else (label,)
+        tail = self.labels
+        if not tail:
+            label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
+            if label is None:
+                raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
+            tail = (label, self.weight) if self.weight else (label,)
         if self.inputs and all(name in columns for name in self.inputs):
             return (*self.inputs, *tail)
         return (*(name for name in rest if name not in tail), *tail)

@@ -25,6 +25,7 @@ from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
 from .graph_errors import to_graph_error
 from .losses import fused_loss
+from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
 from .program import (
     CustomStep,
@@ -81,7 +82,8 @@ class StepBuilder:
         self.boost = boost or Boost()
         self.steps_done = steps_done
         limit_for_convolutions(network)
-        self.label_count = label_columns(loss_fn)
+        several = isinstance(loss_fn, MultiTaskLoss)
+        self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
         self.forward = Forward(network, fused_loss(loss_fn), labels=self.label_count, cast=cast)
         self.tables: SparseTables | None = None
         self.step: TrainStep | CustomStep | None = None
@@ -90,6 +92,7 @@ class StepBuilder:
         self._single: dict[int, OneStep] = {}
         self._sunk: dict[Any, SunkSteps] = {}
         self._evaluate: nn.Cell | None = None
+        self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
         self._inferring: GraphCall | None = None
@@ -101,6 +104,7 @@ class StepBuilder:
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
         """Return the cell that trains one batch, built anew only when the options changed."""
+        options = dataclasses.replace(options, keep_predictions=False)  # the step returns them in any case
         if self.step is not None and options == self._step_options:
             return self.step
         if self.optimizer is None:
@@ -190,7 +194,7 @@ class StepBuilder:
         return self._single[depth]
 
     def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk, depth: int) -> SunkSteps:
-        shape = self.row_shape(sample) if options.keep_predictions else None
+        shape = self.row_shape(sample, options.output) if options.keep_predictions else None
         key = (size, shape, depth)
         if key not in self._sunk:
             self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape)
@@ -224,30 +228,42 @@ class StepBuilder:
         except Exception as error:
             raise to_graph_error(error, chunk) from None
 
-    def row_shape(self, sample: Chunk) -> tuple[int, ...]:
-        """Return the shape of one row's prediction, found by one forward without training.
+    def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
+        """Return the shape of one row of what is kept of the prediction, found by one forward without training.
 
         Raises:
             ConfigurationError: the prediction does not have the rows of the batch on axis 0.
         """
+        outputs = self.sample_outputs(sample)
+        if output < 0 and len(outputs) > 1:
+            return (sum(int(np.prod(part.shape[1:])) for part in outputs),)
+        kept = outputs[output if len(outputs) > 1 else 0]
+        rows = len(sample.arrays[0][0] if sample.stacked else sample.arrays[0])
+        if kept.shape[:1] != (rows,):
+            raise ConfigurationError(
+                "progressive validation needs predictions with the rows of the batch on axis 0; "
+                f"received {list(kept.shape)} for {rows} rows"
+            )
+        return kept.shape[1:]
+
+    def sample_outputs(self, sample: Chunk) -> tuple[np.ndarray, ...]:
+        """Return host copies of the network's outputs for the first batch of a chunk; nothing is trained."""
         columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
         if self.tables is not None:
             columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
             self.tables.load(plan)
             columns = (*columns, *plan.inputs)
-        tensors = [to_tensor(column) for column in columns]
-        self.network.set_train(False)
+        if self._sampling is None:
+            self._sampling = EvalStep(self.forward, self.table_inputs)
+        self._sampling.set_train(False)
         try:
-            _, prediction, _ = self.evaluate_cell().compile_and_run(*tensors)
+            prediction = self._sampling.compile_and_run(*(to_tensor(column) for column in columns))[1]
+        except Exception as error:
+            raise to_graph_error(error, sample) from None
         finally:
-            self.network.set_train(True)
-        shape = tuple((prediction[0] if isinstance(prediction, tuple) else prediction).shape)
-        if shape[:1] != tuple(tensors[0].shape[:1]):
-            raise ConfigurationError(
-                "progressive validation needs predictions with the rows of the batch on axis 0; "
-                f"received {list(shape)} for {tensors[0].shape[0]} rows"
-            )
-        return shape[1:]
+            (self.step or self.network).set_train(True)
+        parts = prediction if isinstance(prediction, tuple | list) else (prediction,)
+        return tuple(np.array(part.asnumpy()) for part in parts)
 
     def evaluate_cell(self) -> nn.Cell:
         """Return the evaluation program: the user's, or one built from network and loss."""

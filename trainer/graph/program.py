@@ -14,6 +14,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from .multi_task import MultiTaskLoss
+
 RECORDED_BAD_STEPS = 16
 _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 
@@ -35,6 +37,7 @@ class StepOptions:
             (`trainer.distributed.exchange.Exchange`); every batch then comes with the number of its rows as a last
             input. None with one process.
         keep_predictions: also return the network's output of the training forward.
+        output: which output of a network with several is kept; -1: all of them side by side, float32 [B, values].
     """
 
     scaler: amp.LossScaler | None = None
@@ -46,6 +49,7 @@ class StepOptions:
     transform: Callable[..., Any] | None = None
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False
+    output: int = 0
 
 
 def _scalar(value: float, dtype: Any, name: str) -> Parameter:
@@ -64,6 +68,7 @@ class Forward(nn.Cell):
         self.network = network
         self.loss_fn = loss_fn
         self.has_loss_fn = loss_fn is not None
+        self.several = isinstance(loss_fn, MultiTaskLoss)
         self.labels = labels
         self.cast_outputs = cast
 
@@ -71,6 +76,8 @@ class Forward(nn.Cell):
         """Return (loss [], prediction)."""
         if self.has_loss_fn:
             prediction = self.network(*columns[: -self.labels])
+            if self.several:
+                prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = _to_float32(prediction)
             return _scalar_loss(self.loss_fn(prediction, *columns[-self.labels :])), prediction
@@ -82,6 +89,18 @@ class Forward(nn.Cell):
                 return _scalar_loss(outputs[0]), outputs[1]
             return _scalar_loss(outputs[0]), outputs[0]
         return _scalar_loss(outputs), outputs
+
+
+def kept_output(prediction, output):
+    """Return the output of a network that is kept, see `StepOptions.output`; graph code."""
+    if not isinstance(prediction, tuple):
+        return prediction
+    if output >= 0:
+        return prediction[output]
+    parts = ()
+    for part in prediction:
+        parts += (ops.cast(ops.reshape(part, (part.shape[0], -1)), mstype.float32),)
+    return ops.concat(parts, 1)
 
 
 def _scalar_loss(loss):
@@ -129,6 +148,7 @@ class TrainStep(nn.Cell):
         self.guard = options.guard or options.scaler is not None
         self.halt = options.halt
         self.accumulate = options.accumulate
+        self.output = options.output
         self.clip_norm = options.clip_norm
         self.clip_value = options.clip_value
         self.transform = options.transform
@@ -195,7 +215,7 @@ class TrainStep(nn.Cell):
         if self.exchange is not None:
             gradients, loss, sound = self.exchange.mean(gradients, everyones_rows, loss, sound)
         self._update(gradients, ops.isfinite(loss), sound, rows)
-        return loss, prediction
+        return loss, kept_output(prediction, self.output)
 
     def _forward_and_backward(self, columns, everyones_rows):
         if self.exchange is None:
@@ -238,7 +258,7 @@ class TrainStep(nn.Cell):
             ops.assign(self.micro_step, ops.zeros_like(self.micro_step))
         else:
             ops.assign(self.micro_step, done)
-        return loss, prediction
+        return loss, kept_output(prediction, self.output)
 
     def _rows(self, columns):
         counted = columns[-self.forward.labels] if self.forward.has_loss_fn else columns[0]
@@ -395,13 +415,21 @@ class EvalStep(nn.Cell):
         super().__init__(auto_prefix=False)
         self.forward = forward
         self.label = -max(1, forward.labels)
+        self.several = forward.several
         self.table_inputs = table_inputs
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label), the label being the first column that goes to the loss."""
+        """Return (loss [], prediction, label), the label being the first column that goes to the loss.
+
+        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), predictions and labels in their order.
+        """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
         loss, prediction = self.forward(*columns)
+        if self.several:
+            labels = columns[self.label :]
+            losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
+            return loss, prediction, labels, losses, rows
         return loss, prediction, columns[self.label]
 
 

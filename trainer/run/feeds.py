@@ -31,7 +31,9 @@ def steps_per_epoch(source: Source, accumulate: int) -> int | None:
     return None if source.size is None else -(-source.size // accumulate)
 
 
-def run_options(trainer: Trainer, callbacks: Iterable[Callback], *, keep_predictions: bool = False) -> StepOptions:
+def run_options(
+    trainer: Trainer, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
+) -> StepOptions:
     """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
     policies = {callback.non_finite for callback in callbacks} - {None}
     return dataclasses.replace(
@@ -39,6 +41,7 @@ def run_options(trainer: Trainer, callbacks: Iterable[Callback], *, keep_predict
         guard=bool(policies),
         halt="terminate" in policies,
         keep_predictions=keep_predictions,
+        output=output,
     )
 
 

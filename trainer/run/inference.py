@@ -17,6 +17,7 @@ from ..state import Phase
 from . import loop
 from .call import call
 from .feeds import inference_feed, read_tables
+from .tally import Tally
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -44,8 +45,9 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     read_tables(trainer, feed)
     synchronize(trainer)
     cell = trainer.builder.evaluate_cell()
+    tally = Tally(trainer.metrics, trainer.eval_indexes, trainer.tasks if trainer.eval_network is None else None)
     with trainer.builder.inference(cell):
-        return loop.evaluate(trainer, feed, cell, trainer.metrics, trainer.eval_indexes, interruptible=interruptible)
+        return loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
 
 
 def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:

@@ -7,7 +7,7 @@ in the chunk's `num_steps`. The loop knows neither. No hook is called from anywh
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..data.feed import Chunk, Feed
 from ..errors import DataError
-from ..metrics import WeightedMean, read_metrics, update_metrics
+from .tally import Tally
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -95,23 +95,12 @@ def _after_step(run: Run, chunk: Chunk) -> None:
     call("on_checkpoint", trainer)
 
 
-def evaluate(
-    trainer: Trainer,
-    feed: Feed,
-    cell: Any,
-    metrics: Mapping[str, Any],
-    eval_indexes: tuple[int, ...] | None,
-    *,
-    interruptible: bool = True,
-) -> dict[str, float]:
+def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
     """Run one evaluation up to its end and return its metrics; "loss" is the mean over samples.
 
     Returns an empty dict when a signal asked to leave in the middle, unless it is not `interruptible`.
     """
     call = trainer.callbacks.call
-    loss = WeightedMean()
-    for metric in metrics.values():
-        metric.clear()
     call("on_eval_begin", trainer)
     chunk = None
     for chunk in feed.chunks({}):
@@ -119,17 +108,11 @@ def evaluate(
             return {}
         call("on_eval_step_begin", trainer)
         outputs = trainer.builder.infer(cell, chunk)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        if eval_indexes is not None and eval_indexes[0] >= 0:
-            loss.update(float(outputs[eval_indexes[0]].asnumpy().mean()), chunk.num_samples)
-        update_metrics(metrics, outputs, eval_indexes, chunk.num_samples)
+        tally.add(outputs if isinstance(outputs, tuple) else (outputs,), chunk)
         call("on_eval_step_end", trainer)
     if chunk is None:
         raise DataError("evaluation: the dataset delivered no batches")
-    results = read_metrics(metrics)
-    if loss.samples and "loss" not in results:
-        results = {"loss": loss.eval(), **results}
-    return results
+    return tally.results()
 
 
 def evaluated(trainer: Trainer, results: dict[str, float]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from mindspore import Parameter
 
 from ..data.feed import Chunk, Feed
@@ -25,6 +27,7 @@ from .limits import Limits
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from .online import OnlineMetrics
+    from .scoring import Scoring
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +77,24 @@ class Run:
         """Train on a chunk; the first of its shapes compiles the program."""
         runner = self._runners.get(chunk.stacked)
         if runner is None:
+            if self.online is not None and self.online.scoring is not None and not self._runners:
+                self.options = self._decide(chunk, self.online.scoring)
             size = len(chunk.arrays[0]) if chunk.stacked else None
             runner = self._runners[chunk.stacked] = self.trainer.builder.train(self.options, size, chunk)
         return runner(chunk)
+
+    def _decide(self, chunk: Chunk, scoring: Scoring) -> StepOptions:
+        """Let the first rows say what windows count; return the options, without predictions where nothing does."""
+        scoring.decide(chunk, self._sample(chunk))
+        check_monitors(self.trainer, produced_names(self.trainer, False, self.online))
+        return dataclasses.replace(self.options, keep_predictions=scoring.wanted)
+
+    def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
+        outputs = self.trainer.builder.sample_outputs(chunk)
+        if len(outputs) > 1 and self.options.output >= 0:
+            outputs = outputs[self.options.output : self.options.output + 1]
+        rows = len(chunk.arrays[0][0] if chunk.stacked else chunk.arrays[0])
+        return outputs if all(output.shape[:1] == (rows,) for output in outputs) else None
 
     def advance(self, chunk: Chunk) -> None:
         """Count a chunk that was trained on."""
@@ -207,7 +225,8 @@ def trained_parameters(trainer: Trainer) -> list[Parameter]:
 
 def produced_names(trainer: Trainer, validated: bool, online: OnlineMetrics | None) -> tuple[str, ...]:
     """Return the names of the metrics a run produces: training loss, validation, windows."""
-    names = [f"val_{name}" for name in dict.fromkeys(["loss", *trainer.metrics])] if validated else []
+    losses = [] if trainer.tasks is None else [f"{task}_loss" for task in trainer.tasks.tasks]
+    names = [f"val_{name}" for name in dict.fromkeys(["loss", *losses, *trainer.metrics])] if validated else []
     return ("loss", *names, *(() if online is None else online.names()))
 
 

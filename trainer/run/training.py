@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,12 @@ from .inference import evaluate_feed
 from .limits import Every
 from .online import DEFAULT_WINDOW, OnlineMetrics
 from .run import train
+from .scoring import Scoring
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def fit(
@@ -120,22 +124,30 @@ def online_train(
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
+    tasks = trainer.tasks
+    scoring = None
+    if trainer.loss_fn is not None:
+        scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count)
+    elif trainer.metrics:
+        logger.warning("windows count the loss alone: without a loss_fn the network's label is not known")
     source = StreamSource(
         as_stream(stream),
         batch_size,
         inputs=column_checks.arguments_of(trainer.network)[2],
         labelled=trainer.loss_fn is not None,
         label=window.label if isinstance(window.label, str) else None,
-        weight="weight" if trainer.label_count > 1 else None,
-        extras=[window.group] if window.group else [],
+        labels=() if tasks is None else tasks.label_names,
+        weight="weight" if trainer.label_count > 1 and tasks is None else None,
+        extras=() if scoring is None else scoring.groups,
         flush_after=flush_after,
         idle_timeout=idle_timeout,
     )
-    scored = trainer.loss_fn is not None
+    scored = scoring is not None and scoring.wanted
+    output = -1 if tasks is not None else window.prediction or 0
     with call(trainer, Phase.ONLINE, callbacks) as signals:
-        options = run_options(trainer, trainer.callbacks, keep_predictions=scored)
+        options = run_options(trainer, trainer.callbacks, keep_predictions=scored, output=output)
         feed = training_feed(trainer, source, options, steps_per_call)
-        online = OnlineMetrics(feed, window, trainer.label_count, scored=scored)
+        online = OnlineMetrics(feed, window, scoring, tasks)
         trainer.parts["online"] = online
         try:
             train(

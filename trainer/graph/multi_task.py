@@ -1,0 +1,208 @@
+"""Several tasks trained together: one loss for each output of the network, masked, weighted and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checks import number, refuse
+from ..errors import ConfigurationError, did_you_mean
+
+
+class MultiTaskLoss(nn.Cell):
+    """The weighted sum of the losses of several tasks, as `loss_fn` of a `Trainer`.
+
+        MultiTaskLoss(
+            {"click": nn.BCEWithLogitsLoss(), "buy": nn.BCEWithLogitsLoss(reduction="none")},
+            weights={"buy": 0.5},
+            masks={"buy": "click"},  # rows that were clicked
+        )
+
+    The network returns a dict of predictions by task, or a tuple or list in the order of `losses`. Each task has a
+    label column, the last columns of the data in the same order; where columns have names, they are found by them.
+    Metrics are named by task: ``click_auc``, ``buy_auc``; losses ``click_loss``, ``buy_loss``.
+
+    A masked task, or one whose NaN labels are left out, needs a loss of one value a row (``reduction="none"``); its
+    mean is over the rows that remain, and 0 when none do.
+
+    Args:
+        losses: loss of (prediction, label) by task; Cells or functions. A loss that gives a value a row is averaged.
+            Labels are given the shape of the prediction where they are as many, and its dtype where they are integers.
+        weights: weight of a task's loss in the sum; 1 for tasks not named.
+        masks: task -> task whose label must be above 0 for a row to count.
+        labels: task -> name of its label column; the task's own name for tasks not named.
+        ignore_nan: tasks whose rows with a NaN label do not count; True for all.
+
+    Raises:
+        ConfigurationError: fewer than one task, a name that is none, a weight that is not a number >= 0, or a loss that
+            is averaged where rows are left out.
+
+    Inputs:
+        predictions (dict, tuple or list), then one label tensor a task.
+
+    Outputs:
+        Scalar.
+    """
+
+    def __init__(
+        self,
+        losses: Mapping[str, Any],
+        weights: Mapping[str, float] | None = None,
+        masks: Mapping[str, str] | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ignore_nan: Collection[str] | bool = (),
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        if not isinstance(losses, Mapping) or not losses or not all(isinstance(n, str) and n for n in losses):
+            refuse("MultiTaskLoss(losses=...)", "a dict from the name of a task to its loss", losses)
+        self.tasks = tuple(losses)
+        weights, masks, labels = dict(weights or {}), dict(masks or {}), dict(labels or {})
+        ignored = self.tasks if ignore_nan is True else tuple(ignore_nan or ())
+        for option, names in (
+            ("weights", weights),
+            ("masks", [*masks, *masks.values()]),
+            ("labels", labels),
+            ("ignore_nan", ignored),
+        ):
+            for name in names:
+                if name not in self.tasks:
+                    hint = did_you_mean(name, self.tasks)
+                    refuse(f"MultiTaskLoss({option}=...)", f"tasks: {', '.join(self.tasks)}", name, hint)
+        place_of = {task: place for place, task in enumerate(self.tasks)}
+        self.weights = tuple(
+            number(f"MultiTaskLoss(weights={{{task!r}: ...}})", weights.get(task, 1.0), least=0) for task in self.tasks
+        )
+        self.label_names = tuple(labels.get(task, task) for task in self.tasks)
+        self.mask_places = tuple(place_of[masks[task]] if task in masks else -1 for task in self.tasks)
+        self.ignores_nan = tuple(task in ignored for task in self.tasks)
+        self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
+        for place, task in enumerate(self.tasks):
+            self._check_reduction(place, task, losses[task])
+        zeros = np.zeros(len(self.tasks), np.float32)
+        self.loss_sums = Parameter(Tensor(zeros), name="trainer.task_loss_sums", requires_grad=False)
+        self.row_counts = Parameter(Tensor(zeros.copy()), name="trainer.task_row_counts", requires_grad=False)
+
+    def _check_reduction(self, place: int, task: str, loss: Any) -> None:
+        reduction = getattr(loss, "reduction", None)
+        if self.leaves_out(place) and reduction is not None and reduction != "none":
+            raise ConfigurationError(
+                f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value a row; build "
+                f"{type(loss).__name__} with reduction='none' (received {reduction!r})"
+            )
+
+    def leaves_out(self, place: int) -> bool:
+        """Return whether rows of the task at `place` may not count."""
+        return self.mask_places[place] >= 0 or self.ignores_nan[place]
+
+    def in_order(self, predictions):
+        """Return the predictions as a tuple, in the order of the tasks; graph code."""
+        if isinstance(predictions, dict):
+            ordered = ()
+            for task in self.tasks:
+                ordered += (predictions[task],)
+            return ordered
+        return tuple(predictions)
+
+    def construct(self, predictions, *labels):
+        """Return the weighted sum."""
+        losses, counts = self.task_losses(self.in_order(predictions), labels)
+        if self.training:
+            ops.assign_add(self.loss_sums, losses * counts)
+            ops.assign_add(self.row_counts, counts)
+        return ops.sum(losses * Tensor(self.weights, mstype.float32))
+
+    def task_losses(self, predictions, labels):
+        """Return the mean loss of each task and the rows it is the mean of, float32 [T] both; graph code."""
+        losses = ()
+        counts = ()
+        for place in range(len(self.tasks)):
+            prediction = predictions[place]
+            label = _fitted(labels[place], prediction)
+            rows = prediction.shape[0]
+            if self.leaves_out(place):
+                counted = ops.ones((rows,), mstype.float32)
+                if self.mask_places[place] >= 0:
+                    mask = ops.reshape(labels[self.mask_places[place]], (rows,))
+                    counted = ops.cast(ops.cast(mask, mstype.float32) > 0, mstype.float32)
+                if self.ignores_nan[place]:
+                    missing = ops.isnan(ops.cast(label, mstype.float32))
+                    label = ops.select(missing, ops.zeros_like(label), label)
+                    known = ops.logical_not(ops.reshape(missing, (rows, -1)).any(axis=1))
+                    counted = counted * ops.cast(known, mstype.float32)
+                each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
+                count = counted.sum()
+                losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(count, 1.0),)
+                counts += (count,)
+            else:
+                losses += (ops.cast(ops.mean(self.losses[place](prediction, label)), mstype.float32),)
+                counts += (ops.full((), rows, dtype=mstype.float32),)
+        return ops.stack(losses), ops.stack(counts)
+
+    def rows(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        """Return which rows of each task count, bool [B], or None where all do; host arrays."""
+        found: list[np.ndarray | None] = []
+        for place, label in enumerate(labels):
+            counted = None
+            if self.mask_places[place] >= 0:
+                counted = np.asarray(labels[self.mask_places[place]]).reshape(len(label)) > 0
+            if self.ignores_nan[place] and np.asarray(label).dtype.kind == "f":
+                known = ~np.isnan(label).reshape(len(label), -1).any(axis=1)
+                counted = known if counted is None else counted & known
+            found.append(counted)
+        return found
+
+    def read_losses(self, *, keep: bool = False) -> dict[str, float]:
+        """Return each task's mean loss over the rows trained since the last call that did not `keep` the sums.
+
+        By the name ``<task>_loss``; NaN without rows. Copies from the device.
+        """
+        sums, counts = np.array(self.loss_sums.asnumpy()), np.array(self.row_counts.asnumpy())
+        if not keep:
+            zeros = Tensor(np.zeros(len(self.tasks), np.float32))
+            ops.assign(self.loss_sums, zeros)
+            ops.assign(self.row_counts, zeros)
+        return {
+            f"{task}_loss": float(total / count) if count else float("nan")
+            for task, total, count in zip(self.tasks, sums, counts, strict=True)
+        }
+
+    def describe(self) -> str:
+        """Return tasks, weights and masks in words, for the log."""
+        words = []
+        for task, weight, mask, nan in zip(self.tasks, self.weights, self.mask_places, self.ignores_nan, strict=True):
+            where = f" where {self.tasks[mask]}" if mask >= 0 else ""
+            words.append(f"{task} (weight {weight:g}{where}{', without NaN labels' if nan else ''})")
+        return ", ".join(words)
+
+
+class _FunctionLoss(nn.Cell):
+    def __init__(self, function: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.function = function
+
+    def construct(self, prediction, label):
+        return self.function(prediction, label)
+
+
+def _as_cell(task: str, loss: Any) -> nn.Cell:
+    if isinstance(loss, nn.Cell):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        refuse(f"MultiTaskLoss(losses={{{task!r}: ...}})", "a Cell or a function of (prediction, label)", loss)
+    return _FunctionLoss(loss)
+
+
+def _fitted(label, prediction):
+    """Return the label in the prediction's shape where it has as many values; graph code."""
+    if label.shape != prediction.shape and label.size == prediction.size:
+        label = ops.reshape(label, prediction.shape)
+    elif label.ndim == 2 and label.shape[1] == 1:
+        label = ops.reshape(label, (label.shape[0],))
+    if label.shape == prediction.shape and not ops.is_floating_point(label):
+        label = ops.cast(label, prediction.dtype)
+    return label

@@ -1,0 +1,260 @@
+"""Predictions and labels of trained rows, put aside as they come and given to the windows' metrics by thousands."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.feed import Chunk
+from ..errors import DataError
+from ..graph.multi_task import MultiTaskLoss
+from ..metrics.adapters import BySlice
+from ..metrics.defaults import metrics_of, possible_targets, target_of
+from ..metrics.prequential import PrequentialMetrics
+from ..metrics.registry import Loss, group_of
+from ..metrics.tasks import of_task
+from ..metrics.window import Window
+from ..metrics.window_metric import WindowMetric
+from ..state import StepOutputs
+from .output_buffer import OutputBuffer
+from .tally import host_columns
+
+logger = logging.getLogger(__name__)
+
+SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
+_SLICED = {"binary": "auc", "real": "rmse", "classes": "accuracy"}
+
+
+class Scoring:
+    """Metrics of the windows, over the forward that trained on each row.
+
+    Which metrics: those chosen, or, by the first rows and the loss function, those of a binary target, of real numbers
+    or of classes; of anything else none. Decided before the first step.
+
+    Args:
+        window: what is read of the outputs and the columns.
+        chosen: metrics by name; empty when the target shall decide.
+        loss_fn: the loss function.
+        label_count: how many of the last columns go to the loss; the first of them is the label.
+    """
+
+    def __init__(self, window: Window, chosen: Mapping[str, Any], loss_fn: Any, label_count: int) -> None:
+        self.window = window
+        self.label_count = label_count
+        self._loss_fn = loss_fn
+        self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
+        self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
+        self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
+        self._windows: dict[str, PrequentialMetrics] = {}
+        if self._chosen:
+            for task in self._tasks:
+                own = self._with_slices(of_task(self._chosen, task, self._tasks))
+                if own:
+                    self._windows[task] = PrequentialMetrics(own, window.decay, task=task)
+        self._decided = self._silent
+        self._restored: Mapping[str, Any] | None = None
+        self._label_places: list[int] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._predictions = OutputBuffer()
+        self._labels: list[list[np.ndarray]] = []
+        self._groups: dict[str, list[np.ndarray]] = {}
+        self._rows = 0
+
+    def _with_slices(self, metrics: dict[str, Any], target: str = "") -> dict[str, Any]:
+        """Add the metric of each value of the window's `group`: of the target, else the first that can be cut."""
+        column = self.window.group
+        if column is None or not metrics:
+            return metrics
+        sliced: Any = _SLICED.get(target)
+        if sliced is None:
+            able = [m for m in metrics.values() if isinstance(m, WindowMetric) and not m.parts and m.group is None]
+            sliced = copy.deepcopy(able[0]) if able else None
+        if sliced is None:
+            return metrics
+        made = BySlice(sliced, column, self.window.max_groups, prefix="")
+        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), made.name)
+        return {**metrics, f"{name.partition('/')[0]}/{column}": made}
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the columns that metrics read as groups."""
+        found = [group_of(metric) for metric in self._chosen.values()]
+        return tuple(dict.fromkeys([*filter(None, found), *([self.window.group] if self.window.group else [])]))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether predictions are read: False once it is known that there is nothing to count."""
+        return bool(self._windows) or not self._decided
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the results; before the first rows have decided, all that they may be."""
+        if self._windows or self._decided:
+            return tuple(name for windows in self._windows.values() for name in windows.names())
+        found: dict[str, None] = {}
+        for task in self._tasks:
+            for target in possible_targets(self._loss_of(task)):
+                found |= dict.fromkeys(PrequentialMetrics(metrics_of(target, self.window), task=task).names())
+        return tuple(found)
+
+    def _loss_of(self, task: str) -> Any:
+        return self._loss_fn if self._multi is None else self._multi.losses[self._tasks.index(task)]
+
+    def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None) -> None:
+        """Find out what to count, and that the metrics chosen can read the first rows.
+
+        Args:
+            chunk: the first chunk.
+            predictions: the network's outputs for its first batch, one a task; None when they do not have its rows.
+
+        Raises:
+            DataError: a metric that was chosen cannot read these predictions and labels.
+        """
+        if self._decided:
+            return
+        self._decided = True
+        self._label_places = self._find_labels(chunk)
+        if predictions is None:
+            predictions = ()
+            shown = "the network's output does not have the rows of the batch on axis 0"
+            if self._chosen:
+                raise DataError(f"metrics need predictions row by row: {shown}")
+            logger.info("windows count the loss alone: %s", shown)
+            return
+        self._shapes = [prediction.shape[1:] for prediction in predictions]
+        rows = len(predictions[0])
+        labels = [chunk.rows(place)[:rows] for place in self._label_places]
+        if self._chosen:
+            self._try(chunk, predictions, labels)
+        else:
+            self._choose(predictions, labels)
+        if self._restored is not None:
+            self.load_state_dict(self._restored)
+            self._restored = None
+
+    def _choose(self, predictions: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
+        for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
+            rows = slice(None) if rows is None else rows
+            target = target_of(self._loss_of(task), prediction[rows], label[rows])
+            of = f" of task {task!r}" if task else ""
+            if not target:
+                logger.info(
+                    "windows count the loss%s alone: predictions %s and labels %s (%s) are neither binary, nor real "
+                    "numbers, nor classes; Trainer(metrics=...) chooses metrics",
+                    of,
+                    list(prediction.shape),
+                    list(label.shape),
+                    label.dtype,
+                )
+                continue
+            logger.info("windows count the metrics of a %s target%s", target, of)
+            metrics = self._with_slices(metrics_of(target, self.window), target)
+            self._windows[task] = PrequentialMetrics(metrics, self.window.decay, task=task, lenient=True)
+
+    def _try(self, chunk: Chunk, predictions: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
+        groups = {name: values[: len(labels[0])] for name, values in host_columns(chunk, self.groups).items()}
+        for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
+            if task not in self._windows:
+                continue
+            rows = slice(None) if rows is None else rows
+            trial = copy.deepcopy(self._windows[task])
+            try:
+                trial.update(prediction[rows], label[rows], groups={name: g[rows] for name, g in groups.items()})
+                trial.close_window()
+            except Exception as error:
+                raise DataError(
+                    f"the metrics chosen{f' for task {task!r}' if task else ''} cannot read predictions "
+                    f"{list(prediction.shape)} and labels {list(label.shape)} ({label.dtype}): {error}"
+                ) from error
+
+    def _find_labels(self, chunk: Chunk) -> list[int]:
+        first = len(chunk.names) - self.label_count
+        if self._multi is not None:
+            return list(range(first, len(chunk.names)))
+        wanted = self.window.label
+        if isinstance(wanted, int):
+            return [wanted]
+        return [chunk.names.index(wanted) if wanted is not None else first]
+
+    def _counted(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        return [None] * len(labels) if self._multi is None else self._multi.rows(labels)
+
+    def keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
+        """Take in one trained chunk."""
+        if not self._windows:
+            return
+        row_size = sum(math.prod(shape) for shape in self._shapes)
+        self._predictions.add(outputs.predictions_device, chunk.num_samples * row_size)
+        self._labels.append([chunk.rows(place) for place in self._label_places])
+        if self.groups:
+            for name, values in host_columns(chunk, self.groups).items():
+                self._groups.setdefault(name, []).append(values)
+        self._rows += chunk.num_samples
+        if self._rows >= SCORED_ROWS:
+            self._score()
+
+    def _score(self) -> None:
+        if not self._rows:
+            return
+        labels = [np.concatenate(parts) for parts in zip(*self._labels, strict=True)]
+        groups = {name: np.concatenate(parts) for name, parts in self._groups.items()}
+        flat = self._predictions.read().reshape(self._rows, -1)
+        self._labels, self._groups, self._rows = [], {}, 0
+        start = 0
+        for task, shape, label, rows in zip(self._tasks, self._shapes, labels, self._counted(labels), strict=True):
+            stop = start + math.prod(shape)
+            if task in self._windows:
+                prediction = flat[:, start:stop].reshape(-1, *shape)
+                of_rows = groups
+                if rows is not None:
+                    prediction, label = prediction[rows], label[rows]
+                    of_rows = {name: values[rows] for name, values in groups.items()}
+                self._windows[task].update(prediction, label, groups=of_rows)
+            start = stop
+
+    def close_window(self) -> dict[str, float]:
+        """Close the window and return its metrics."""
+        self._score()
+        results: dict[str, float] = {}
+        for windows in self._windows.values():
+            results |= windows.close_window()
+        return results
+
+    def peek(self) -> dict[str, float]:
+        """Return what `close_window` would, leaving everything as it is."""
+        self._score()
+        results: dict[str, float] = {}
+        for windows in self._windows.values():
+            results |= windows.peek()
+        return results
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": ...}``, the open window included."""
+        if self._restored is not None:  # the first rows have not come yet
+            return dict(self._restored)
+        self._score()
+        if self._multi is None:
+            return self._windows[""].state_dict() if self._windows else {"json": None, "arrays": {}}
+        states = {task: windows.state_dict() for task, windows in self._windows.items()}
+        arrays = {f"{task}/{key}": a for task, state in states.items() for key, a in state["arrays"].items()}
+        return {"json": {"tasks": {task: state["json"] for task, state in states.items()}}, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; before the first rows it is kept until they have come."""
+        if not self._decided:
+            self._restored = state
+            return
+        saved, arrays = state["json"], state["arrays"]
+        if saved is None:
+            return
+        of_tasks = saved.get("tasks", {"": saved})
+        for task, windows in self._windows.items():
+            if task in of_tasks:
+                prefix = f"{task}/" if task else ""
+                mine = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
+                windows.load_state_dict({"json": of_tasks[task], "arrays": mine})

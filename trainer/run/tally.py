@@ -1,0 +1,78 @@
+"""What an evaluation adds up: losses and metrics, of one task or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.feed import Chunk
+from ..graph.multi_task import MultiTaskLoss
+from ..metrics.registry import WeightedMean, clear_metrics, group_of, read_metrics, update_metrics
+from ..metrics.tasks import of_task
+
+
+class Tally:
+    """Losses and metrics over the batches of one evaluation.
+
+    Args:
+        metrics: by name; cleared here.
+        eval_indexes: positions of loss, prediction and label in the outputs, or None.
+        tasks: the loss of several tasks whose evaluation program gave the outputs, or None.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Any], eval_indexes: Sequence[int] | None, tasks: MultiTaskLoss | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._indexes = eval_indexes
+        self._tasks = tasks
+        self._loss = WeightedMean()
+        names = () if tasks is None else tasks.tasks
+        self._task_sums = {task: np.zeros(2) for task in names}
+        self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
+        self._groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
+        clear_metrics(metrics)
+
+    def add(self, outputs: tuple[Any, ...], chunk: Chunk) -> None:
+        """Add the outputs of one batch."""
+        if self._indexes is not None and self._indexes[0] >= 0:
+            self._loss.update(float(outputs[self._indexes[0]].asnumpy().mean()), chunk.num_samples)
+        columns = host_columns(chunk, self._groups)
+        if self._tasks is None:
+            update_metrics(self._metrics, outputs, self._indexes, chunk.num_samples, columns)
+            return
+        loss, predictions, labels, losses, counts = outputs
+        update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), chunk.num_samples)
+        host_labels = [np.array(label.asnumpy()) for label in labels]
+        host_losses, host_counts = losses.asnumpy(), counts.asnumpy()
+        for place, rows in enumerate(self._tasks.rows(host_labels)):
+            task, kept = self._tasks.tasks[place], slice(None) if rows is None else rows
+            self._task_sums[task] += (float(host_losses[place]) * float(host_counts[place]), float(host_counts[place]))
+            read = (None, np.array(predictions[place].asnumpy())[kept], host_labels[place][kept])
+            of_rows = {name: column[kept] for name, column in columns.items()}
+            update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
+
+    def results(self) -> dict[str, float]:
+        """Return "loss", the mean over samples, each task's loss, and the metrics."""
+        results = read_metrics(self._metrics)
+        losses = {
+            f"{task}_loss": float(total / count) if count else float("nan")
+            for task, (total, count) in self._task_sums.items()
+        }
+        results = {**losses, **results}
+        if self._loss.samples and "loss" not in results:
+            results = {"loss": self._loss.eval(), **results}
+        return results
+
+
+def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return columns of a chunk of which metrics read the groups, those that did not go to the network included."""
+    found = {}
+    for name in names:
+        if name in chunk.names:
+            found[name] = chunk.rows(chunk.names.index(name))
+        elif chunk.extras and all(of_batch and name in of_batch for of_batch in chunk.extras):
+            found[name] = np.concatenate([of_batch[name] for of_batch in chunk.extras])
+    return found
