@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,18 @@ class PrequentialMetrics:
             A metric of several values gives each under ``<name>_<part>``, or ``<part>`` where its name is empty.
         decay: factor by which a closed window lowers the weight of the past in the decayed metrics, 0 < decay < 1.
         task: name that stands before the metrics' names, for one of several tasks.
-        lenient: let go of a metric that cannot read its rows, with a warning, instead of raising.
+        lenient: names of metrics that are let go, with a warning, when they cannot read their rows; others raise.
 
     Raises:
         ConfigurationError: a decay out of range.
     """
 
     def __init__(
-        self, metrics: Mapping[str, Any], decay: float = 0.9, *, task: str = "", lenient: bool = False
+        self, metrics: Mapping[str, Any], decay: float = 0.9, *, task: str = "", lenient: Collection[str] = ()
     ) -> None:
         self._decay = number("decay", decay, above=0, below=1)
         self.task = task
-        self._lenient = lenient
+        self._lenient = frozenset(lenient)
         self._metrics: dict[str, dict[str, Any]] = {}
         for name, metric in metrics.items():
             if isinstance(metric, WindowMetric):
@@ -148,7 +148,7 @@ class PrequentialMetrics:
             try:
                 metric.update(predictions, labels, weights=weights, groups=of_group.get(metric.group))
             except Exception as error:
-                if not self._lenient:
+                if name not in self._lenient:
                     raise
                 self._give_up(name, error)
 

@@ -16,7 +16,7 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.adapters import BySlice
 from ..metrics.defaults import metrics_of, possible_targets, target_of
 from ..metrics.prequential import PrequentialMetrics
-from ..metrics.registry import Loss, group_of
+from ..metrics.registry import Loss, clear_metrics, group_of
 from ..metrics.tasks import of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import WindowMetric
@@ -33,12 +33,12 @@ _SLICED = {"binary": "auc", "real": "rmse", "classes": "accuracy"}
 class Scoring:
     """Metrics of the windows, over the forward that trained on each row.
 
-    Which metrics: those chosen, or, by the first rows and the loss function, those of a binary target, of real numbers
-    or of classes; of anything else none. Decided before the first step.
+    Which metrics: those of the target, which the first rows and the loss function tell before the first step (binary,
+    real numbers or classes; of anything else none), and those chosen.
 
     Args:
         window: what is read of the outputs and the columns.
-        chosen: metrics by name; empty when the target shall decide.
+        chosen: metrics by name; where that is the loss alone, windows count nothing else.
         loss_fn: the loss function.
         label_count: how many of the last columns go to the loss; the first of them is the label.
     """
@@ -52,11 +52,6 @@ class Scoring:
         self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
         self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._windows: dict[str, PrequentialMetrics] = {}
-        if self._chosen:
-            for task in self._tasks:
-                own = self._with_slices(of_task(self._chosen, task, self._tasks))
-                if own:
-                    self._windows[task] = PrequentialMetrics(own, window.decay, task=task)
         self._decided = self._silent
         self._restored: Mapping[str, Any] | None = None
         self._label_places: list[int] = []
@@ -94,16 +89,22 @@ class Scoring:
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the results; before the first rows have decided, all that they may be."""
-        if self._windows or self._decided:
-            return tuple(name for windows in self._windows.values() for name in windows.names())
+        if self._decided:
+            return tuple(dict.fromkeys(name for windows in self._windows.values() for name in windows.names()))
         found: dict[str, None] = {}
         for task in self._tasks:
             for target in possible_targets(self._loss_of(task)):
-                found |= dict.fromkeys(PrequentialMetrics(metrics_of(target, self.window), task=task).names())
+                found |= dict.fromkeys(self._make(task, target).names())
         return tuple(found)
 
     def _loss_of(self, task: str) -> Any:
         return self._loss_fn if self._multi is None else self._multi.losses[self._tasks.index(task)]
+
+    def _make(self, task: str, target: str) -> PrequentialMetrics:
+        told, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
+        metrics = self._with_slices(told | chosen, target)
+        lenient = [name for name in metrics if name not in chosen]
+        return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None) -> None:
         """Find out what to count, and that the metrics chosen can read the first rows.
@@ -120,57 +121,47 @@ class Scoring:
         self._decided = True
         self._label_places = self._find_labels(chunk)
         if predictions is None:
-            predictions = ()
             shown = "the network's output does not have the rows of the batch on axis 0"
             if self._chosen:
                 raise DataError(f"metrics need predictions row by row: {shown}")
             logger.info("windows count the loss alone: %s", shown)
             return
         self._shapes = [prediction.shape[1:] for prediction in predictions]
-        rows = len(predictions[0])
-        labels = [chunk.rows(place)[:rows] for place in self._label_places]
-        if self._chosen:
-            self._try(chunk, predictions, labels)
-        else:
-            self._choose(predictions, labels)
+        size = len(predictions[0])
+        labels = [chunk.rows(place)[:size] for place in self._label_places]
+        groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
+        for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
+            rows = slice(None) if rows is None else rows
+            of_rows = {name: values[rows] for name, values in groups.items()}
+            self._decide_task(task, prediction[rows], label[rows], of_rows)
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
 
-    def _choose(self, predictions: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
-        for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            rows = slice(None) if rows is None else rows
-            target = target_of(self._loss_of(task), prediction[rows], label[rows])
-            of = f" of task {task!r}" if task else ""
-            if not target:
-                logger.info(
-                    "windows count the loss%s alone: predictions %s and labels %s (%s) are neither binary, nor real "
-                    "numbers, nor classes; Trainer(metrics=...) chooses metrics",
-                    of,
-                    list(prediction.shape),
-                    list(label.shape),
-                    label.dtype,
-                )
-                continue
+    def _decide_task(self, task: str, prediction: np.ndarray, label: np.ndarray, groups: Mapping[str, Any]) -> None:
+        target = target_of(self._loss_of(task), prediction, label)
+        of = f" of task {task!r}" if task else ""
+        shown = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
+        chosen = of_task(self._chosen, task, self._tasks)
+        if target:
             logger.info("windows count the metrics of a %s target%s", target, of)
-            metrics = self._with_slices(metrics_of(target, self.window), target)
-            self._windows[task] = PrequentialMetrics(metrics, self.window.decay, task=task, lenient=True)
-
-    def _try(self, chunk: Chunk, predictions: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
-        groups = {name: values[: len(labels[0])] for name, values in host_columns(chunk, self.groups).items()}
-        for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            if task not in self._windows:
-                continue
-            rows = slice(None) if rows is None else rows
-            trial = copy.deepcopy(self._windows[task])
-            try:
-                trial.update(prediction[rows], label[rows], groups={name: g[rows] for name, g in groups.items()})
-                trial.close_window()
-            except Exception as error:
-                raise DataError(
-                    f"the metrics chosen{f' for task {task!r}' if task else ''} cannot read predictions "
-                    f"{list(prediction.shape)} and labels {list(label.shape)} ({label.dtype}): {error}"
-                ) from error
+        elif not chosen:
+            logger.info(
+                "windows count the loss%s alone: %s are neither binary, nor real numbers, nor classes; "
+                "Trainer(metrics=...) chooses metrics",
+                of,
+                shown,
+            )
+            return
+        self._windows[task] = self._make(task, target)
+        trial = PrequentialMetrics(chosen)
+        try:
+            trial.update(prediction, label, groups=groups)
+            trial.close_window()
+        except Exception as error:
+            raise DataError(f"the metrics chosen{of} cannot read {shown}: {error}") from error
+        finally:
+            clear_metrics({name: m for name, m in chosen.items() if not isinstance(m, WindowMetric)})
 
     def _find_labels(self, chunk: Chunk) -> list[int]:
         first = len(chunk.names) - self.label_count
