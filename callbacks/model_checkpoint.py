@@ -44,7 +44,8 @@ class ModelCheckpoint(Callback):
         best_name: name of the best snapshot, or None.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, there is no folder to write to.
+        ConfigurationError: an argument is not of the kind named; at `setup`, there is no folder that can be written.
+        FolderInUseError: at `setup`, another run writes in the folder; the message says which.
     """
 
     order = 100
@@ -81,10 +82,10 @@ class ModelCheckpoint(Callback):
     # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder."""
+        """Find the folder, prove that it can be written, and become its one writer for this run."""
         if self.dirpath is None and trainer.run_dir is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
-        root = (self.dirpath or Path(trainer.run_dir) / "checkpoints").absolute()
+        root = trainer.claim(self.dirpath or Path(trainer.run_dir) / "checkpoints")
         if root != self.root:
             self._records, self.best_name = [], None
         self.root = root
@@ -167,7 +168,7 @@ class ModelCheckpoint(Callback):
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Point at the best snapshot and remove those no longer kept, now that the new one is durable."""
         path = trainer.state.snapshot
-        if path is None or Path(path).absolute().parent != self.root:
+        if path is None or Path(path).parent != self.root:
             return
         for record in self._records:
             if record["name"] == Path(path).name:
@@ -199,7 +200,7 @@ class ModelCheckpoint(Callback):
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Count the snapshot the run goes on from among this callback's, when it lies in its folder."""
         path = trainer.state.snapshot
-        if path is None or self.root is None or Path(path).absolute().parent != self.root:
+        if path is None or self.root is None or Path(path).parent != self.root:
             return
         name = Path(path).name
         known = [record for record in self._records if record["name"] == name]

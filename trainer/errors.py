@@ -45,7 +45,7 @@ class CheckpointMismatchError(CheckpointError):
     """A sound snapshot belongs to another network, optimizer or configuration."""
 
 
-class FolderInUseError(CheckpointError):
+class FolderInUseError(CheckpointError, ConfigurationError):
     """Another run writes in the folder; the message names its process, host and since when."""
 
 

@@ -402,6 +402,14 @@ class Trainer:
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
+    def claim(self, root: str | Path) -> Path:
+        """Become the one writer of a folder of snapshots until the run ends; return its path, free of links.
+
+        Raises:
+            ConfigurationError: it cannot be made or written. FolderInUseError: another run writes there.
+        """
+        return self.saver.claim(root)
+
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`."""
         return self.saver.save(Path(root), background=background)

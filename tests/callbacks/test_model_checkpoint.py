@@ -1,6 +1,10 @@
+import os
+import shutil
+
 import pytest
 
 from callbacks import EarlyStopping, Every, LambdaCallback, ModelCheckpoint
+from trainer.errors import CheckpointError, ConfigurationError, FolderInUseError
 from trainer.trainer import Trainer
 
 
@@ -106,11 +110,59 @@ def test_a_run_that_stops_in_the_middle_of_an_epoch_is_saved(fit, tmp_path):
 
 
 def test_a_failed_write_is_not_counted_as_a_snapshot(fit, tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "file" / "c", every=4)
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises((OSError, RuntimeError)):
-        fit(checkpoint, valid=False)
+    checkpoint = ModelCheckpoint(tmp_path / "c", every=4)
+
+    def put_a_file_in_the_way(trainer):
+        shutil.rmtree(tmp_path / "c")
+        (tmp_path / "c").write_text("in the way")
+
+    with pytest.raises(CheckpointError):
+        fit(checkpoint, LambdaCallback(on_train_begin=put_a_file_in_the_way), valid=False)
     assert checkpoint.state_dict()["records"] == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(fit, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigurationError, match=r"cannot write checkpoint folder .*file/c: .*choose another folder"):
+        fit(ModelCheckpoint(tmp_path / "file" / "c", every=4), valid=False)
+    assert fit.trainer.state.progress.global_step == 0
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_two_runs_do_not_write_into_one_folder(fit, tmp_path):
+    def start_another(trainer):
+        with pytest.raises(FolderInUseError, match=f"being written by process {os.getpid()} on"):
+            Trainer(trainer.network, trainer.loss_fn, trainer.optimizer).save(tmp_path / "checkpoints")
+
+    # two callbacks of one run may share a folder
+    fit(ModelCheckpoint(), ModelCheckpoint(every=5), LambdaCallback(on_train_step_end=start_another), valid=False)
+    assert checkpoints_of(tmp_path) == {"step_00000008", "step_00000015", "step_00000016", "last"}
+
+
+def checkpoints_of(folder):
+    return {entry.name for entry in (folder / "checkpoints").iterdir()}
+
+
+def test_behind_a_link_the_restored_snapshot_is_counted_removed_and_can_be_the_best(fit, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    def make():
+        return ModelCheckpoint(monitor="val_auc", keep_best=1, keep_last=1)
+
+    fit(scores([0.9]), make(), epochs=1, run_dir=tmp_path / "link")
+    checkpoint = make()
+    fit(scores([0.5]), checkpoint, epochs=2, run_dir=tmp_path / "link", resume="auto")
+    assert checkpoints_of(tmp_path / "link") == {"step_00000008", "step_00000016", "best", "last"}
+    assert (tmp_path / "link" / "checkpoints" / "best").read_text().strip() == "step_00000008"
+    fit(scores([0.95]), make(), epochs=3, run_dir=tmp_path / "real", resume=tmp_path / "link")
+    assert checkpoints_of(tmp_path / "link") == {"step_00000024", "best", "last"}
+
+
+def test_a_path_that_no_file_system_can_hold_is_a_misconfiguration(fit, tmp_path):
+    for resume in ("auto", tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigurationError, match=r"xxx.* cannot be a path"):
+            fit(epochs=1, run_dir=tmp_path / ("x" * 300), resume=resume)
 
 
 def test_without_a_folder_it_is_refused_before_training(fit):

@@ -134,10 +134,14 @@ class FolderLock:
 
         Raises:
             FolderInUseError: another writer has the lock.
+            CheckpointError: the folder cannot be written any more.
         """
-        if self._descriptor is not None and not self._is_at_path(self._descriptor):
-            self._let_go()
-            self.acquire()
+        try:
+            if self._descriptor is not None and not self._is_at_path(self._descriptor):
+                self._let_go()
+                self.acquire()
+        except OSError as error:
+            raise durable.write_error("lock", self._path, error) from error
 
     def _let_go(self) -> None:
         self._ended.set()

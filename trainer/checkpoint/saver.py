@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
 from ..distributed.dense_state import forget_open_windows, synchronize
-from ..errors import CheckpointError, ConfigurationError
-from . import capture
+from ..errors import CheckpointError, ConfigurationError, FolderInUseError
+from ..state import Phase
+from . import capture, catalog, durable
 from .background import BackgroundWriter
 from .ckpt_files import load_ckpt
+from .folder_lock import FolderLock, claim
 
 if TYPE_CHECKING:
     from ..run.cursor import Cursor
@@ -26,7 +29,7 @@ FOLDER = "checkpoints"
 
 
 class Saver:
-    """Writes and reads the snapshots of one trainer.
+    """Writes and reads the snapshots of one trainer. Every path that comes in is resolved here: links never show.
 
     Attributes:
         config: text stored as config.yaml in every snapshot, or None.
@@ -39,6 +42,24 @@ class Saver:
         self.config: str | None = None
         self.written: set[str] = set()
         self._positions: dict[Path, Mapping[str, Any]] = {}
+        self._identities: dict[Path, str] = {}
+        self._locks: dict[Path, FolderLock | None] = {}
+
+    def claim(self, root: str | Path) -> Path:
+        """Become the one writer of a folder of snapshots until the run ends; return its path, free of links.
+
+        Raises:
+            ConfigurationError: it cannot be made or written. FolderInUseError: another run writes there.
+        """
+        path = durable.resolved(root)
+        if path not in self._locks:
+            self._locks[path] = None  # on ranks that do not write
+            self._trainer.group.from_main(lambda: self._take(path))
+        return path
+
+    def _take(self, path: Path) -> None:
+        self._locks[path] = claim(path, "checkpoint folder")
+        catalog.recover(path, alone=True)
 
     @property
     def hold_seconds(self) -> list[float]:
@@ -51,9 +72,14 @@ class Saver:
         Raises:
             CheckpointError: it cannot be written; earlier snapshots stay as they are.
         """
+        root = durable.resolved(root)
+        with self._sole_writer(root, background):
+            return self._save(root, background)
+
+    def _save(self, root: Path, background: bool) -> Path:
         trainer = self._trainer
         step = trainer.state.progress.global_step
-        path = Path(root) / checkpoint.step_name(step)
+        path = root / checkpoint.step_name(step)
         synchronize(trainer)
         if not trainer.group.is_main:  # rank 0 writes, and what it writes is the same here
             trainer.report_snapshot(path)
@@ -62,21 +88,44 @@ class Saver:
         base = None
         if policy is not None:
             self.wait()  # only what is on the disk can be built on
-            base = policy.base_of(path)
+            name = policy.base_of(path)
+            base = None if name is None else (name, self._identities[root / name])
         groups, state = capture.take(trainer)
         self._positions[path] = state.get("loop", {}).get("position")
         arguments = (root, step, groups, state)
+        options = {"config": self.config, "base": base, "identity": uuid.uuid4().hex}
         with self._failing_breaks_the_chain():
             if background:
-                self._writer.submit(*arguments, config=self.config, base=base)
+                self._writer.submit(*arguments, **options)
             else:
                 self.wait()
-                checkpoint.write(*arguments, config=self.config, base=base)
+                checkpoint.write(*arguments, **options)
+        self._identities = {path: options["identity"]}
         if policy is not None:
             policy.written(path)
         if not background:
             self._became_durable(path)
         return path
+
+    def _sole_writer(self, root: Path, background: bool) -> contextlib.AbstractContextManager[Any]:
+        """Make sure that nobody else writes in `root`: for the rest of a run, or outside of one for this snapshot."""
+        lock = None
+        try:
+            if self._trainer.state.phase is not Phase.IDLE:
+                self.claim(root)
+                lock = self._locks[root]
+            if lock is not None:
+                lock.check()
+            if lock is not None or not self._trainer.group.is_main:
+                return contextlib.nullcontext()
+            lock = claim(root, "checkpoint folder")
+        except FolderInUseError:
+            raise
+        except ConfigurationError as error:
+            raise CheckpointError(str(error)) from error
+        if background:  # nobody may come to give it back
+            lock.release()
+        return lock
 
     @contextlib.contextmanager
     def _failing_breaks_the_chain(self) -> Iterator[None]:
@@ -104,10 +153,16 @@ class Saver:
         self.check()
 
     def close(self) -> None:
-        """Wait for the background write in flight; report it; give buffers back."""
-        with self._failing_breaks_the_chain():
-            self._writer.close()
-        self.check()
+        """Wait for the background write in flight; report it; give buffers and folders back."""
+        try:
+            with self._failing_breaks_the_chain():
+                self._writer.close()
+            self.check()
+        finally:
+            locks, self._locks = self._locks, {}
+            for lock in locks.values():
+                if lock is not None:
+                    lock.release()
 
     def _became_durable(self, path: Path) -> None:
         trainer = self._trainer
@@ -120,7 +175,7 @@ class Saver:
         """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
         if not self._trainer.group.is_main:
             return
-        checkpoint.prune(root, keep, trust=self.written)
+        checkpoint.prune(durable.resolved(root), keep, trust=self.written)
 
     def load(
         self, path: str | Path, *, strict: bool = True, weights_only: bool = False, cursor: Cursor | None = None
@@ -137,7 +192,7 @@ class Saver:
             CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
         """
         trainer = self._trainer
-        path = Path(path)
+        path = durable.resolved(path)
         if path.suffix == ".ckpt":
             weights = {capture.MODEL: load_ckpt(path)}
             capture.restore_tensors(trainer, weights, strict=strict, weights_only=True)
@@ -169,7 +224,7 @@ class Saver:
         if not folders:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
         reasons = []
-        for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        for folder in dict.fromkeys(map(durable.resolved, folders)):
             try:
                 self.load(folder, cursor=cursor)
                 return True

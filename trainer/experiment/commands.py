@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checkpoint.folder_lock import claim
 from ..data.sources import is_arrays
 from ..distributed.launched import note_run_folder
 from ..errors import ConfigurationError
@@ -61,13 +63,30 @@ def _require(config: ExperimentConfig, split: str, command: str) -> None:
 
 
 def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
-    offline = command == "fit"
-    experiment = build(config, ("train", "valid", "test") if offline else ("stream", "test"))
-    group = experiment.trainer.group
-    run_dir = config.run_dir if resume else Path(group.from_main(lambda: str(rundir.claim_run_dir(config.run_dir))))
-    if run_dir != config.run_dir:
-        logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
-    config = replace(config, run_dir=run_dir)
+    splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
+    experiment = build(config, splits)
+    with contextlib.ExitStack() as held:
+
+        def take() -> str:
+            run_dir = config.run_dir if resume else rundir.claim_run_dir(config.run_dir)
+            held.enter_context(claim(run_dir, "run folder"))
+            return str(run_dir)
+
+        run_dir = Path(experiment.trainer.group.from_main(take))
+        if run_dir != config.run_dir:
+            logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
+        config = replace(config, run_dir=run_dir)
+        try:
+            return _train_in(config, experiment, command, resume)
+        except ConfigurationError:
+            if not resume and experiment.trainer.state.progress.global_step == 0:
+                held.close()
+                rundir.withdraw(run_dir)
+            raise
+
+
+def _train_in(config: ExperimentConfig, experiment: Experiment, command: str, resume: bool) -> Path:
+    run_dir, offline, group = config.run_dir, command == "fit", experiment.trainer.group
     trainer = experiment.trainer
     trainer.run_dir = run_dir
     recorded = dump(config.to_dict())
@@ -99,15 +118,10 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         else:
             options = keyword_values(config.online, trainer.online_train)
             trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
-    except ConfigurationError:
-        if not resume and trainer.state.progress.global_step == 0:
-            rundir.withdraw(run_dir)
-        raise
     finally:
-        if run_dir.is_dir():
-            results = _results(trainer)
-            outcome = _outcome(trainer, command, time.monotonic() - began, results)
-            _write_results(run_dir, trainer, outcome)
+        results = _results(trainer)
+        outcome = _outcome(trainer, command, time.monotonic() - began, results)
+        _write_results(run_dir, trainer, outcome)
     if "test" in experiment.datasets:
         test = evaluate_on(experiment, "test")
         results.update({f"test_{name}": value for name, value in test.items()})

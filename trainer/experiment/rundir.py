@@ -7,7 +7,8 @@
     history.json     what `fit` returned: losses, metrics and the steps they were taken at
     metrics.json     final results by name, the reason of the end, counters
 
-A folder that is in use is never written over by a new run: the next free ``NAME-2``, ``NAME-3``, ... is taken.
+A folder that is in use is never written over by a new run: the next free ``NAME-2``, ``NAME-3``, ... is taken. While
+a run goes on it holds the folder's lock (`trainer.checkpoint.folder_lock`), so it is not resumed twice at once.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 def withdraw(run_dir: Path) -> None:
     """Take back the folder of a run that was refused before its first step, unless something else is in it."""
-    for name in (CONFIG, VERSIONS):
+    for name in (CONFIG, VERSIONS, METRICS, HISTORY):
         (run_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         run_dir.rmdir()

@@ -47,7 +47,7 @@ def export_network(
     holding_ids = {column for component in fields.components for column, _ in component.parts}
     inputs = [column.astype(np.int32) if i in holding_ids else column for i, column in enumerate(columns)]
     step = PredictStep(network, cast=cast)
-    training = network.training
+    training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:
         with _windows_of_fixed_size(network, about["tables"]) as windows:
@@ -56,6 +56,7 @@ def export_network(
             ms.export(step, *map(Tensor, inputs), file_name=str(folder / NETWORK), file_format="MINDIR")
     finally:
         network.set_train(training)
+        ms.set_context(jit_syntax_level=syntax)  # an export that fails, as on a full disk, leaves it changed
     return about
 
 

@@ -107,15 +107,20 @@ class Publish(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         """Take the folder, remove what killed runs left in it, and go on after its newest version."""
+        trainer.group.from_main(self._take_folder)
+        self._chain, self._graph, self._tried = [], None, False
+
+    def _take_folder(self) -> None:
         self._lock = claim(self.root, "publish folder")
         self.root = self._lock.folder
         catalog.recover(self.root, alone=True)
         self._sweep()
         self._version = max(known_versions(self.root), default=0)
-        self._chain, self._graph, self._tried = [], None, False
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Publish the first version at once, and each later one when it is due."""
+        """Publish the first version at once, and each later one when it is due; of many processes rank 0 does it."""
+        if not trainer.group.is_main:
+            return
         busy = self._thread is not None and self._thread.is_alive()
         if not busy and (self.every.due(trainer.state.progress) or not self._tried):
             self._tried = True
@@ -123,7 +128,7 @@ class Publish(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait for it."""
-        if trainer.state.outputs is not None:
+        if trainer.state.outputs is not None and trainer.group.is_main:
             self._try(trainer)
             self._try(None)
 

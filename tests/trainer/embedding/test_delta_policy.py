@@ -1,5 +1,7 @@
 """Snapshots of a run with sparse tables: deltas between full ones, exact resume, going back."""
 
+import errno
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from mindspore import nn
 
 from callbacks import Callback
 from trainer import Trainer, checkpoint
+from trainer.checkpoint import durable
 from trainer.embedding import Embedding, Eviction
 from trainer.errors import DataError
 
@@ -78,14 +81,18 @@ def test_a_chain_of_deltas_resumes_bit_for_bit(straight, tmp_path, background):
     assert straight[2]["evicted"] > 0
 
 
-def test_a_failed_write_makes_the_next_snapshot_full(tmp_path):
+def test_a_failed_write_makes_the_next_snapshot_full(tmp_path, monkeypatch):
     run = trainer()
     saving = SaveEach(tmp_path, (8, 10))
     fit(run, stop=10, callbacks=[saving])
-    blocked = tmp_path / "blocked"
-    blocked.write_text("a file where a folder is wanted")
-    with pytest.raises(checkpoint.CheckpointError):
-        run.saver.save(blocked)
+
+    def refuse(path):
+        raise OSError(errno.EIO, "the disk refuses", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_folder", refuse)
+        with pytest.raises(checkpoint.CheckpointError, match="the disk refuses"):
+            run.saver.save(tmp_path / "another")
     fit(run, stop=4, callbacks=[SaveEach(tmp_path, (12,))])
     newest = checkpoint.find(tmp_path)
     assert newest.step == 12

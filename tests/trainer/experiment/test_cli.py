@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,27 @@ def test_online_trains_on_a_stream_and_goes_on_where_it_stopped(project, capsys)
     assert second["results"]["test_auc"] > 0.9
     assert main(["fit", "configs/online.yaml"]) == 2
     assert "data.train: is missing; trainer fit needs it" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_twice_at_once(project, capsys):
+    (project / "configs" / "online.yaml").write_text(ONLINE)
+    command = [sys.executable, "-m", "trainer.experiment.cli", "online", "configs/online.yaml"]
+    command += ["--set", "online.max_steps=100000000", "--set", "run_dir=runs/twice"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not Path("runs/twice/checkpoints/last").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert main(["online", "--resume", "runs/twice"]) == 2
+        assert f"runs/twice is being written by process {process.pid} on" in capsys.readouterr().err
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+    assert not list(Path("runs/twice").rglob(".lock"))
+    done = Run.read("runs/twice").metrics["progress"]["global_step"]
+    assert main(["online", "--resume", "runs/twice", "--set", f"online.max_steps={done + 5}"]) == 0
 
 
 def test_a_function_given_by_name_is_looked_up_before_anything_runs(project, capsys):
