@@ -13,6 +13,7 @@ from .callback import Callback
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
+LEAST_SHOWN_WAIT = 0.1
 # Of a window's metrics, those that say most in one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
@@ -133,7 +134,10 @@ class ProgressBar(Callback):
             window = trainer.state.window or {}
             rate = window.get("rows_per_second", rate)  # of the newest window: a mean since the start hides a stall
             values = {name: window[name] for name in _SHOWN if name in window and window[name] == window[name]}
-        return ", ".join(filter(None, [format_metrics(loss), f"{rate:,.0f} samples/s", format_metrics(values)]))
+        waited = trainer.state.data_wait or 0.0
+        waiting = f"{waited:.0%} waiting for data" if waited >= LEAST_SHOWN_WAIT else ""
+        shown = [format_metrics(loss), f"{rate:,.0f} samples/s", waiting, format_metrics(values)]
+        return ", ".join(filter(None, shown))
 
     def _title(self, trainer: Trainer) -> str:
         if self._online:

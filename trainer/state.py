@@ -174,6 +174,8 @@ class State:
         stop_wish: why this process, of several, wants the run to end; they agree on it after the chunk under way.
         snapshot: path of the newest durable snapshot, or None.
         exception: the exception that ended the run, or None.
+        data_wait: share of the time since the epoch, or the newest window, began that was spent waiting for data, 0
+            to 1; None before the first step.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
     """
 
@@ -190,6 +192,7 @@ class State:
     stop_wish: StopReason | None = None
     snapshot: Path | None = None
     exception: BaseException | None = None
+    data_wait: float | None = None
     skipped_steps: int = 0
 
     @property
@@ -207,4 +210,4 @@ class State:
     def begin(self, phase: Phase) -> None:
         """Forget what the call before left, counters and newest evaluation apart."""
         self.phase, self.stop_reason, self.stop_wish, self.exception = phase, None, None, None
-        self.outputs = self.train_loss = self.window = self.drift = None
+        self.outputs = self.train_loss = self.window = self.drift = self.data_wait = None

@@ -359,3 +359,31 @@ class TestCompile:
             trainer.compile([(x,) for x, _ in batches(64)])
         with pytest.raises(GraphError, match=r"column_0: float32\[64, 29\]"):
             trainer.compile([(x[:, :29], y) for x, y in batches(64)], sink_size=1)
+
+
+class TestWaitingForData:
+    def run(self, linear, cancer, seconds, monkeypatch):
+        import time
+
+        monkeypatch.setattr("trainer.run.run.LEAST_WAIT_SECONDS", 0.1)
+        network = linear()
+
+        def slow():
+            for _ in range(6):
+                time.sleep(seconds)
+                yield cancer["x"][:32], cancer["y"][:32]
+
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+        trainer.fit(slow, 3, callbacks=[])
+        return trainer
+
+    def test_a_source_that_keeps_the_run_waiting_is_told_once_with_what_would_help(
+        self, linear, cancer, monkeypatch, caplog
+    ):
+        trainer = self.run(linear, cancer, 0.1, monkeypatch)
+        assert trainer.state.data_wait > 1 / 3
+        assert caplog.text.count("waiting for data: the iterable makes its batches on one thread") == 1
+
+    def test_a_quick_source_is_not_complained_of(self, linear, cancer, caplog, monkeypatch):
+        self.run(linear, cancer, 0.0, monkeypatch)
+        assert "waiting for data" not in caplog.text

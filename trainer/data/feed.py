@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ..errors import DataError, TrainerError
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
+from .wait_clock import WaitClock
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,9 @@ class Feed:
     Args:
         source: where batches come from.
         options: how they are grouped.
+
+    Attributes:
+        clock: how long `chunks` has kept its caller waiting.
     """
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
@@ -150,6 +154,7 @@ class Feed:
         self._shapes: set[Any] = set()
         self._stacked_shapes: set[Any] = set()
         self._vary = False
+        self.clock = WaitClock()
 
     def chunks(
         self,
@@ -161,6 +166,19 @@ class Feed:
 
         `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
         """
+        self.clock.asked()
+        chunks = self._chunks(position, max_steps, should_stop)
+        try:
+            for chunk in chunks:
+                self.clock.got()
+                yield chunk
+                self.clock.asked()
+        finally:
+            chunks.close()
+
+    def _chunks(
+        self, position: Mapping[str, Any], max_steps: int | None, should_stop: Callable[[], bool]
+    ) -> Generator[Chunk, None, None]:
         made = self._make(dict(position), max_steps)
         in_memory = self.source.in_memory and self.options.transform is None
         if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):

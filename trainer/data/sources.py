@@ -110,6 +110,10 @@ class Source:
     def commit(self, position: dict[str, Any]) -> None:
         """Tell where rows come from that everything before `position` is in a durable snapshot."""
 
+    def when_slow(self) -> str:
+        """Return what would make reading faster; empty where nothing is known that would."""
+        return ""
+
     def interrupt(self) -> None:
         """Make a `batches` under way on another thread end soon, where it may wait long."""
 
@@ -298,6 +302,13 @@ class PipelineSource(Source):
         if self.size is None:
             self.size = count
 
+    def when_slow(self) -> str:
+        """Return what makes pipelines faster."""
+        return (
+            "arrays that fit into memory are read fastest as they are, fit((x, y), batch_size=...); else give the "
+            "pipeline's operations more num_parallel_workers, or apply them to whole batches, after .batch()"
+        )
+
     def describe(self) -> dict[str, Any]:
         """Return kind, size and seed."""
         return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
@@ -376,6 +387,13 @@ class IterableSource(Source):
             return columns
         raise DataError("the dataset delivered no batches")
 
+    def when_slow(self) -> str:
+        """Return what makes iterables faster."""
+        return (
+            "the iterable makes its batches on one thread; prepare them beforehand, make them of whole arrays instead "
+            "of rows, or pass arrays with batch_size="
+        )
+
     @property
     def _stateful(self) -> bool:
         return hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
@@ -435,7 +453,9 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
     if is_frame(data):
         data = columns_of(data)
     if hasattr(data, "create_tuple_iterator"):
-        source: Source = PipelineSource(data, seed=seed)
+        from .wrapped_arrays import wrapped_arrays
+
+        source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
     elif is_arrays(data):
         return ArraySource(data, batch_size, shuffle=shuffle, seed=seed)
     elif callable(data) or hasattr(data, "__iter__"):

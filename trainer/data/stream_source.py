@@ -85,6 +85,12 @@ class StreamSource(Source):
         self._stopped = False
         self._peeked: Batch | None = None
 
+    def when_slow(self) -> str:
+        """Return what makes decoding faster where rows are waiting; a stream that has none to give is not slow."""
+        if not self.stream.lag():
+            return ""
+        return "rows are waiting upstream; Arrow and Parquet are decoded faster than CSV and JSON"
+
     def describe(self) -> dict[str, Any]:
         """Return the kind alone: a position in a stream counts rows, not batches."""
         return {"kind": type(self).__name__}

@@ -31,7 +31,7 @@ def train(run: Run) -> None:
     run.start_clocks()
     while not run.stopped():
         if run.at_epoch_start():
-            run.cursor.meter.clear()
+            run.begin_epoch()
             call("on_train_epoch_begin", trainer)
         if not _train_epoch(run) and not run.stopped():
             trainer.stop("the stream gave no more rows", kind=run.feed.source.ended or "stream_end")
@@ -82,6 +82,8 @@ def _after_step(run: Run, chunk: Chunk) -> None:
         if window is not None:
             state.window = window
             call("on_window_end", trainer)
+            run.tell_of_waiting()
+            run.feed.clock.restart()
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
         run.end_epoch()

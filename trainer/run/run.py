@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONG_WAIT = 1 / 3  # share of the time
+LEAST_WAIT_SECONDS = 2.0
+
 
 class Run:
     """What one call of `fit` or `online_train` is made of.
@@ -66,6 +69,7 @@ class Run:
         self.evaluate = evaluate
         self.online = online
         self._runners: dict[bool, TrainRunner] = {}
+        self._told_of_waiting = False
 
     def start_clocks(self) -> None:
         """Start what counts seconds."""
@@ -103,6 +107,22 @@ class Run:
         progress.step_in_epoch += chunk.num_steps
         progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
+        self.trainer.state.data_wait = self.feed.clock.share
+
+    def begin_epoch(self) -> None:
+        """Forget the losses and the waiting of the epoch before."""
+        self.cursor.meter.clear()
+        self.feed.clock.restart()
+
+    def tell_of_waiting(self) -> None:
+        """Say once what would help when more than a third of the time goes by waiting for data."""
+        clock, source = self.feed.clock, self.feed.source
+        if self._told_of_waiting or clock.share <= LONG_WAIT or clock.waited < LEAST_WAIT_SECONDS:
+            return
+        hint = source.when_slow()
+        if hint:
+            self._told_of_waiting = True
+            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
 
     def at_epoch_start(self) -> bool:
         """Return whether an epoch begins here; streams have none."""
@@ -111,6 +131,7 @@ class Run:
     def end_epoch(self) -> None:
         """Count an epoch, and give its mean loss."""
         state = self.trainer.state
+        self.tell_of_waiting()
         state.train_loss = self.cursor.meter.value()
         state.total_steps = state.progress.step_in_epoch
         state.progress.epoch += 1
