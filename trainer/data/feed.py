@@ -20,11 +20,13 @@ from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
 from .wait_clock import WaitClock
+from .waiting import DATA_WAIT
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
+LEAVING_SECONDS = 0.5  # for a source to notice that a signal has ended the run
 
 
 @dataclass(slots=True)
@@ -155,6 +157,7 @@ class Feed:
         self._stacked_shapes: set[Any] = set()
         self._vary = False
         self.clock = WaitClock()
+        self._reading = 0  # number of the reading under way; one that was left behind must not go on
 
     def chunks(
         self,
@@ -179,7 +182,8 @@ class Feed:
     def _chunks(
         self, position: Mapping[str, Any], max_steps: int | None, should_stop: Callable[[], bool]
     ) -> Generator[Chunk, None, None]:
-        made = self._make(dict(position), max_steps)
+        self._reading += 1
+        made = self._make(dict(position), max_steps, self._reading)
         in_memory = self.source.in_memory and self.options.transform is None
         if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
             yield from made  # so few batches are cut sooner than a thread is started
@@ -192,6 +196,7 @@ class Feed:
                 try:
                     chunk = self._worker.get(timeout=WAIT_SECONDS)
                 except queue.Empty:
+                    DATA_WAIT.goes_on()
                     if should_stop():
                         return
                     continue
@@ -199,8 +204,9 @@ class Feed:
                     return
                 yield chunk
         finally:
+            self._reading += 1
             self.source.interrupt()
-            self._worker.stop()
+            self._worker.stop(LEAVING_SECONDS if DATA_WAIT.leaving else None)
             self._worker = None
             if self.options.transform is not None:
                 self.options.transform.release()
@@ -234,14 +240,15 @@ class Feed:
         if self._worker is not None:
             self.source.interrupt()
             self._worker.stop()
-        self.source.close()
+        with DATA_WAIT:  # a pipeline waits for its generator
+            self.source.close()
 
-    def _make(self, position: dict[str, Any], max_steps: int | None) -> Iterator[Chunk]:
+    def _make(self, position: dict[str, Any], max_steps: int | None, reading: int) -> Iterator[Chunk]:
         epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
         state = position.get("state")
         accumulate = self.options.accumulate
         left = None if max_steps is None else max_steps * accumulate - fill
-        for items, last in self._groups(epoch, batch, state, left):
+        for items, last in self._groups(self._read(epoch, batch, state, reading), left):
             first = batch
             batch += len(items)
             state = items[-1].state if items[-1].state is not None else state
@@ -262,7 +269,7 @@ class Feed:
                 raise DataError(f"{self._place(first, epoch)}: {error}") from error
             yield chunk
 
-    def _groups(self, epoch: int, start: int, state: Any, left: int | None) -> Iterator[tuple[list[Item], bool]]:
+    def _groups(self, items: Iterator[Item | None], left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group.
 
         Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
@@ -271,7 +278,7 @@ class Feed:
         group: list[Item] = []
         taken = 0
         changed = False
-        for item in self._read(epoch, start, state):
+        for item in items:
             if item is None:
                 if group and not look_ahead:
                     yield group, False
@@ -303,12 +310,13 @@ class Feed:
         if group:
             yield group, False
 
-    def _read(self, epoch: int, start: int, state: Any) -> Iterator[Item | None]:
+    def _read(self, epoch: int, start: int, state: Any, reading: int) -> Iterator[Item | None]:
         batches = iter(self.source.batches(epoch, start, state))
         number = start
         while True:
             try:
-                item = next(batches)
+                with DATA_WAIT:
+                    item = next(batches)
             except StopIteration:
                 return
             except Exception as error:
@@ -317,6 +325,8 @@ class Feed:
                     error.args = (f"{place}: {error}",)
                     raise
                 raise DataError(f"reading {place} failed: {type(error).__name__}: {error}") from error
+            if reading != self._reading:
+                return
             if item is not None:
                 columns, self._names = self.ragged(item.columns, self.source.names or ())
                 item = item._replace(columns=columns)

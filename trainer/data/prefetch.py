@@ -105,9 +105,12 @@ class Prefetch:
             finally:
                 self._hungry = False
 
-    def stop(self) -> None:
-        """Tell the thread to end; a source blocked in its own code is left behind (the thread is a daemon)."""
+    def stop(self, seconds: float | None = None) -> None:
+        """Tell the thread to end and wait `seconds` for it (None: `JOIN_SECONDS`).
+
+        A source blocked in its own code is left behind (the thread is a daemon).
+        """
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._thread.join(timeout=JOIN_SECONDS)
+        self._thread.join(timeout=JOIN_SECONDS if seconds is None else seconds)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..data.waiting import Interrupted
 from ..errors import ConfigurationError
 from ..hooks import Callback, CallbackList, History, ProgressBar, adapt
 from ..mindspore_internals.graph_dumps import redirect_graph_dumps
@@ -40,8 +41,13 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.begin(phase)
     try:
-        with redirect_graph_dumps(), StopOnSignal(lambda name: trainer.stop(name, kind="signal")) as signals:
+        with (
+            redirect_graph_dumps(),
+            StopOnSignal(lambda name: trainer.stop(name, kind="signal"), lambda: _wind_up(trainer)) as signals,
+        ):
             yield signals
+    except Interrupted:  # while waiting for the first data; `signals.leave` says the rest
+        pass
     except BaseException as error:
         _report(trainer, error)
         loop.failed(trainer, error)
@@ -54,6 +60,14 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
         # with an exception under way, that matters more than what closing may raise
         with contextlib.suppress(Exception) if state.exception is not None else contextlib.nullcontext():
             trainer.saver.close()
+
+
+def _wind_up(trainer: Trainer) -> None:
+    if trainer.run is not None and not trainer.run.ended:
+        trainer.callbacks = trainer.run.callbacks  # an evaluation in the middle has its own
+        loop.end(trainer.run)
+    loop.teardown(trainer)
+    trainer.saver.close()
 
 
 def _nested(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:

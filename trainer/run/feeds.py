@@ -12,6 +12,7 @@ from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
 from ..data.sources import Item, Source, make_source
 from ..data.table_feed import TableFeed, check_trainable, has_tables
+from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
 from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
@@ -114,7 +115,8 @@ def find_tables(trainer: Trainer, feed: Feed) -> None:
     """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
     if trainer.tables is not None or not has_tables(trainer.network):
         return
-    sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
+    with DATA_WAIT:
+        sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
     takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate)
     if tables is not None:

@@ -6,14 +6,16 @@ in the chunk's `num_steps`. The loop knows neither. No hook is called from anywh
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.feed import Chunk, Feed
+from ..data.waiting import Interrupted
 from ..errors import DataError
 from .tally import Tally
 
@@ -26,15 +28,26 @@ logger = logging.getLogger(__name__)
 
 def train(run: Run) -> None:
     """Train until a limit is reached or somebody asks to stop; `state.stop_reason` says which."""
+    trainer, call = run.trainer, run.callbacks.call
+    try:
+        call("on_train_begin", trainer)
+        run.start_clocks()
+        with contextlib.suppress(Interrupted):  # data that a signal found us waiting for; the stop has its reason
+            while not run.stopped():
+                if run.at_epoch_start():
+                    run.begin_epoch()
+                    call("on_train_epoch_begin", trainer)
+                if not _train_epoch(run) and not run.stopped():
+                    trainer.stop("the stream gave no more rows", kind=run.feed.source.ended or "stream_end")
+        end(run)
+    finally:
+        run.ended = True
+
+
+def end(run: Run) -> None:
+    """Wind a training up: close the window, let callbacks save, wait until it is durable."""
+    run.ended = True
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
-    call("on_train_begin", trainer)
-    run.start_clocks()
-    while not run.stopped():
-        if run.at_epoch_start():
-            run.begin_epoch()
-            call("on_train_epoch_begin", trainer)
-        if not _train_epoch(run) and not run.stopped():
-            trainer.stop("the stream gave no more rows", kind=run.feed.source.ended or "stream_end")
     if run.online is not None:
         ended = state.stop_reason.kind in ("stream_end", "idle")
         window = run.online.finish(ended, state.progress.samples_seen)
@@ -100,18 +113,24 @@ def _after_step(run: Run, chunk: Chunk) -> None:
 def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
     """Run one evaluation up to its end and return its metrics; "loss" is the mean over samples.
 
-    Returns an empty dict when a signal asked to leave in the middle, unless it is not `interruptible`.
+    Returns an empty dict when a signal asked to leave in the middle. One that is not `interruptible` goes on as long as
+    its data comes, and raises Interrupted when it does not.
     """
     call = trainer.callbacks.call
     call("on_eval_begin", trainer)
     chunk = None
-    for chunk in feed.chunks({}):
-        if interruptible and trainer.state.told_to_leave:
+    try:
+        for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
+            if interruptible and trainer.state.told_to_leave:
+                return {}
+            call("on_eval_step_begin", trainer)
+            outputs = trainer.builder.infer(cell, chunk)
+            tally.add(outputs if isinstance(outputs, tuple) else (outputs,), chunk)
+            call("on_eval_step_end", trainer)
+    except Interrupted:
+        if interruptible:
             return {}
-        call("on_eval_step_begin", trainer)
-        outputs = trainer.builder.infer(cell, chunk)
-        tally.add(outputs if isinstance(outputs, tuple) else (outputs,), chunk)
-        call("on_eval_step_end", trainer)
+        raise
     if chunk is None:
         raise DataError("evaluation: the dataset delivered no batches")
     return tally.results()
@@ -128,12 +147,24 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
     filled = feed.options.fill_up_to is not None
-    for chunk in feed.chunks({}):
-        if trainer.state.told_to_leave:
-            break
-        yield _host(trainer.builder.infer(cell, chunk), chunk.num_samples if filled else None)
-        call("on_predict_step_end", trainer)
+    with contextlib.suppress(Interrupted):
+        for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
+            if trainer.state.told_to_leave:
+                break
+            yield _host(trainer.builder.infer(cell, chunk), chunk.num_samples if filled else None)
+            call("on_predict_step_end", trainer)
     call("on_predict_end", trainer)
+
+
+def _leaver(trainer: Trainer) -> Callable[[], bool]:
+    """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave."""
+
+    def leave() -> bool:
+        if trainer.state.told_to_leave:
+            raise Interrupted
+        return False
+
+    return leave
 
 
 def _host(outputs: Any, rows: int | None) -> Any:

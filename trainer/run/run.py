@@ -46,6 +46,9 @@ class Run:
         cursor: place in the data, loss sums and cadence of validation.
         evaluate: runs a validation and returns its results, or None.
         online: windows and progressive validation of a stream, or None.
+
+    Attributes:
+        ended: whether it has been wound up, or has failed.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Run:
         self.cursor = cursor
         self.evaluate = evaluate
         self.online = online
+        self.ended = False
         self._runners: dict[bool, TrainRunner] = {}
         self._told_of_waiting = False
 

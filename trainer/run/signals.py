@@ -1,52 +1,181 @@
-"""SIGTERM and SIGINT during a run: the first asks for a clean stop, the second exits at once."""
+"""SIGTERM and SIGINT during a run: the first asks for a clean stop, the second ends the process at once.
+
+Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
+C++ for a pipeline, perhaps for ever. So their numbers also go through `signal.set_wakeup_fd` to a thread, which
+ends the process at the second one whatever the main thread does, and winds the run up by itself when the main thread
+does not come back from a wait for data.
+"""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import logging
 import os
+import queue
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ..data.waiting import DATA_WAIT, Interrupted
+
+logger = logging.getLogger(__name__)
+
 HANDLED = (signal.SIGTERM, signal.SIGINT)
+GRACE_SECONDS = 1.0  # for the main thread to come back from a wait for data
 
 
 class StopOnSignal:
     """Context manager: calls `stop(name)` on the first signal, leaves the process on the second.
 
     Both signals are handled because MindSpore turns a SIGINT that arrives inside a graph into SIGTERM. Outside the
-    main thread Python cannot install handlers, and nothing is changed.
+    main thread Python cannot install handlers, and nothing is changed. In an interactive session the process is left
+    at the third signal only; the second raises KeyboardInterrupt on the spot.
+
+    Args:
+        stop: asks the run to end after the step in flight.
+        wind_up: ends the run in place of a main thread that waits for data for ever; called on another thread.
 
     Attributes:
         received: number of the signal received first, or None.
     """
 
-    def __init__(self, stop: Callable[[str], None]) -> None:
+    def __init__(self, stop: Callable[[str], None], wind_up: Callable[[], None] = lambda: None) -> None:
         self._stop = stop
+        self._wind_up = wind_up
         self._before: dict[int, Any] = {}
+        self._count = 0
+        self._process = os.getpid()
         self.received: int | None = None
 
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
                 self._before[number] = signal.signal(number, self._handle)
+            DATA_WAIT.before = self._reclaim
+            DATA_WAIT.leaving = False
+            _WATCHER.begin(self)
         return self
 
+    def _reclaim(self) -> None:
+        # every graph call installs MindSpore's own handler of SIGINT, which sends SIGTERM
+        signal.signal(signal.SIGINT, self._handle)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if os.getpid() != self._process:  # a child made by fork, which is to end as if nothing were handled here
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._count += 1
+        if self._count > 1:
+            if is_interactive() and self._count == 2:
+                raise KeyboardInterrupt
             os._exit(128 + number)
         self.received = number
+        DATA_WAIT.leaving = True
         self._stop(signal.Signals(number).name)
+        if DATA_WAIT.active:
+            raise Interrupted
+
+    def take_over(self, number: int) -> None:
+        """Wind the run up and end the process; the main thread waits for data and is kept there."""
+        try:
+            self._stop(signal.Signals(number).name)
+            logger.warning("the data does not come and cannot be interrupted: the run is wound up without it")
+            self._wind_up()
+        except BaseException as error:
+            logger.error("winding up failed: %s: %s", type(error).__name__, error)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(128 + number)
 
     def __exit__(self, *exc_info: object) -> None:
+        if not self._before:
+            return
+        _WATCHER.end()
+        DATA_WAIT.before = None
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before.clear()
 
     def leave(self) -> None:
-        """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
-        if self.received == signal.SIGINT:
+        """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(143) for SIGTERM.
+
+        In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for both.
+        """
+        if self.received == signal.SIGINT or (self.received is not None and is_interactive()):
             raise KeyboardInterrupt
         if self.received is not None:
             raise SystemExit(128 + self.received)
+
+
+def is_interactive() -> bool:
+    """Return whether this is a Python prompt, IPython or a notebook."""
+    return hasattr(sys, "ps1") or hasattr(builtins, "get_ipython") or bool(sys.flags.interactive)
+
+
+class _Watcher:
+    """A thread, one in a process, that learns of signals while the main thread is busy outside Python."""
+
+    def __init__(self) -> None:
+        self._guarded: StopOnSignal | None = None
+        self._pipe: tuple[int, int] | None = None
+        self._fd_before = -1
+        self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def begin(self, guarded: StopOnSignal) -> None:
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            for target in (self._read, self._watch):
+                threading.Thread(target=target, name="trainer-signals", daemon=True).start()
+            os.register_at_fork(after_in_child=self._forget)
+        self._guarded = guarded
+        self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+
+    def end(self) -> None:
+        self._guarded = None
+        signal.set_wakeup_fd(self._fd_before)
+
+    def _forget(self) -> None:
+        """Keep what a child is sent from being read here as if it had been sent to its parent."""
+        if self._guarded is not None:
+            with contextlib.suppress(ValueError):
+                signal.set_wakeup_fd(-1)
+
+    def _read(self) -> None:
+        while True:
+            for number in os.read(self._pipe[0], 64):
+                if self._fd_before != -1:  # somebody else's loop
+                    with contextlib.suppress(OSError):
+                        os.write(self._fd_before, bytes([number]))
+                self._numbers.put(number)
+
+    def _watch(self) -> None:
+        guarded, first, since = None, 0, 0.0
+        while True:
+            number = 0
+            with contextlib.suppress(queue.Empty):
+                number = self._numbers.get(timeout=0.1 if first else None)
+            if self._guarded is not guarded:
+                guarded, first = self._guarded, 0
+            if guarded is None or is_interactive():
+                continue
+            if number in HANDLED:
+                if first:
+                    os._exit(128 + number)
+                first, since = number, time.monotonic()
+            if first and DATA_WAIT.active and time.monotonic() - since > GRACE_SECONDS:
+                DATA_WAIT.gate.acquire()
+                if DATA_WAIT.active:
+                    guarded.take_over(first)
+                DATA_WAIT.gate.release()
+
+
+_WATCHER = _Watcher()

@@ -165,3 +165,11 @@ def test_another_thread_changes_no_handlers():
     thread.start()
     thread.join()
     assert inside == [before]
+
+
+def test_an_interactive_session_gets_a_keyboard_interrupt_and_goes_on(trainer, batches, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate(batches(64), Send("on_eval_step_end", number, trainer.state.progress.global_step % 9))
+    assert trainer.evaluate(batches(64))["loss"] > 0

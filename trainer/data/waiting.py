@@ -1,0 +1,48 @@
+"""Where the main thread waits for data, told to whoever must end the wait: a signal (`trainer.run.signals`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Interrupted(BaseException):
+    """Raised out of a wait for data when a signal has asked to leave; not for anybody's ``except Exception``."""
+
+
+class DataWait:
+    """Context manager around code that may wait for data without end and may be left at any point.
+
+    Only the main thread's waits count: signals reach no other, and other threads of ours are never waited for.
+
+    Attributes:
+        active: whether the main thread is inside.
+        leaving: whether a signal has asked the run to end.
+        gate: held by whoever winds a run up while the main thread is inside; it does not come out any more then.
+        before: called on entering, and whenever a wait goes on.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.leaving = False
+        self.gate = threading.Lock()
+        self.before: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            if self.before is not None:
+                self.before()
+            self.active = True
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.active and threading.current_thread() is threading.main_thread():
+            with self.gate:
+                self.active = False
+
+    def goes_on(self) -> None:
+        """Say that the main thread has waited a while and waits on."""
+        if self.before is not None and threading.current_thread() is threading.main_thread():
+            self.before()
+
+
+DATA_WAIT = DataWait()
