@@ -16,6 +16,7 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import ConfigurationError, DataError
+from ..mindspore_internals.pipelines import is_bounded
 from .finite_values import describe_non_finite
 from .ragged import Ragged
 
@@ -343,19 +344,6 @@ class PipelineSource(Source):
         if self._iterator is not None:
             self._iterator.stop()
             self._iterator = None
-
-
-def is_bounded(dataset: Any) -> bool:
-    """Return whether a `mindspore.dataset` pipeline is known to end, without ever asking an endless one its size."""
-    if type(dataset).__name__ == "RepeatDataset" and getattr(dataset, "count", None) == -1:
-        return False
-    children = getattr(dataset, "children", [])
-    if children:
-        return all(is_bounded(child) for child in children)
-    source = getattr(dataset, "source", None)
-    if source is None:
-        return True
-    return hasattr(source, "__len__")
 
 
 class IterableSource(Source):

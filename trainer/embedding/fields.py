@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.cast_output import CastOutput
 from ..mindspore_internals.messages import gist
+from ..mindspore_internals.patched_methods import zeros_for_any_id
 from .hashing import to_ids
 from .layers import Embedding
 
@@ -216,7 +217,7 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
         cell.probe = received
     network.set_train(False)
     try:
-        with _eager(), _any_id(network):
+        with _eager(), zeros_for_any_id(cell for cell, _ in training):
             outputs = network.construct(*(Tensor(column) for column in columns))
             for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                 if isinstance(output, Tensor):
@@ -249,24 +250,6 @@ def _eager() -> Iterator[None]:
         yield
     finally:
         mindspore.set_context(mode=mode)
-
-
-@contextmanager
-def _any_id(network: nn.Cell) -> Iterator[None]:
-    """Let MindSpore's own embedding cells give zeros for any id: markers are no rows of theirs."""
-    lookups = [cell for _, cell in network.cells_and_names() if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
-
-    def zeros_from(table: Parameter) -> Callable[[Tensor], Tensor]:
-        return lambda ids: ops.zeros((*ids.shape, table.shape[-1]), table.dtype)
-
-    lookups = [cell for cell in lookups if "construct" not in vars(cell)]
-    for cell in lookups:
-        vars(cell)["construct"] = zeros_from(cell.embedding_table)
-    try:
-        yield
-    finally:
-        for cell in lookups:
-            del vars(cell)["construct"]
 
 
 def _settle() -> None:

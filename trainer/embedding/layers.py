@@ -13,6 +13,7 @@ from mindspore import dtype as mstype
 
 from ..checks import choice, refuse, whole
 from ..errors import ConfigurationError, DataError
+from ..mindspore_internals.child_cells import hide
 from .admission import MinSightings, Probability
 from .eviction import Eviction
 from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
@@ -26,11 +27,6 @@ FIRST_WINDOW = 64
 
 _logger = logging.getLogger(__name__)
 _serial = itertools.count()
-
-
-def hide(cell: nn.Cell, name: str, value: object) -> None:
-    """Set an attribute of `cell` without registering a Parameter, so the network's parameters stay the user's own."""
-    cell.__dict__[name] = value
 
 
 class WorkingSet:

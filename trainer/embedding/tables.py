@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import CheckpointMismatchError, ConfigurationError
+from ..mindspore_internals.shared_memory import Mirror
 from . import table_state
 from .fields import FieldMap, embedding_cells, find_fields
 from .layers import FIRST_WINDOW, Embedding, hide
@@ -19,38 +19,6 @@ from .planner import Planner, SparsePlan, TablePlan
 from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
 
 _logger = logging.getLogger(__name__)
-
-
-class Mirror:
-    """A parameter and the host memory its rows are exchanged through: the same memory on CPU, a buffer elsewhere."""
-
-    def __init__(self, parameter: Parameter) -> None:
-        self.parameter = parameter
-        self.live = ms.get_context("device_target") == "CPU"
-        self._array: np.ndarray | None = None
-
-    def array(self, size: int) -> np.ndarray:
-        """Return the host memory of the parameter, [size, ...]; a parameter of another size is replaced first."""
-        if self.parameter.shape[0] != size:
-            shape = (size, *self.parameter.shape[1:])
-            self.parameter.set_data(ops.zeros(shape, self.parameter.dtype), slice_shape=True)
-            self._array = None
-        if self._array is None:
-            self._array = self.parameter.asnumpy()
-            if not self.live:
-                self._array = np.array(self._array)
-        return self._array
-
-    def push(self) -> None:
-        """Make what was written to the host memory visible to the graph."""
-        if not self.live:
-            self.parameter.set_data(Tensor(self._array))
-
-    def pull(self) -> np.ndarray:
-        """Return the host memory after the graph wrote to the parameter."""
-        if not self.live:
-            self._array[...] = self.parameter.asnumpy()
-        return self._array
 
 
 class TableProgram(nn.Cell):

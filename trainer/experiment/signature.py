@@ -1,8 +1,8 @@
 """The real signature of a class or function, and whether a configuration value fits a parameter of it.
 
-MindSpore's optimizers show ``(*args, **kwargs)``: their signature sits in the closure of a decorator that does not
-set ``__wrapped__``. `real_signature` finds it there. What a parameter accepts is taken from its annotation, else from
-its docstring line ``name (TYPE): ...``, else from its default value; where none of them is telling, anything fits.
+MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` looks behind that. What a parameter accepts is taken
+from its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; where none of them
+is telling, anything fits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..mindspore_internals.decorated_functions import names_read, undecorated
 from .accepts import Accepted, accepted
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -60,7 +61,7 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
     positional = [p for p in named.values() if p.kind is not p.KEYWORD_ONLY]
     documented = _documented_types(target)
     open_keywords = inspect.Parameter.VAR_KEYWORD in kinds
-    extra = _read_from_kwargs(function) | set(documented) - set(named) if open_keywords else set()
+    extra = names_read(function) | set(documented) - set(named) if open_keywords else set()
     return Signature(
         name=getattr(target, "__name__", repr(target)),
         parameters=named,
@@ -77,43 +78,10 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
 def _function_of(target: Any) -> tuple[Any, int]:
     """Return the innermost function behind `target` and how many leading parameters (``self``) to leave out."""
     if not inspect.isclass(target):
-        return _unwrap(target), 0
+        return undecorated(target), 0
     if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):
         return target, 0
-    return _unwrap(target.__init__), 1
-
-
-def _unwrap(function: Any) -> Any:
-    for _ in range(20):  # a decorator could point at itself
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None and _tells_nothing(function):
-            inner = _in_closure(function)
-        if not callable(inner):
-            return function
-        function = inner
-    return function
-
-
-def _tells_nothing(function: Any) -> bool:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    named = [p.name for p in parameters if p.kind not in _VARIADIC]
-    return len(named) < len(parameters) and named in ([], ["self"])
-
-
-def _in_closure(function: Any) -> Any:
-    found = []
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-        if inspect.isfunction(content):
-            found.append(content)
-    constructors = [inner for inner in found if inner.__name__ == "__init__"] or found
-    return constructors[0] if len(constructors) == 1 else None
+    return undecorated(target.__init__), 1
 
 
 _DOCUMENTED = re.compile(r"^[ \t]+(\w+) \(([^\n]*?)\)[ \t]*:", re.MULTILINE)
@@ -125,9 +93,3 @@ def _documented_types(target: Any) -> dict[str, str]:
     for name, text in _DOCUMENTED.findall(doc) if isinstance(doc, str) else ():
         found.setdefault(name, text)
     return found
-
-
-def _read_from_kwargs(function: Any) -> set[str]:
-    # kwargs.get("use_lazy") leaves its key among the constants of the compiled function
-    code = getattr(function, "__code__", None)
-    return {text for text in getattr(code, "co_consts", ()) if isinstance(text, str) and text.isidentifier()}

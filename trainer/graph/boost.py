@@ -7,7 +7,6 @@ pass ends at them and the optimizer leaves them alone. O2 also combines the grad
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from mindspore import Parameter, ParameterTuple, mint, nn, ops
 from ..checks import is_number, number, refuse, whole
 from ..distributed.group import join
 from ..errors import ConfigurationError, did_you_mean
+from ..mindspore_internals.child_cells import copy_cell, hide, replace_child, share_parameters
 from ..state import Stateful
 
 logger = logging.getLogger(__name__)
@@ -271,19 +271,16 @@ def slice_optimizer(optimizer: nn.Cell, first: int) -> nn.Cell:
             f"boost: gradient freezing cannot divide {type(optimizer).__module__}.{type(optimizer).__name__}; use an "
             "nn optimizer such as nn.Adam, or boost_config={'gradient_freezing': False}"
         )
-    part = copy.copy(optimizer)
-    object.__setattr__(part, "__dict__", dict(vars(optimizer)))  # a copied cell shares it
-    for name in ("_cells", "_params"):
-        object.__setattr__(part, name, copy.copy(vars(optimizer)[name]))
+    part = copy_cell(optimizer)
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, ParameterTuple) and len(value) == count:
-            object.__setattr__(part, name, ParameterTuple(value[first:]))
+            hide(part, name, ParameterTuple(value[first:]))
         elif isinstance(value, tuple) and len(value) == count and _is_per_parameter(name, value):
-            object.__setattr__(part, name, value[first:])
+            hide(part, name, value[first:])
     for name, cell in optimizer.name_cells().items():
         if isinstance(cell, nn.CellList) and len(cell) == count:
-            part._cells[name] = nn.CellList(list(cell)[first:], auto_prefix=False)
-    object.__setattr__(part, "param_length", count - first)
+            replace_child(part, name, nn.CellList(list(cell)[first:], auto_prefix=False))
+    hide(part, "param_length", count - first)
     return part
 
 
@@ -293,13 +290,11 @@ def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
 
 def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
     """Let `step`, which trains the parameters from number `first` on, count and accumulate where `whole` does."""
-    for name, parameter in vars(whole)["_params"].items():
-        if name in vars(step)["_params"]:
-            vars(step)["_params"][name] = parameter
+    share_parameters(step, whole)
     for attribute, skip in (("saved", 0), ("gradient_sum", first)):
         if hasattr(whole, attribute):
             # not setattr: the cell would take another cell's parameters for its own under a name used twice
-            object.__setattr__(step, attribute, tuple(getattr(whole, attribute))[skip:])
+            hide(step, attribute, tuple(getattr(whole, attribute))[skip:])
 
 
 # -- adasum -----------------------------------------------------------------------------------------------------------

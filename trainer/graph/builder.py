@@ -6,13 +6,11 @@ import contextlib
 import dataclasses
 import logging
 import operator
-import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import mindspore
 import numpy as np
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
@@ -20,6 +18,7 @@ from ..data.feed import Chunk, to_tensor
 from ..errors import ConfigurationError
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
+from ..mindspore_internals.patched_methods import finite_check_on_cpu
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
@@ -309,7 +308,7 @@ class StepBuilder:
         """Put network and step into training mode and put the network's own modes back afterwards."""
         cells = [cell for _, cell in self.network.cells_and_names()]
         modes = [cell.training for cell in cells]
-        with _finite_check_on_cpu(self.network if self.optimizer is None else None):
+        with finite_check_on_cpu(self.network if self.optimizer is None else None):
             (self.step or self.network).set_train(True)
             try:
                 yield
@@ -386,27 +385,3 @@ def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
 
     return train
-
-
-@contextlib.contextmanager
-def _finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
-    """Let `nn.TrainOneStepWithLossScaleCell` check overflow on CPU, where its own check has no kernel."""
-    kind = nn.TrainOneStepWithLossScaleCell
-    ours = (
-        isinstance(step, kind)
-        and mindspore.get_context("device_target") == "CPU"
-        and type(step).get_overflow_status is kind.get_overflow_status
-        and "get_overflow_status" not in vars(step)
-    )
-    if not ours:
-        yield
-        return
-    object.__setattr__(step, "get_overflow_status", types.MethodType(_overflow_status, step))
-    try:
-        yield
-    finally:
-        object.__delattr__(step, "get_overflow_status")
-
-
-def _overflow_status(self, status, gradients):
-    return ops.logical_not(amp.all_finite(gradients))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
+
+from ..mindspore_internals import graph_executor
 
 if TYPE_CHECKING:
     from ..data.feed import Chunk
@@ -18,23 +18,11 @@ logger = logging.getLogger(__name__)
 MANY_SIZES = 5
 
 
-# `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell while doing so: hundreds of
-# Python calls, more than half of the host time of a small step. MindSpore has no public name for running a program that
-# is known to be compiled.
-def _find() -> tuple[Any, Any] | None:
-    for module in ("mindspore.graph.api", "mindspore.common.api"):  # since 2.9 and before
-        with contextlib.suppress(ImportError, AttributeError):
-            api = importlib.import_module(module)
-            return api._cell_graph_executor._graph_executor, api._convert_python_data
-    return None
-
-
-_found = _find()
-_execute, _to_python = _found or (None, None)
-
-
 class GraphCall:
-    """Runs a cell as a graph, by its compiled program at once where the arguments are like those of an earlier call.
+    """Runs a cell as a graph, by its compiled program at once where the arguments are like those of earlier calls.
+
+    The first call with such arguments compiles, the second finds out whether the program may be run at once, and the
+    later ones do so; where it may not, all go through `compile_and_run`.
 
     Args:
         cell: the cell; only tensors are passed to it.
@@ -47,6 +35,7 @@ class GraphCall:
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
         self._programs: dict[Any, str] = {}
+        self._unchecked: dict[Any, str | None] = {}
         self.programs = 0
         self.seconds = 0.0
 
@@ -61,15 +50,24 @@ class GraphCall:
         key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
         program = self._programs.get(key)
         if program is not None:
-            outputs = _execute(tensors, program)
-            return outputs if _are_tensors(outputs) else _to_python(outputs)
-        began = time.perf_counter()
-        outputs = cell.compile_and_run(*tensors)
-        self.programs += 1
-        self.seconds += time.perf_counter() - began
-        if _execute is not None:
-            with contextlib.suppress(AttributeError, KeyError, TypeError):
-                self._programs[key] = cell.phase_cache[cell.phase]
+            return graph_executor.run(program, tensors)
+        return self._slowly(key, tensors)
+
+    def _slowly(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
+        if key not in self._unchecked:
+            began = time.perf_counter()
+            outputs = self.cell.compile_and_run(*tensors)
+            self.programs += 1
+            self.seconds += time.perf_counter() - began
+            self._unchecked[key] = graph_executor.program_of(self.cell) if graph_executor.available() else None
+            return outputs
+        program = self._unchecked[key]
+        if program is None:
+            return self.cell.compile_and_run(*tensors)
+        outputs, same = graph_executor.checked(self.cell, program, tensors)
+        if same:
+            self._programs[key] = program
+        self._unchecked[key] = None
         return outputs
 
 
@@ -100,13 +98,3 @@ class BatchSizes:
                     ", ".join(map(str, self._rows)),
                     self.run.seconds,
                 )
-
-
-def _are_tensors(outputs: Any) -> bool:
-    """Return whether there is nothing to convert; to find that out, MindSpore's own conversion takes 20 calls."""
-    if type(outputs) is not tuple:
-        return False
-    for output in outputs:  # noqa: SIM110 (a generator would cost as much as all of this)
-        if type(output) is not Tensor:
-            return False
-    return True

@@ -18,8 +18,9 @@ from mindspore import dtype as mstype
 
 from ..checks import is_number, number
 from ..errors import ConfigurationError, did_you_mean
+from ..mindspore_internals.amp_marks import foreign_conversion
 from ..mindspore_internals.cast_output import CastOutput
-from ..mindspore_internals.child_cells import replace_child
+from ..mindspore_internals.child_cells import hide, replace_child
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
         )
     if not precision.lowers:
         return
-    foreign = _foreign_conversion(network)
+    foreign = foreign_conversion(network)
     if foreign:
         raise ConfigurationError(
             f"amp_level={precision.level!r}: the network was already converted ({foreign}); converting it twice would "
@@ -155,19 +156,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
         for _, cell in network.cells_and_names():
             if getattr(type(cell), "follows_amp_level", False):
                 cell.compute_dtype = precision.dtype
-    object.__setattr__(network, _MARK, precision)
-
-
-def _foreign_conversion(network: nn.Cell) -> str | None:
-    level = getattr(network, "_amp_level", None)
-    if level:
-        return f"by mindspore.amp to {level}"
-    for name, cell in network.cells_and_names():
-        if any(getattr(cell, flag, False) for flag in ("fp16", "bf16")):
-            return f"cell {name or type(cell).__name__!r} has to_float(float16 or bfloat16)"
-        if type(cell).__name__ in ("_OutputTo16", "_OutputTo32"):
-            return f"cell {name!r} is a mindspore.amp wrapper"
-    return None
+    hide(network, _MARK, precision)
 
 
 def _lower_listed(network: nn.Cell, precision: Precision) -> None:

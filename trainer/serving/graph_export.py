@@ -17,8 +17,9 @@ from ..embedding.fields import FieldMap, embedding_cells
 from ..embedding.layers import hide
 from ..embedding.planner import Planner, TablePlan
 from ..embedding.table import SparseTable, TableSpec
-from ..embedding.tables import Mirror, SparseTables
+from ..embedding.tables import SparseTables
 from ..graph.program import PredictStep
+from ..mindspore_internals.shared_memory import Mirror, overwrite
 
 NETWORK, ABOUT = "network.mindir", "graph.json"
 
@@ -138,13 +139,9 @@ class ServedGraph:
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters of the network proper; names it does not have are ignored. On the thread of `run`."""
-        live = ms.get_context("device_target") == "CPU"
         for name, value in weights.items():
-            if name in self.weights and live:
-                # the memory of the parameter itself, because a compiled branch would not notice `set_data`
-                self.weights[name].asnumpy()[...] = value
-            elif name in self.weights:
-                self.weights[name].set_data(Tensor(value, self.weights[name].dtype))
+            if name in self.weights:
+                overwrite(self.weights[name], value)
 
     def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the outputs of one call for exactly `batch` rows of raw columns, [batch, ...] each."""

@@ -6,8 +6,9 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.data.sources import IterableSource, PipelineSource, is_bounded, make_source
+from trainer.data.sources import IterableSource, PipelineSource, make_source
 from trainer.errors import ConfigurationError, DataError
+from trainer.mindspore_internals.pipelines import is_bounded
 
 
 class ForeignTensor:

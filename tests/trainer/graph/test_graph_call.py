@@ -63,13 +63,13 @@ def test_a_caller_may_say_which_arguments_are_alike(cell):
         product, total = run(tensor, like=rows)
         assert product.shape == (rows, 2)
         assert float(total) == 2 * rows
-    assert len(run._programs) == 2
 
 
 def test_a_later_call_costs_a_fraction_of_the_python_calls(cell):
     x = Tensor(np.ones((4, 2), np.float32))
     run = GraphCall(cell)
-    run(x)
+    for _ in range(2):
+        run(x)
 
     def python_calls(function):
         count = 0

@@ -1,0 +1,87 @@
+"""Exchanging rows with a parameter through its own memory, where there is such a thing.
+
+Relied on: on CPU, `Parameter.asnumpy()` is no copy but a writable view of the memory that operators and graphs read and
+write, for as long as the parameter keeps its shape. `views_are_live` tries that once; where it does not hold, `Mirror`
+copies both ways by `set_data` and `asnumpy`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from .fallbacks import fall_back, public_only
+
+
+def views_are_live() -> bool:
+    """Return whether `asnumpy()` of a parameter is the memory that operators use; always false off the CPU."""
+    return ms.get_context("device_target") == "CPU" and not public_only() and try_view()
+
+
+@functools.cache
+def try_view() -> bool:
+    """Try it on a parameter: one operator that reads what was written to the view and writes what the view must show.
+
+    Costs 1 to 10 ms, once in a process, most of it for MindSpore's first operator of the kind.
+    """
+    parameter = Parameter(Tensor(np.zeros(8, np.float32)), requires_grad=False)
+    view = parameter.asnumpy()
+    if view.flags.writeable:
+        view[:] = 1.0
+        ops.assign_add(parameter, Tensor(np.full(8, 2.0, np.float32)))
+        parameter.asnumpy()  # waits for the operator
+    live = bool((view == 3.0).all())
+    if not live:
+        fall_back(
+            "Parameter.asnumpy() does not share memory with the parameter",
+            "rows of embedding tables are copied twice more in each call",
+        )
+    return live
+
+
+class Mirror:
+    """A parameter and the host memory its rows are exchanged through: the same memory where views are live.
+
+    Args:
+        parameter: the parameter, [n, ...].
+    """
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        self.live = views_are_live()
+        self._array: np.ndarray | None = None
+
+    def array(self, size: int) -> np.ndarray:
+        """Return the host memory of the parameter, [size, ...]; a parameter of another size is replaced first."""
+        if self.parameter.shape[0] != size:
+            shape = (size, *self.parameter.shape[1:])
+            self.parameter.set_data(ops.zeros(shape, self.parameter.dtype), slice_shape=True)
+            self._array = None
+        if self._array is None:
+            self._array = self.parameter.asnumpy()
+            if not self.live:
+                self._array = np.array(self._array)
+        return self._array
+
+    def push(self) -> None:
+        """Make what was written to the host memory visible to the graph."""
+        if not self.live:
+            # `assign`, because a compiled branch goes on with the old value after `set_data`
+            ops.assign(self.parameter, Tensor(self._array))
+
+    def pull(self) -> np.ndarray:
+        """Return the host memory after the graph wrote to the parameter."""
+        if not self.live:
+            self._array[...] = self.parameter.asnumpy()
+        return self._array
+
+
+def overwrite(parameter: Parameter, value: np.ndarray) -> None:
+    """Give `parameter` a value of its shape that graphs already compiled see as well."""
+    if views_are_live():
+        parameter.asnumpy()[...] = value
+    else:
+        ops.assign(parameter, Tensor(np.asarray(value), parameter.dtype))
