@@ -302,6 +302,8 @@ class Trainer:
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
+        Several processes all call it, each evaluates its share of the batches, and all get the results of the whole.
+
         A callback may call it in the middle of a training, which then goes on undisturbed.
 
         Args:
@@ -313,7 +315,7 @@ class Trainer:
         return inference.evaluate(self, dataset, callbacks, batch_size)
 
     def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
-        """Apply the network.
+        """Apply the network; several processes all call it and share the work, and all get all predictions.
 
         Args:
             data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or, with

@@ -92,11 +92,21 @@ class BatchGroup(NamedTuple):
 
 
 class ChunkTransform:
-    """Turns the columns of a chunk into what the graph takes; runs on the thread that prepares chunks."""
+    """Turns the columns of a chunk into what the graph takes.
+
+    Attributes:
+        on_graph_thread: whether it has to run on the thread that runs graphs, instead of one that prepares ahead.
+    """
+
+    on_graph_thread: bool = False
 
     def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
         """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`)."""
         raise NotImplementedError
+
+    def prepare_made_up(self, group: BatchGroup) -> tuple[Columns, Any]:
+        """Do the same for rows that do not count."""
+        return self.prepare(group)
 
     def release(self) -> None:
         """Forget what was prepared and not trained; called once the preparing thread has stopped."""
@@ -185,7 +195,10 @@ class Feed:
         self._reading += 1
         made = self._make(dict(position), max_steps, self._reading)
         in_memory = self.source.in_memory and self.options.transform is None
-        if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
+        bound = self.source.thread_bound or (
+            self.options.transform is not None and self.options.transform.on_graph_thread
+        )
+        if bound or (in_memory and self.source.size <= MAX_QUEUED):
             yield from made  # so few batches are cut sooner than a thread is started
             return
         # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
@@ -396,7 +409,8 @@ class Feed:
             columns = tuple([_filled_up(column, options.fill_up_to) for column in columns])
         if options.transform is not None:
             group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
-            columns, sparse = options.transform.prepare(group)
+            prepare = options.transform.prepare_made_up if items[0].made_up else options.transform.prepare
+            columns, sparse = prepare(group)
         rows = len(items) * self._rows(items[0].columns)
         signature = tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:

@@ -32,12 +32,12 @@ class ShardedArrays(ArraySource):
 
     def describe(self) -> dict[str, Any]:
         """Return what `ArraySource` does, with the rows of a whole step for the batch size."""
-        return {**super().describe(), "batch_size": self.step_rows}
+        return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield this process's batches."""
         order = self.order(epoch)
-        for first in range(start * self.step_rows, self.rows, self.step_rows):
+        for first in range(self.first_row(epoch, state) + start * self.step_rows, self.rows, self.step_rows):
             last = min(first + self.step_rows, self.rows)
             bounds = np.linspace(first, last, self.shard.size + 1).astype(np.int64)
             begin, end = int(bounds[self.shard.rank]), int(bounds[self.shard.rank + 1])
@@ -140,7 +140,13 @@ def is_sharded(dataset: Any) -> bool:
 
 
 def make_shard(
-    data: Any, shard: Group, *, sharded: bool | None = None, batch_size: int | None = None, **options: Any
+    data: Any,
+    shard: Group,
+    *,
+    sharded: bool | None = None,
+    whole_batches: bool = False,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> Source:
     """Return the source of this process's part of whatever a user calls a dataset.
 
@@ -148,6 +154,7 @@ def make_shard(
         data: as `make_source` takes it.
         shard: this process among all.
         sharded: whether `data` holds this process's rows alone; None: as its pipeline says.
+        whole_batches: whether a batch of arrays is all on one process, the last ones too, as an evaluation needs it.
         batch_size: rows a batch on each process, for arrays.
         options: those of `make_source`.
     """
@@ -155,7 +162,7 @@ def make_shard(
         return make_source(data, batch_size=batch_size, **options)
     if sharded is None:
         sharded = hasattr(data, "create_tuple_iterator") and is_sharded(data)
-    if is_arrays(data) and not sharded:
+    if is_arrays(data) and not sharded and not whole_batches:
         return ShardedArrays(data, batch_size, shard, **options)
     source = make_source(data, batch_size=batch_size, **options)
     if sharded:

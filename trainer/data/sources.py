@@ -256,8 +256,12 @@ class ArraySource(Source):
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches; any position is reached without reading what lies before it."""
         order = self.order(epoch)
-        for first in range(start * self.batch_size, self.rows, self.batch_size):
+        for first in range(self.first_row(epoch, state) + start * self.batch_size, self.rows, self.batch_size):
             yield Item(self.cut(order, first, first + self.batch_size))
+
+    def first_row(self, epoch: int, state: Any) -> int:
+        """Return the row that an epoch's batches count from: not 0 after a resume with batches of another size."""
+        return state["row"] if state is not None and state["epoch"] == epoch else 0
 
     def order(self, epoch: int) -> np.ndarray | None:
         """Return the numbers of the rows in the order of `epoch`, or None for the order they have."""

@@ -102,7 +102,7 @@ class Exchange(nn.Cell):
         for part in parts:
             sizes += (part.size,)
         totals = ()
-        for number, bucket in enumerate(buckets(sizes)):
+        for number, bucket in enumerate(_buckets(sizes)):
             pieces = (head,) if number == 0 else ()
             for index in bucket:
                 pieces += (ops.reshape(parts[index], (-1,)),)
@@ -122,7 +122,6 @@ def make_exchange(group: Group, combine: nn.Cell | None) -> Callable[..., Exchan
     return functools.partial(Exchange, combine=combine) if group.size > 1 else None
 
 
-@ops.constexpr
 def buckets(sizes):
     """Return which gradients, given their sizes, travel together: a tuple of tuples of indices, in order."""
     made, held = [()], _HEAD
@@ -133,3 +132,6 @@ def buckets(sizes):
         made[-1] += (index,)
         held += size
     return tuple(made)
+
+
+_buckets = ops.constexpr(buckets)

@@ -26,10 +26,15 @@ def check_training(trainer: Trainer, source: Source) -> None:
             f"fit: {type(trainer.network).__name__} is a whole training step, whose gradients cannot be added up over "
             f"{trainer.group.size} processes; give network, loss_fn and optimizer instead"
         )
-    if trainer.tables is not None:
+    if trainer.tasks is not None:
         raise ConfigurationError(
-            "fit: sparse tables are not yet divided among processes; train with one process, or use dense embeddings "
-            "(mindspore.nn.Embedding)"
+            "fit: the losses of several tasks are means over the rows that have a label, which are not yet added up "
+            "over processes; start one process"
+        )
+    if trainer.tables is not None and source.separate:
+        raise ConfigurationError(
+            "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): all "
+            "processes have to know the ids of a step; give all of them the whole dataset"
         )
     if source.endless:
         raise ConfigurationError("online_train: streams are not yet divided among processes; start one process")

@@ -42,7 +42,7 @@ class Cursor:
         """Return what the limits count from, and position, what a position means, loss sums and cadence."""
         loop = {
             "position": self.source.resolve(dict(self.position)),
-            "source": self.source.describe(),
+            "source": describe(self.source),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
         }
@@ -61,7 +61,8 @@ class Cursor:
         self.meter.load_state_dict(loop["meter"])
         if self.valid_every is not None and loop["valid_every"] is not None:
             self.valid_every.load_state_dict(loop["valid_every"])
-        now, then = self.source.describe(), loop["source"]
+        now, then = describe(self.source), loop["source"]
+        self._count_anew(now, then)
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:
             batch = self.position.get("batch", 0)
@@ -72,3 +73,29 @@ class Cursor:
                 ", ".join(changed),
                 batch,
             )
+
+    def _count_anew(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
+        """Count the position in steps of this number of processes, where the snapshot was taken with another.
+
+        What then need not be the same any more is taken out of `now`.
+        """
+        before, after = then.get("processes", 1), now.pop("processes", 1)
+        if before == after:
+            return
+        batch, epoch = self.position.get("batch", 0), self.position.get("epoch", 0)
+        if "rows" not in now:
+            done, rest = divmod(batch * before, after)
+            self.position["batch"] = done
+            if rest:
+                now["processes"] = after  # no step begins there: the epoch has to start again
+        elif now["batch_size"] != then.get("batch_size"):
+            counted_from = self.position.get("state")
+            first = counted_from["row"] if counted_from and counted_from["epoch"] == epoch else 0
+            row = first + batch * then["batch_size"]
+            self.position |= {"batch": 0, "state": {"epoch": epoch, "row": row}}
+            del now["batch_size"]
+
+
+def describe(source: Source) -> dict[str, Any]:
+    """Return what has to be the same for a position to mean the same rows, as far as all processes know it."""
+    return {"kind": "separate"} if source.separate else source.describe()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..data import column_checks
 from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
-from ..data.sources import Item, Source, make_source
+from ..data.shards import make_shard
+from ..data.sources import Item, Source
 from ..data.table_feed import TableFeed, check_trainable, has_tables
+from ..data.union_tables import UnionTables
 from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
 from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
@@ -85,12 +87,14 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     check_training(trainer, source)
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
+        if trainer.group.size > 1:
+            feed.options.transform = UnionTables(trainer.tables, trainer.group)
     return feed
 
 
 def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
     """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
-    source = make_source(dataset, batch_size=batch_size, seed=trainer.seed)
+    source = make_shard(dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed)
     if predict:
         check = column_checks.ColumnCheck(trainer.network, 0, extra=True)
     elif trainer.eval_network is not None:

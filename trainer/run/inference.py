@@ -89,6 +89,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
     read_tables(trainer, feed)
+    synchronize(trainer)
     cell = trainer.builder.predict_cell()
     with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
         yield from loop.predict(trainer, feed, cell)

@@ -16,8 +16,9 @@ import numpy as np
 
 from ..data.feed import Chunk, Feed
 from ..data.waiting import Interrupted
+from ..distributed.outputs import everyones_outputs
 from ..errors import DataError
-from .tally import Tally
+from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -118,20 +119,31 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
     """
     call = trainer.callbacks.call
     call("on_eval_begin", trainer)
-    chunk = None
-    try:
+    interrupted = empty = False
+
+    def own_outputs() -> Iterator[tuple[Any, int]]:
+        nonlocal interrupted, empty
+        chunk = None
         for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
-            if interruptible and trainer.state.told_to_leave:
-                return {}
+            interrupted = interruptible and trainer.state.told_to_leave
+            if interrupted:
+                return
             call("on_eval_step_begin", trainer)
             outputs = trainer.builder.infer(cell, chunk)
-            tally.add(outputs if isinstance(outputs, tuple) else (outputs,), chunk)
+            yield (outputs, host_columns(chunk, tally.groups)), chunk.num_samples
             call("on_eval_step_end", trainer)
+        empty = chunk is None
+
+    try:
+        for (outputs, columns), rows in everyones_outputs(trainer.group, own_outputs()):
+            tally.add(outputs if isinstance(outputs, tuple) else (outputs,), rows, columns)
     except Interrupted:
-        if interruptible:
-            return {}
-        raise
-    if chunk is None:
+        interrupted = True
+        if not interruptible:
+            raise
+    if interrupted:
+        return {}
+    if empty:
         raise DataError("evaluation: the dataset delivered no batches")
     return tally.results()
 
@@ -147,12 +159,17 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
     filled = feed.options.fill_up_to is not None
-    with contextlib.suppress(Interrupted):
+
+    def own_outputs() -> Iterator[tuple[Any, int]]:
         for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
             if trainer.state.told_to_leave:
-                break
-            yield _host(trainer.builder.infer(cell, chunk), chunk.num_samples if filled else None)
+                return
+            yield trainer.builder.infer(cell, chunk), chunk.num_samples
             call("on_predict_step_end", trainer)
+
+    with contextlib.suppress(Interrupted):
+        for outputs, rows in everyones_outputs(trainer.group, own_outputs()):
+            yield _host(outputs, rows if filled else None)
     call("on_predict_end", trainer)
 
 

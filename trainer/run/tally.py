@@ -20,6 +20,9 @@ class Tally:
         metrics: by name; cleared here.
         eval_indexes: positions of loss, prediction and label in the outputs, or None.
         tasks: the loss of several tasks whose evaluation program gave the outputs, or None.
+
+    Attributes:
+        groups: names of the columns that metrics read besides the outputs.
     """
 
     def __init__(
@@ -32,19 +35,18 @@ class Tally:
         names = () if tasks is None else tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
-        self._groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
+        self.groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
         clear_metrics(metrics)
 
-    def add(self, outputs: tuple[Any, ...], chunk: Chunk) -> None:
-        """Add the outputs of one batch."""
+    def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
+        """Add the outputs of one batch of `num_samples` rows; `columns` are those of `groups`."""
         if self._indexes is not None and self._indexes[0] >= 0:
-            self._loss.update(float(outputs[self._indexes[0]].asnumpy().mean()), chunk.num_samples)
-        columns = host_columns(chunk, self._groups)
+            self._loss.update(float(outputs[self._indexes[0]].asnumpy().mean()), num_samples)
         if self._tasks is None:
-            update_metrics(self._metrics, outputs, self._indexes, chunk.num_samples, columns)
+            update_metrics(self._metrics, outputs, self._indexes, num_samples, columns)
             return
         loss, predictions, labels, losses, counts = outputs
-        update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), chunk.num_samples)
+        update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
         host_labels = [np.array(label.asnumpy()) for label in labels]
         host_losses, host_counts = losses.asnumpy(), counts.asnumpy()
         for place, rows in enumerate(self._tasks.rows(host_labels)):

@@ -6,12 +6,13 @@ python fit_program.py FOLDER
 import sys
 
 import numpy as np
-from mindspore import Tensor, amp, nn
+from mindspore import Tensor, amp, nn, ops
 from sklearn.datasets import load_breast_cancer
 
 from callbacks import Callback, ModelCheckpoint, SkipNonFinite
 from trainer import Trainer
 from trainer.distributed.group import join
+from trainer.embedding import Embedding
 
 ROWS = 64  # of a step, over all processes
 
@@ -29,6 +30,23 @@ def make_network(seed=0, *, norm=False):
         if "gamma" not in parameter.name:
             parameter.set_data(Tensor(rng.normal(0, 0.3, parameter.shape).astype(np.float32)))
     return network
+
+
+class Clicks(nn.Cell):
+    """A network on raw ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(4, mode="sparse", name="items")
+        self.head = nn.Dense(8, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, ids):
+        return self.head(ops.reshape(self.items(ids), (ids.shape[0], 8)))
+
+
+def clicks(rows=280):
+    rng = np.random.default_rng(0)
+    return rng.zipf(1.3, (rows, 2)) % 5000, (rng.random((rows, 1)) < 0.4).astype(np.float32)
 
 
 class Losses(Callback):
@@ -91,6 +109,22 @@ def main(folder):
     checkpoint = ModelCheckpoint(f"{folder}/snapshots_{size}", every=4)
     trainer = run.fit("normed", norm=True, sink_size=1, stop_at=5 if rank == size - 1 else None, callbacks=[checkpoint])
     run.found["normed/predictions"] = trainer.predict({"x": x}, batch_size=100)
+    network = Clicks()
+    optimizer = nn.Adam(network.trainable_params(), 0.1)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, gradient_accumulation_steps=2)
+    ids, label = clicks()
+    trainer.fit({"ids": ids, "label": label}, epochs=2, batch_size=ROWS // size, callbacks=[])
+    held = trainer.tables.tables.take("test")["arrays"]
+    run.found |= {f"tables/parameters/{name}": np.array(array) for name, array in held.items()}
+    run.found["tables/parameters/head"] = network.head.weight.asnumpy().copy()
+    run.found["tables/losses"] = np.array(trainer.history.history["loss"])
+    run.found["tables/predictions"] = trainer.predict({"ids": ids}, batch_size=100)
+    # Seven batches, the last of 59 rows: two a step on two processes, and a step in which one has none.
+    network = make_network(norm=True)
+    untrained = Trainer(network, nn.BCEWithLogitsLoss(), metrics={"auc", "mae", "loss"})
+    run.found["evaluated"] = np.array(sorted(untrained.evaluate({"x": x, "y": y}, batch_size=85).items()))
+    run.found["predicted"] = untrained.predict({"x": x}, batch_size=85)
+    run.found["predicted one by one"] = np.array([len(part) for part in untrained.predict(batches, stream=True)])
     if size == 2:
         own = slice(0, 300) if rank == 0 else slice(300, None)
         run.fit("own rows", {"x": x[own], "y": y[own]}, batch_size=32, shuffle=False, sharded=True)

@@ -35,7 +35,7 @@ def of(found, name):
 CASES = ["accumulated", "overflow", "batches"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "tables"])
 def test_parameters_and_optimizer_state_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/parameters/"), of(two[0], f"{name}/parameters/")
     assert expected.keys() == found.keys()
@@ -51,12 +51,18 @@ def test_losses_and_counts_are_those_of_one_process(one, two, name):
         np.testing.assert_array_equal(two[0][f"{name}/{kind}"], one[f"{name}/{kind}"])
 
 
-@pytest.mark.parametrize("name", [*CASES, "normed", "own rows"])
+@pytest.mark.parametrize("name", [*CASES, "tables", "normed", "own rows"])
 def test_all_processes_hold_the_same_bits(two, name):
     for key, value in of(two[0], name).items():
         if "normed/parameters" in key and "moving" in key:
             continue  # statistics are each process's own between two snapshots
         np.testing.assert_array_equal(two[1][name + key], value, err_msg=key)
+
+
+def test_every_process_sees_the_ids_of_all(one, two):
+    """The rows of a sparse table, admitted in the order of one process, are read by all."""
+    np.testing.assert_array_equal(two[0]["tables/parameters/items/ids"], one["tables/parameters/items/ids"])
+    np.testing.assert_allclose(two[1]["tables/predictions"], one["tables/predictions"], rtol=0, atol=1e-6)
 
 
 def test_an_overflow_on_one_process_skips_the_step_on_all(one, two):
@@ -84,9 +90,16 @@ def test_rank_0_writes_the_snapshots_with_statistics_of_all(folder, two):
                 np.testing.assert_array_equal(held[key], value, err_msg=key)
 
 
-def test_predictions_come_back_in_order_and_whole(two):
-    assert two[0]["normed/predictions"].shape == (569, 1)
-    np.testing.assert_array_equal(two[0]["normed/predictions"], two[1]["normed/predictions"])
+def test_evaluation_is_that_of_one_process_to_the_last_bit(one, two):
+    for found in two:
+        assert found["evaluated"].tolist() == one["evaluated"].tolist()
+
+
+def test_predictions_come_back_in_order_and_whole(one, two):
+    for found in two:
+        np.testing.assert_array_equal(found["predicted"], one["predicted"])
+        assert found["predicted one by one"].tolist() == [32] * 17 + [25]
+        assert found["normed/predictions"].shape == (569, 1)
 
 
 def test_uneven_parts_end_together_and_no_row_is_left_out(two):

@@ -1,0 +1,150 @@
+"""The same training on 1, 2 and 4 processes of this machine: speed, what they send, and how far the results differ.
+
+    python benchmarks/scaling.py [--processes 1 2 4] [--steps 60]
+
+Two networks on generated data, 1,024 rows a step over all processes: an MLP (39 numbers, 400-400-400-1), and raw ids
+(39 a row of 100,000, dim 16) under the same MLP. More processes than cores only show that results agree and what
+travels; the speed of several machines is estimated in docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+ROWS, FIELDS, IDS, DIM, WIDTH = 1024, 39, 100_000, 16, 400
+CASES = ("dense", "ids")
+
+
+def main() -> int:
+    """Measure, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps that are timed; default: 60")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        work(Path(given.worker), given.steps, given.cases)
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for count in given.processes:
+            own = [str(Path(__file__).resolve()), "--worker", scratch, "--steps", str(given.steps)]
+            launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python", *own]
+            command = [*(launch if count > 1 else [sys.executable, *own]), "--cases", *given.cases]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(done.stdout + done.stderr, file=sys.stderr)
+                return 1
+        print(table(Path(scratch), given.processes, given.cases))
+    return 0
+
+
+def table(folder: Path, counts: list[int], cases: list[str]) -> str:
+    """Return what was measured as Markdown."""
+    lines = [
+        f"{os.cpu_count()} cores; {ROWS} rows a step over all processes",
+        "",
+        "| network | processes | samples/s | messages a step | MB a step and process | largest difference |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in cases:
+        alone = dict(np.load(folder / f"{case}_{counts[0]}.npz"))
+        for count in counts:
+            found = json.loads((folder / f"{case}_{count}.json").read_text())
+            values = np.load(folder / f"{case}_{count}.npz")
+            apart = max(float(np.abs(values[name] - alone[name]).max()) for name in alone)
+            cells = [case, str(count), f"{found['samples']:,.0f}", f"{found['messages']:.2f}"]
+            cells += [f"{found['bytes'] / 1e6:.2f}", "-" if count == counts[0] else f"{apart:.1e}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def work(folder: Path, steps: int, cases: list[str]) -> None:
+    """Train and write down what one process, rank 0, has seen."""
+    from trainer import Trainer
+    from trainer.distributed import exchange
+    from trainer.distributed.group import World, join
+
+    sent = {"bytes": 0, "messages": 0}
+
+    def counted(method):
+        def run(self, kind, array):
+            sent["bytes"] += array.nbytes
+            sent["messages"] += 1
+            return method(self, kind, array)
+
+        return run
+
+    World._run = counted(World._run)  # what the host sends; what the graph sends follows from the gradients' shapes
+    group = join()
+    for case in cases:
+        network, optimizer, arrays = make(case, ROWS * steps)
+        from mindspore import nn
+
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, seed=1)
+        options = {"epochs": 1, "batch_size": ROWS // group.size, "shuffle": False, "callbacks": []}
+        trainer.fit(arrays, **options)  # compiles
+        sent.update(bytes=0, messages=0)
+        began = time.perf_counter()
+        trainer.fit(arrays, **options)
+        seconds = time.perf_counter() - began
+        sizes = [parameter.size for parameter in trainer.builder.step.optimizer.parameters]
+        if trainer.tables is not None:
+            sizes += [parameter.size for parameter in trainer.tables.tables.params]
+        if group.size > 1:
+            sent["bytes"] += steps * 4 * (sum(sizes) + 2)
+            sent["messages"] += steps * len(exchange.buckets(tuple(sizes)))
+        if group.is_main:
+            found = {"samples": ROWS * steps / seconds, **{name: value / steps for name, value in sent.items()}}
+            (folder / f"{case}_{group.size}.json").write_text(json.dumps(found))
+            values = {parameter.name: parameter.asnumpy() for parameter in network.trainable_params()}
+            np.savez(folder / f"{case}_{group.size}.npz", **values)
+
+
+def make(case: str, rows: int):
+    """Return network, optimizer and arrays of a case, the same on every process."""
+    from mindspore import Tensor, nn, ops
+
+    from trainer.embedding import Embedding
+
+    rng = np.random.default_rng(0)
+
+    def dense(inputs: int, outputs: int) -> nn.Dense:
+        weight = rng.normal(0, inputs**-0.5, (outputs, inputs)).astype(np.float32)
+        return nn.Dense(inputs, outputs, weight_init=Tensor(weight), bias_init="zeros")
+
+    class Network(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids = Embedding(DIM, mode="sparse", name="ids") if case == "ids" else None
+            self.first = dense(FIELDS * DIM if case == "ids" else FIELDS, WIDTH)
+            self.layers = nn.SequentialCell(
+                nn.ReLU(), dense(WIDTH, WIDTH), nn.ReLU(), dense(WIDTH, WIDTH), nn.ReLU(), dense(WIDTH, 1)
+            )
+
+        def construct(self, x):
+            if self.ids is not None:
+                x = ops.reshape(self.ids(x), (x.shape[0], FIELDS * DIM))
+            return self.layers(self.first(x))
+
+    network = Network()
+    x = rng.integers(0, IDS, (rows, FIELDS)) if case == "ids" else rng.normal(size=(rows, FIELDS)).astype(np.float32)
+    y = (rng.random((rows, 1)) < 0.3).astype(np.float32)
+    return network, nn.SGD(network.trainable_params(), 0.05), {"x": x, "y": y}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
