@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 OURS, PEERS = "ours", "peers"
 MARK = "\x1e"
 PATIENCE = 1800.0
+# A contender whose own windows differ by more (quartiles, of the median) was disturbed.
+NOISY = 0.15
 # Largest relative differences of two loss curves that count as the same computation: rounding grows step by step.
 EARLY, AGREE_EARLY, AGREE_LATE = 10, 5e-3, 2e-2
 
@@ -141,6 +144,7 @@ class Measured:
         values: contender -> one value a window, in the group's unit.
         extra: contender -> further figures, medians over the windows.
         agreement: largest relative difference of losses that should be the same; NaN where there is nothing to compare.
+        load: the machine's load before and after, mean of a minute; None where it is not told.
         problems: contenders that could not take part, and losses that differ.
     """
 
@@ -148,7 +152,19 @@ class Measured:
     values: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, dict[str, float]] = field(default_factory=dict)
     agreement: float = float("nan")
+    load: tuple[float, float] | None = None
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def noisy(self) -> dict[str, float]:
+        """Contenders whose own windows lie further apart than `NOISY` allows, with the spread of each."""
+        found = {}
+        for name, values in self.values.items():
+            if len(values) > 1:
+                low, middle, high = np.percentile(values, [25, 50, 75])
+                if (high - low) / middle > NOISY:
+                    found[name] = float((high - low) / middle)
+        return found
 
     def ratio(self, ratio: Ratio) -> tuple[float, float, float] | None:
         """Return the median of the paired ratios and their quartiles; None when one side is missing."""
@@ -189,6 +205,8 @@ class Measured:
             "values": self.values,
             "extra": self.extra,
             "agreement": self.agreement,
+            "noisy": self.noisy,
+            "load": self.load,
             "problems": self.problems,
             "goals": self.group.goals,
             "most": self.group.most,
@@ -210,6 +228,7 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
         check: whether to compare losses first.
     """
     measured = Measured(group)
+    before = load()
     with contextlib.ExitStack() as stack:
         contenders: list[Contender] = []
         for name, environment in group.contenders.items():
@@ -236,7 +255,14 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
                     contender.windows.append(contender.ask("window"))
         for contender in contenders:
             collect(measured, contender)
+    after = load()
+    measured.load = None if before is None or after is None else (before, after)
     return measured
+
+
+def load() -> float | None:
+    """Return how many processes wanted to run in the last minute, or None where that is not told."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 
 @contextlib.contextmanager

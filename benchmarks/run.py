@@ -94,7 +94,7 @@ def machine(interpreters: dict[str, Path]) -> dict[str, Any]:
     return {
         "processor": processor,
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "load": measure.load(),
         "python": platform.python_version(),
         "versions": {name: versions[name] for name in PACKAGES if name in versions},
     }
@@ -113,6 +113,9 @@ def lines_of(measured: Measured) -> list[str]:
     for name in measured.values:
         if goal := measured.met_alone(name):
             lines.append(f"{name}: goal {goal[0]} {measured.group.unit} {'met' if goal[1] else 'MISSED'}")
+    if measured.load is not None:
+        lines.append(f"load before {measured.load[0]:.1f}, after {measured.load[1]:.1f}")
+    lines += [f"NOISY: windows of {name} differ by {apart:.0%}" for name, apart in measured.noisy.items()]
     return lines + [f"PROBLEM: {problem}" for problem in measured.problems]
 
 
@@ -143,6 +146,9 @@ def table(report: dict[str, Any]) -> str:
     info = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
     place = f"{info['cores']} cores of {info['processor']}"
+    loads = [load for result in report["results"] for load in result.get("load") or ()]
+    if loads:
+        place += f", load {min(loads):.1f} to {max(loads):.1f}"
     lines = [f"Measured {report['date']} on {place}; Python {info['python']}, {versions}."]
     if report["quick"]:
         lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
@@ -156,7 +162,8 @@ def table(report: dict[str, Any]) -> str:
                 ours = f"{ratio.ours}: {number(group.values[ratio.ours], result['unit'])}"
                 other = f"{ratio.other}: {number(group.values[ratio.other], result['unit'])}"
                 goal = goal_text(ratio).removeprefix("goal: ") + verdict
-                lines.append(f"| {result['title']} | {ours} | {other} | {spread(found)} | {goal} |")
+                title = result["title"] + _disturbed(group, ratio.ours, ratio.other)
+                lines.append(f"| {title} | {ours} | {other} | {spread(found)} | {goal} |")
     alone = [result for result in report["results"] if not result["ratios"]]
     if alone:
         lines += ["", "| case | measured | goal |", "| --- | --- | --- |"]
@@ -167,8 +174,14 @@ def table(report: dict[str, Any]) -> str:
             shown = number(values, result["unit"]) if goal else extra
             verdict = "" if not goal else f"{goal[0]}, {'met' if goal[1] else 'missed'}"
             title = result["title"] if len(result["values"]) == 1 else f"{name}: {result['title']}"
+            title += _disturbed(rebuilt(result), name)
             lines.append(f"| {title} | {shown} | {verdict} |")
     return "\n".join(lines)
+
+
+def _disturbed(measured: Measured, *names: str) -> str:
+    """Return the mark of a line whose contenders were disturbed while they worked."""
+    return f" (noisy: {', '.join(noisy)})" if (noisy := [name for name in names if name in measured.noisy]) else ""
 
 
 def rebuilt(result: dict[str, Any]) -> Measured:

@@ -102,7 +102,7 @@ def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     report["results"].append(Measured(alone, {"fit": [30.0, 50.0, 39.0], "slow": [8.0]}).to_dict())
     text = run.table(report)
     assert "| 0.38 (0.31 to 0.44) | <= 0.5, met |" in text
-    assert "| fit: added | 39.0 (34.5 to 44.5) us/step | <= 40, met |" in text
+    assert "| fit: added (noisy: fit) | 39.0 (34.5 to 44.5) us/step | <= 40, met |" in text
     assert "| slow: added | 8.00 (8.00 to 8.00) us/step | >= 9, missed |" in text
     run.draw(report, tmp_path / "ratios.png")
     assert (tmp_path / "ratios.png").read_bytes()[1:4] == b"PNG"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -179,19 +180,9 @@ class Feed:
 
         `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
         """
-        self.clock.asked()
-        chunks = self._chunks(position, max_steps, should_stop)
-        try:
-            for chunk in chunks:
-                self.clock.got()
-                yield chunk
-                self.clock.asked()
-        finally:
-            chunks.close()
-
-    def _chunks(
-        self, position: Mapping[str, Any], max_steps: int | None, should_stop: Callable[[], bool]
-    ) -> Generator[Chunk, None, None]:
+        clock = self.clock
+        clock.worked += time.perf_counter() - clock.since
+        clock.since = time.perf_counter()
         self._reading += 1
         made = self._make(dict(position), max_steps, self._reading)
         in_memory = self.source.in_memory and self.options.transform is None
@@ -199,7 +190,12 @@ class Feed:
             self.options.transform is not None and self.options.transform.on_graph_thread
         )
         if bound or (in_memory and self.source.size <= MAX_QUEUED):
-            yield from made  # so few batches are cut sooner than a thread is started
+            for chunk in made:  # so few batches are cut sooner than a thread is started
+                now = time.perf_counter()
+                clock.waited, clock.since = clock.waited + now - clock.since, now
+                yield chunk
+                now = time.perf_counter()
+                clock.worked, clock.since = clock.worked + now - clock.since, now
             return
         # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
         far = in_memory or (self.source.endless and self.options.transform is None)
@@ -215,7 +211,11 @@ class Feed:
                     continue
                 if chunk is None:
                     return
+                now = time.perf_counter()
+                clock.waited, clock.since = clock.waited + now - clock.since, now
                 yield chunk
+                now = time.perf_counter()
+                clock.worked, clock.since = clock.worked + now - clock.since, now
         finally:
             self._reading += 1
             self.source.interrupt()

@@ -6,7 +6,17 @@ import time
 
 
 class WaitClock:
-    """Adds up the time between asking for a chunk and having it, and the time between having it and the next asking."""
+    """Adds up the time between asking for a chunk and having it, and the time between having it and the next asking.
+
+    Whoever hands out chunks adds to it, without a call.
+
+    Attributes:
+        waited: seconds between asking and having.
+        worked: seconds between having and asking.
+        since: `time.perf_counter()` when the one last ended and the other began.
+    """
+
+    __slots__ = ("since", "waited", "worked")
 
     def __init__(self) -> None:
         self.restart()
@@ -14,21 +24,9 @@ class WaitClock:
     def restart(self) -> None:
         """Begin anew."""
         self.waited = self.worked = 0.0
-        self._since = time.perf_counter()
-
-    def asked(self) -> None:
-        """Note that a chunk is being asked for."""
-        now = time.perf_counter()
-        self.worked += now - self._since
-        self._since = now
-
-    def got(self) -> None:
-        """Note that it is there."""
-        now = time.perf_counter()
-        self.waited += now - self._since
-        self._since = now
+        self.since = time.perf_counter()
 
     @property
     def share(self) -> float:
         """Share of the time spent waiting, 0 to 1."""
-        return self.waited / max(self.waited + self.worked, 1e-9)
+        return self.waited / ((self.waited + self.worked) or 1.0)

@@ -361,7 +361,8 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
             loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        sizes.note(chunk)
+        if sizes.programs != run.programs:
+            sizes.note(chunk)
         return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
 
     return train
@@ -381,7 +382,8 @@ def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
             losses, predictions = run(count, flush, *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        sizes.note(chunk)
+        if sizes.programs != run.programs:
+            sizes.note(chunk)
         return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
 
     return train

@@ -76,18 +76,19 @@ class BatchSizes:
 
     Args:
         run: what compiles.
+
+    Attributes:
+        programs: programs compiled up to the last `note`.
     """
 
     def __init__(self, run: GraphCall) -> None:
         self.run = run
-        self._programs = 0
+        self.programs = 0
         self._rows: list[int] = []
 
     def note(self, chunk: Chunk) -> None:
-        """Look at the chunk trained on last."""
-        if self.run.programs == self._programs:
-            return
-        self._programs = self.run.programs
+        """Look at a chunk that has been compiled for: `programs` is not what it was."""
+        self.programs = self.run.programs
         rows = chunk.arrays[0].shape[1 if chunk.stacked else 0]
         if rows not in self._rows:
             self._rows.append(rows)
