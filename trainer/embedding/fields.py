@@ -13,7 +13,6 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import ConfigurationError, did_you_mean
-from ..mindspore_internals.cast_output import CastOutput
 from ..mindspore_internals.messages import gist
 from ..mindspore_internals.patched_methods import zeros_for_any_id
 from .hashing import to_ids
@@ -207,7 +206,8 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
     training = [(cell, cell.training) for _, cell in network.cells_and_names()]
     # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
     precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
-    casts = [(cell, cell.cast_dtype) for cell, _ in training if isinstance(cell, CastOutput)]
+    # `trainer.graph.precision.CastOutput` has a `cast_dtype`
+    casts = [(cell, cell.cast_dtype) for cell, _ in training if "cast_dtype" in vars(cell)]
     mode = network.training
     for cell, _ in precision:
         cell.mixed_precision_type = None

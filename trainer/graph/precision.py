@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mindspore
-from mindspore import amp, nn
+from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import is_number, number
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.amp_marks import foreign_conversion
-from ..mindspore_internals.cast_output import CastOutput
 from ..mindspore_internals.child_cells import hide, replace_child
 
 logger = logging.getLogger(__name__)
@@ -120,6 +119,34 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
         if not (isinstance(cls, type) and issubclass(cls, nn.Cell)):
             raise ConfigurationError(f"amp {name} takes Cell classes such as nn.Dense; received {cls!r}")
     return tuple(given)
+
+
+class CastOutput(nn.Cell):
+    """A cell whose output is cast; transparent for attribute access and parameter names."""
+
+    def __init__(self, cell: nn.Cell, dtype: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.cast_cell = cell
+        self.cast_dtype = dtype
+
+    def construct(self, *args):
+        """Return what the cell returns, floating-point tensors cast."""
+        outputs = self.cast_cell(*args)
+        return _cast(outputs, self.cast_dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("cast_cell"), name)
+
+
+def _cast(value, dtype):
+    if isinstance(value, tuple):
+        return tuple([_cast(item, dtype) for item in value])
+    if value.dtype in (mstype.float16, mstype.bfloat16, mstype.float32):
+        return ops.cast(value, dtype)
+    return value
 
 
 def convert(network: nn.Cell, precision: Precision) -> None:
