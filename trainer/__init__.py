@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Trainer": ".trainer",
     "Limits": ".run.limits",
+    "ParquetFolder": ".data.parquet_folder",
     "MultiTaskLoss": ".graph.multi_task",
     "Window": ".metrics.window",
 }

@@ -1,0 +1,118 @@
+"""A folder of Parquet files as finite data: every row once an epoch, in a repeatable order, never all in memory."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from mindspore import nn
+from pyarrow import parquet
+
+from trainer import ParquetFolder, Trainer
+from trainer.data import parquet_folder
+from trainer.errors import ConfigurationError, DataError
+
+ROWS = 1000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parquet")
+    for part in range(4):
+        numbers = np.arange(part * 250, part * 250 + 250)
+        x = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 2).astype(np.float32)), 2)
+        table = pa.table(
+            {"number": numbers, "x": x, "city": pa.array([f"c{n % 5}" for n in numbers]), "label": (numbers % 2) * 1.0}
+        )
+        parquet.write_table(table, path / f"part-{part}.parquet", row_group_size=30)
+    (path / "_SUCCESS").touch()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch):
+    monkeypatch.setattr(parquet_folder, "WINDOW_ROWS", 100)
+
+
+def flat(lists):
+    return [value for values in lists for value in values]
+
+
+def numbers(source, epoch=0, start=0):
+    return [item.columns[0].tolist() for item in source.batches(epoch, start)]
+
+
+def test_in_order_the_rows_come_as_they_lie_in_the_files(folder):
+    source = ParquetFolder(folder, 64, shuffle=False)
+    items = list(source.batches(0, 0))
+    assert len(items) == source.size == 16
+    number, x, city, label = (np.concatenate(columns) for columns in zip(*[i.columns for i in items], strict=True))
+    assert source.names == ("number", "x", "city", "label")
+    assert number.tolist() == list(range(ROWS))
+    assert (x.shape, x.dtype, label.dtype) == ((ROWS, 2), np.float32, np.float32)
+    np.testing.assert_array_equal(x[:, 1], number)
+    assert city.tolist() == [f"c{n % 5}" for n in range(ROWS)]
+
+
+def test_shuffled_each_epoch_has_every_row_once_in_an_order_of_its_own(folder):
+    first, again, second = (numbers(ParquetFolder(folder, 64, seed=3), epoch) for epoch in (0, 0, 1))
+    assert first == again != second
+    for epoch in (first, second):
+        assert [len(batch) for batch in epoch] == [64] * 15 + [40]
+        assert sorted(flat(epoch)) == list(range(ROWS))
+    assert first != numbers(ParquetFolder(folder, 64, seed=4))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_any_position_is_reached(folder, shuffle):
+    source = ParquetFolder(folder, 64, shuffle=shuffle)
+    whole = numbers(source, 2)
+    for start in range(len(whole) + 1):
+        assert numbers(source, 2, start) == whole[start:]
+
+
+def test_what_lies_before_a_position_is_not_read(folder, monkeypatch):
+    read = []
+    one_group = parquet.ParquetFile.read_row_group
+
+    def noting(self, *args, **options):
+        read.append(args)
+        return one_group(self, *args, **options)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", noting)
+    numbers(ParquetFolder(folder, 50), 0, 18)
+    assert 1 <= len(read) <= 8  # two windows of four groups at most; the folder has 36
+
+
+def test_shards_share_the_rows(folder):
+    parts = [flat(numbers(ParquetFolder(folder, 64, num_shards=3, shard_id=shard))) for shard in range(3)]
+    assert sorted(flat(parts)) == list(range(ROWS))
+    assert all(parts)
+
+
+def test_a_network_is_trained_and_evaluated_on_it(folder):
+    network = nn.SequentialCell(nn.Dense(2, 1), nn.Flatten(0))
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1e-9))
+    columns = ["x", "label"]
+    history = trainer.fit(
+        ParquetFolder(folder, 100, columns), 2, ParquetFolder(folder, 500, columns, shuffle=False), callbacks=[]
+    )
+    assert trainer.state.progress.samples_seen == 2 * ROWS
+    assert history is not None
+    assert "val_loss" in trainer.state.metrics
+
+
+def test_mistakes_are_named(folder, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no column 'lable'.*did you mean 'label'"):
+        ParquetFolder(folder, 64, ["x", "lable"])
+    with pytest.raises(ConfigurationError, match="shard_id: takes 0 to 1; received 2"):
+        ParquetFolder(folder, 64, num_shards=2, shard_id=2)
+    with pytest.raises(DataError, match="holds no files"):
+        ParquetFolder(tmp_path, 64)
+    (tmp_path / "a.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(DataError, match=r"a\.parquet is no Parquet file"):
+        ParquetFolder(tmp_path, 64)
+    parquet.write_table(pa.table({"x": [1.0, None, 3.0]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 'x' lacks 1 values"):
+        next(ParquetFolder(tmp_path, 2).batches(0, 0))
+    parquet.write_table(pa.table({"x": [[1.0], [2.0, 3.0]]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="lists of different lengths"):
+        next(ParquetFolder(tmp_path, 2).batches(0, 0))
