@@ -31,9 +31,11 @@ run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselin
 test: venv ## run all tests
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-lint: venv ## check style and formatting
+lint: venv ## check style, formatting, which package imports which, and the types of the public API
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@.venv/bin/lint-imports --no-logo
+	@$(PY) -m mypy
 
 format: venv ## put formatting right
 	@$(PY) -m ruff check --fix .

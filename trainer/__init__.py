@@ -8,7 +8,33 @@ Importing the package does not import MindSpore; the first use of a name that ne
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .hooks import lazy_names
+
+if TYPE_CHECKING:
+    from callbacks import Callback as Callback
+    from callbacks import CallbackList as CallbackList
+    from callbacks import DriftMonitor as DriftMonitor
+    from callbacks import EarlyStopping as EarlyStopping
+    from callbacks import Every as Every
+    from callbacks import HealthFile as HealthFile
+    from callbacks import History as History
+    from callbacks import LambdaCallback as LambdaCallback
+    from callbacks import LearningRateMonitor as LearningRateMonitor
+    from callbacks import LossMonitor as LossMonitor
+    from callbacks import ModelCheckpoint as ModelCheckpoint
+    from callbacks import ProgressBar as ProgressBar
+    from callbacks import PrometheusMonitor as PrometheusMonitor
+    from callbacks import ReduceLROnPlateau as ReduceLROnPlateau
+    from callbacks import SkipNonFinite as SkipNonFinite
+    from callbacks import TensorBoard as TensorBoard
+    from callbacks import TerminateOnNaN as TerminateOnNaN
+    from callbacks import TimeMonitor as TimeMonitor
+
+    from .metrics.window import Window as Window
+    from .run.limits import Limits as Limits
+    from .trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mindspore import nn
 
@@ -15,6 +15,8 @@ from .hooks import train_network as cell_with_optimizer
 if TYPE_CHECKING:
     from .hooks import History
     from .trainer import Trainer
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def train(
@@ -67,7 +69,7 @@ def predict_network(trainer: Trainer) -> nn.Cell:
     return trainer.network
 
 
-def also_as_model(fit: Callable[..., Any]) -> Callable[..., Any]:
+def also_as_model(fit: Method) -> Method:
     """Let `Trainer.fit` take the arguments of `mindspore.Model.fit` as well: the number of epochs comes first there."""
 
     @functools.wraps(fit)
@@ -78,7 +80,7 @@ def also_as_model(fit: Callable[..., Any]) -> Callable[..., Any]:
                 self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
         return fit(self, *args, **kwargs)
 
-    return fit_either
+    return cast(Method, fit_either)
 
 
 def _as_fit_takes_them(
@@ -111,16 +113,16 @@ def _as_fit_takes_them(
     return initial_epoch, (train_dataset, epoch - initial_epoch), {**options, **others}
 
 
-def renamed(old: str, new: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def renamed(old: str, new: str) -> Callable[[Method], Method]:
     """Let a method take its argument `new` by the keyword `old` as well."""
 
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(method: Method) -> Method:
         @functools.wraps(method)
         def take_either(self: Any, *args: Any, **kwargs: Any) -> Any:
             if old in kwargs:
                 kwargs[new] = kwargs.pop(old)
             return method(self, *args, **kwargs)
 
-        return take_either
+        return cast(Method, take_either)
 
     return decorate

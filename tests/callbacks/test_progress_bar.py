@@ -3,31 +3,12 @@ import re
 
 import pytest
 
-from callbacks import LossMonitor, ModelCheckpoint, ProgressBar, TimeMonitor
+from callbacks import ModelCheckpoint, ProgressBar
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def test_the_loss_is_printed_at_its_cadence_and_validation_when_it_happens(fit, capsys):
-    trainer = fit(LossMonitor(every=4), epochs=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["epoch 1 step 4", "epoch 1 step 8", "step 8"]
-    assert lines[1] == f"epoch 1 step 8: loss {trainer.state.outputs.loss:.6g}"
-    assert lines[2].startswith("step 8: val_loss ")
-
-
-def test_an_epoch_is_timed_without_its_validation(fit, capsys):
-    monitor = TimeMonitor()
-    fit(monitor, epochs=2)
-    assert [(record["epoch"], record["steps"]) for record in monitor.records] == [(1, 8), (2, 8)]
-    record = monitor.records[1]
-    assert record["eval_seconds"] > 0
-    assert record["samples_per_second"] * record["seconds"] == pytest.approx(512)
-    assert 0 <= record["data_wait"] <= 1
-    assert re.match(r"epoch 1: [\d.]+ s, [\d.]+ ms/step, [\d,]+ samples/s", capsys.readouterr().out)
 
 
 def test_without_a_terminal_there_is_one_line_per_epoch(fit, capsys):
