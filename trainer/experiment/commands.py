@@ -100,7 +100,7 @@ def _train_in(config: ExperimentConfig, experiment: Experiment, command: str, re
         run_dir = rundir.scratch_folder()  # what every process writes down, rank 0 alone keeps
     if resume and group.is_main:
         callbacks.append(_ResumeRecord(config))
-    elif not resume:
+    else:
         rundir.write_record(run_dir, config, command)
     logger.info("run folder: %s", config.run_dir)
     # "auto" starts over, with a warning, when the run was killed before its first snapshot

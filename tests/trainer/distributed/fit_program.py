@@ -44,7 +44,7 @@ class Clicks(nn.Cell):
         return self.head(ops.reshape(self.items(ids), (ids.shape[0], 8)))
 
 
-def clicks(rows=280):
+def clicks(rows=256):
     rng = np.random.default_rng(0)
     return rng.zipf(1.3, (rows, 2)) % 5000, (rng.random((rows, 1)) < 0.4).astype(np.float32)
 
@@ -98,12 +98,11 @@ def main(folder):
     bad = x.copy()
     bad[64:96, 3] = np.inf
     options = {"amp_level": "O2", "loss_scale": amp.DynamicLossScaler(1024.0, 2, 3)}
-    arrays = {"x": bad, "y": y}
+    arrays = {"x": bad[:512], "y": y[:512]}
     skip = [SkipNonFinite(rollback=False)]
     run.fit("overflow", arrays, batch_size=ROWS // size, shuffle=False, options=options, callbacks=skip)
-    # 18 batches of 32, the last of 25 rows: two a step on one process, one each on two.
-    each = ROWS // size
-    batches = [(x[first : first + each], y[first : first + each]) for first in range(0, len(x), each)]
+    each = ROWS // size  # the batches of N processes are N parts of those of one
+    batches = [(x[first : first + each], y[first : first + each]) for first in range(0, 512, each)]
     valid = {"x": x, "y": y}
     run.fit("batches", batches, valid_dataset=valid, batch_size=100, epochs=1)
     checkpoint = ModelCheckpoint(f"{folder}/snapshots_{size}", every=4)
@@ -124,7 +123,9 @@ def main(folder):
     untrained = Trainer(network, nn.BCEWithLogitsLoss(), metrics={"auc", "mae", "loss"})
     run.found["evaluated"] = np.array(sorted(untrained.evaluate({"x": x, "y": y}, batch_size=85).items()))
     run.found["predicted"] = untrained.predict({"x": x}, batch_size=85)
-    run.found["predicted one by one"] = np.array([len(part) for part in untrained.predict(batches, stream=True)])
+    run.found["predicted one by one"] = np.array(
+        [len(part) for part in untrained.predict({"x": x}, batch_size=85, stream=True)]
+    )
     if size == 2:
         own = slice(0, 300) if rank == 0 else slice(300, None)
         run.fit("own rows", {"x": x[own], "y": y[own]}, batch_size=32, shuffle=False, sharded=True)

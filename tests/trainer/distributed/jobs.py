@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-TIMEOUT = 120
+TIMEOUT = 400  # on a machine that is busy with other things
 
 
 def start(*arguments, processes=2, options=(), cwd=None):
