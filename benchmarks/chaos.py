@@ -1,6 +1,6 @@
 """Kill training again and again, go on each time, and show that nothing was lost, repeated or changed.
 
-    python benchmarks/chaos.py --kills 20 --source fit files redis kafka
+    python benchmarks/chaos.py --kills 20 --source fit files redis kafka job
 
 The run is Wide & Deep on MovieLens-100K as `trainer fit` and `trainer online` start it, a process of its own, with
 snapshots every few steps written in the background. SIGKILL comes during steps, evaluations, while a snapshot is
@@ -33,13 +33,13 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import lifetime, servers  # noqa: E402
+from benchmarks import chaos_job, lifetime, servers  # noqa: E402
 from benchmarks.ledger import EVALUATING, STEPPING, History, longest_hold, read_phase, surviving  # noqa: E402
 from examples.movielens import load  # noqa: E402
 from examples.movielens_stream import messages, segments  # noqa: E402
 from trainer import checkpoint  # noqa: E402
 
-SOURCES = ("fit", "files", "redis", "kafka")
+SOURCES = ("fit", "files", "redis", "kafka", "job")
 STEP, WRITE, EVALUATION, START = "step", "write", "evaluation", "start"
 PATIENCE = 300.0  # seconds for a process to reach the moment it is to be killed at, on a busy machine
 POLL = 0.0005
@@ -244,17 +244,22 @@ def compare_runs(run: Run, undisturbed: Run, result: Result) -> None:
     result.history = history
     result.resumes = sum(step > 0 for step in history.resumed_from)
     result.restarts = sum(step == 0 for step in history.resumed_from[1:])
-    rows, times = np.unique(np.concatenate([history.rows, expected]), return_inverse=True)
-    trained = np.bincount(times[: len(history.rows)], minlength=len(rows))
-    wanted = np.bincount(times[len(history.rows) :], minlength=len(rows))
-    result.lost_rows = int(np.maximum(wanted - trained, 0).sum())
-    result.repeated_rows = int(np.maximum(trained - wanted, 0).sum())
-    result.in_order = np.array_equal(history.rows, expected)
+    count_rows(history.rows, expected, result)
     result.hold = longest_hold(run.ledger)
     result.differences = differences(run.snapshots, undisturbed.snapshots)
     steps = int(history.steps.max(initial=0))
     if steps != run.case.steps:
         result.failures.append(f"{steps} steps were trained, not {run.case.steps}")
+
+
+def count_rows(trained: np.ndarray, expected: np.ndarray, result: Result) -> None:
+    """Count the rows that are missing or too many among those trained."""
+    rows, times = np.unique(np.concatenate([trained, expected]), return_inverse=True)
+    counted = np.bincount(times[: len(trained)], minlength=len(rows))
+    wanted = np.bincount(times[len(trained) :], minlength=len(rows))
+    result.lost_rows = int(np.maximum(wanted - counted, 0).sum())
+    result.repeated_rows = int(np.maximum(counted - wanted, 0).sum())
+    result.in_order = np.array_equal(trained, expected)
 
 
 def differences(first: Path, second: Path) -> list[str]:
@@ -350,6 +355,29 @@ def run_source(source: str, folder: Path, given: argparse.Namespace) -> Result:
     return result
 
 
+def run_job(folder: Path, given: argparse.Namespace) -> Result:
+    """Run a job of two processes undisturbed and with ranks killed, and compare what is left of both."""
+    result = Result("job")
+    try:
+        undisturbed = chaos_job.Job(folder / "undisturbed", given.epochs, 0)
+        if undisturbed.finish():
+            raise RuntimeError(f"the undisturbed job failed:\n{undisturbed.tail()}")
+        job = chaos_job.Job(folder / "disturbed", given.epochs, given.kills)
+        result.kills[STEP] = chaos_job.kill_ranks(job, given.kills, given.seed)
+        code = job.finish()
+        if code:
+            raise RuntimeError(f"the job ended with exit code {code}:\n{job.tail()}")
+        both = [[surviving(one.ledger / f"rank_{rank}") for rank in range(2)] for one in (job, undisturbed)]
+        rows, expected = (np.concatenate([history.rows for history in histories]) for histories in both)
+        result.history = both[0][0]
+        count_rows(rows, expected, result)
+        result.resumes = sum(step > 0 for step in result.history.resumed_from)
+        result.differences = differences(job.run_dir / "checkpoints", undisturbed.run_dir / "checkpoints")
+    except (RuntimeError, subprocess.TimeoutExpired, checkpoint.CheckpointError) as error:
+        result.failures.append(f"{type(error).__name__}: {error}")
+    return result
+
+
 def table(results: Sequence[Result]) -> str:
     """Return the results as a Markdown table."""
     heads = ["source", "kills", "resumes", "lost steps", "repeated steps", "lost rows", "repeated rows"]
@@ -400,7 +428,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{source}: left out, {reason}", flush=True)
                 continue
             began = time.monotonic()
-            results.append(run_source(source, folder / source, given))
+            run = run_job if source == "job" else lambda place, given, source=source: run_source(source, place, given)
+            results.append(run(folder / source, given))
             print(f"{details(results[-1])} ({time.monotonic() - began:.0f} s)", flush=True)
     print(f"\n{table(results)}")
     return 0 if results and all(result.good for result in results) else 1

@@ -40,7 +40,9 @@ class Ledger(Callback):
         self._file = self._phase = -1
 
     def setup(self, trainer: Trainer) -> None:
-        """Open the file of this process."""
+        """Open the file of this process; those of several ranks lie in folders of their own."""
+        if trainer.group.size > 1 and self.folder.name != f"rank_{trainer.group.rank}":
+            self.folder /= f"rank_{trainer.group.rank}"
         self.folder.mkdir(parents=True, exist_ok=True)
         number = len(list(self.folder.glob("*.ledger")))
         self._file = os.open(self.folder / f"{number:06d}.ledger", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND)
@@ -59,7 +61,7 @@ class Ledger(Callback):
         chunk = trainer.state.outputs.chunk
         rows = np.zeros(chunk.num_samples, np.int64)
         for name in self.key:
-            rows = rows * _BASE + chunk.rows(chunk.names.index(name))
+            rows = rows * _BASE + chunk.rows(chunk.names.index(name))[: chunk.num_samples]
         self._write(CHUNK, trainer.state.progress.global_step, chunk.num_steps, rows)
 
     def on_eval_begin(self, trainer: Trainer) -> None:

@@ -76,6 +76,8 @@ class Publish(Callback):
         FolderInUseError: at `setup`, another run publishes there.
     """
 
+    main_only = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],
