@@ -9,7 +9,8 @@ What MindSpore's own loop does for its callbacks is done here for one callback a
 - A chunk of K steps in one call leads to one `on_train_step_begin` and one `on_train_step_end`, with the numbers of
   its last step, as MindSpore's data sink does.
 - During the validation of a `fit` only `on_eval_*` hooks that a callback defines itself are called: the older names
-  mean training there, and MindSpore keeps its own callbacks out of that evaluation as well.
+  mean training there, and MindSpore keeps its own callbacks but `TimeMonitor` out of that evaluation as well.
+- Epochs and steps are counted from the beginning of the call, as `mindspore.Model` does, and go on after a resume.
 - `request_stop()` ends the run after the step under way.
 """
 
@@ -19,10 +20,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.train import Callback as MindSporeCallback
-from mindspore.train import RunContext
+from mindspore.train import RunContext, TimeMonitor
+from mindspore.train.callback import __all__ as _own_names
 
 from ._support.argument_errors import ConfigurationError
 from .callback import Callback
@@ -47,6 +50,10 @@ _OLD_NAMES = {
     "on_eval_epoch_end": "epoch_end",
     "on_eval_end": "end",
 }
+
+
+# what the parameters of an evaluation alone do not have
+_OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
 
 
 class CallbackParams(dict):
@@ -163,8 +170,14 @@ class AdaptedCallback(Callback):
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
+    def _counted(self, trainer: Trainer) -> tuple[int, int]:
+        """Return the number of the epoch under way, from 1, and of the steps done, both within the call."""
+        progress, base = trainer.state.progress, trainer.base
+        return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
+
     def _fill(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
+        epoch, step = self._counted(trainer)
         params.clear()
         # A new context, since a stop once requested stays in the old one.
         self.run_context = RunContext(params)
@@ -174,28 +187,26 @@ class AdaptedCallback(Callback):
             network=trainer.network,
             optimizer=trainer.optimizer,
             loss_fn=trainer.loss_fn,
-            epoch_num=limit or 1,
-            cur_epoch_num=state.progress.epoch + 1,
-            cur_step_num=state.progress.global_step,
+            epoch_num=1 if limit is None else limit - trainer.base["epoch"],
+            cur_epoch_num=epoch,
+            cur_step_num=step,
             batch_num=state.total_steps or UNSIZED,
             dataset_sink_mode=False,
             train_dataset=trainer.train_dataset,
-            valid_dataset=None,
             parallel_mode=str(mindspore.get_auto_parallel_context("parallel_mode")),
             device_number=mindspore.get_auto_parallel_context("device_num"),
             list_callback=[c.callback for c in trainer.callbacks if isinstance(c, AdaptedCallback)],
             last_save_ckpt_step=None,
             latest_ckpt_file=None,
             train_dataset_element=None,
-            net_outputs=None,
-            initial_step=state.progress.global_step,
+            initial_step=None,
         )
         params.on_demand("train_network", lambda: train_network(trainer))
-        params.on_demand("eval_network", lambda: getattr(trainer, "eval_network", None))
+        params.on_demand("eval_network", trainer.builder.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:
         outputs = trainer.state.outputs
-        self._params["cur_step_num"] = trainer.state.progress.global_step
+        self._params["cur_step_num"] = self._counted(trainer)[1]
         self._params.on_demand("net_outputs", lambda: _net_outputs(trainer, outputs))
         self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
@@ -210,7 +221,7 @@ class AdaptedCallback(Callback):
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         """Begin an epoch."""
-        self._params["cur_epoch_num"] = trainer.state.progress.epoch + 1
+        self._params["cur_epoch_num"] = self._counted(trainer)[0]
         if trainer.state.total_steps is not None:  # data without a size of its own has one after an epoch
             self._params["batch_num"] = trainer.state.total_steps
         self._in_epoch = True
@@ -224,7 +235,9 @@ class AdaptedCallback(Callback):
     def on_train_step_begin(self, trainer: Trainer) -> None:
         """Begin a chunk of steps."""
         self._first_step_begin(trainer)
-        self._params["cur_step_num"] = trainer.state.progress.global_step + 1
+        self._params["cur_step_num"] = self._counted(trainer)[1] + 1
+        chunk = trainer.state.chunk
+        self._params.on_demand("train_dataset_element", lambda: _last_batch(chunk))
         self._call("on_train_step_begin", trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -252,38 +265,55 @@ class AdaptedCallback(Callback):
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     def _call_eval(self, hook: str, trainer: Trainer) -> None:
-        if trainer.state.phase == "evaluate" or self._defines(hook, alias=False):
+        kept_out = type(self.callback).__name__ in _own_names or not self._defines(hook, alias=False)
+        if trainer.state.phase == "evaluate" or isinstance(self.callback, TimeMonitor) or not kept_out:
             self._call(hook, trainer)
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         """Begin an evaluation."""
         if trainer.state.phase == "evaluate":
             self._fill(trainer)
+            for key in _OF_TRAINING:
+                self._params.pop(key, None)
             self._enter()
         kept = ("mode", "cur_step_num", "batch_num", "net_outputs")
         self._train_values = {key: dict.get(self._params, key) for key in kept if dict.__contains__(self._params, key)}
-        self._params.update(mode="eval", cur_step_num=0, batch_num=UNSIZED, net_outputs=None)
+        evaluation = trainer.state.evaluation
+        self._params.update(
+            mode="eval",
+            cur_step_num=0,
+            batch_num=evaluation.num_batches or UNSIZED,
+            valid_dataset=evaluation.dataset,
+        )
         self._call_eval("on_eval_begin", trainer)
         self._call_eval("on_eval_epoch_begin", trainer)
 
     def on_eval_step_begin(self, trainer: Trainer) -> None:
         """Begin an evaluation batch."""
         self._params["cur_step_num"] += 1
+        chunk = trainer.state.evaluation.chunk
+        self._params.on_demand("eval_dataset_element", lambda: _last_batch(chunk))
         self._call_eval("on_eval_step_begin", trainer)
 
     def on_eval_step_end(self, trainer: Trainer) -> None:
         """End an evaluation batch."""
+        self._params["net_outputs"] = trainer.state.evaluation.outputs
         self._call_eval("on_eval_step_end", trainer)
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """End an evaluation."""
-        self._params["batch_num"] = max(1, self._params["cur_step_num"])
+        if self._params["batch_num"] == UNSIZED:
+            self._params["batch_num"] = max(1, self._params["cur_step_num"])
         self._call_eval("on_eval_epoch_end", trainer)
-        metrics = {name.removeprefix("val_"): value for name, value in trainer.state.metrics.items()}
+        prefix = "" if trainer.state.phase == "evaluate" else "val_"
+        metrics = {
+            name: _unreduced(metric, trainer.state.metrics.get(prefix + name))
+            for name, metric in trainer.metrics.items()
+        }
         self._params["metrics"] = metrics
-        if trainer.state.phase != "evaluate":
-            loss = {"eval_loss": metrics["loss"]} if "loss" in metrics else {}
-            self._params["eval_results"] = {**metrics, **loss}
+        if prefix:
+            loss = trainer.state.metrics.get("val_loss")
+            self._params["eval_results"] = {**metrics, **({} if loss is None else {"eval_loss": loss})}
         self._call_eval("on_eval_end", trainer)
         self._params.pop("net_outputs", None)
         self._params.update(self._train_values)
@@ -302,8 +332,19 @@ class AdaptedCallback(Callback):
             load(state)
 
 
+def _unreduced(metric: Any, number: float | None) -> Any:
+    """Return what `metric` gives; `number` is what the trainer has made of it, the same where that is a number."""
+    value = metric.eval() if hasattr(metric, "eval") else metric.value()
+    return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
+
+
 def _net_outputs(trainer: Trainer, outputs: Any) -> Any:
+    """Return what `mindspore.Model`'s training cell would have returned."""
+    if outputs.returned is not None and trainer.optimizer is None:
+        return outputs.returned
     loss = Tensor(outputs.loss, mstype.float32)
+    if outputs.returned is not None and outputs.returned.size > 1:
+        return loss, outputs.returned
     if trainer.loss_scale is None:
         return loss
     overflow = trainer.read_counters()["consecutive"] > 0

@@ -40,6 +40,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Trainer": ".trainer",
+    "Model": ".model",
+    "RecModel": ".model",
     "Limits": ".run.limits",
     "ParquetFolder": ".data.parquet_folder",
     "MultiTaskLoss": ".graph.multi_task",

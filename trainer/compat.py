@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mindspore import nn
+from mindspore import Tensor, nn
+from mindspore.train import Callback as MindSporeCallback
 
 from . import checks
+from .errors import ConfigurationError
 from .hooks import Every
 from .hooks import train_network as cell_with_optimizer
+from .metrics import read_metric
+from .run.inference import predict as trainer_predict
 
 if TYPE_CHECKING:
     from .hooks import History
     from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -28,7 +35,7 @@ def train(
     sink_size: int = -1,
     initial_epoch: int = 0,
 ) -> History:
-    """Train from epoch `initial_epoch` up to `epoch`; the same as `fit` otherwise."""
+    """Train from epoch `initial_epoch` up to `epoch`, as `mindspore.Model.train` does: `fit` without validation."""
     return trainer.fit(
         epoch,
         train_dataset,
@@ -40,10 +47,49 @@ def train(
 
 
 def evaluate(
-    trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True
-) -> dict[str, float]:
-    """The same as `Trainer.evaluate`."""
-    return trainer.evaluate(valid_dataset, callbacks, dataset_sink_mode)
+    trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
+) -> dict[str, Any]:
+    """Return the metrics asked for, in their order and as their `eval` gives them, as `mindspore.Model.eval` does.
+
+    Raises:
+        ConfigurationError: the trainer has no metrics.
+        TypeError: `dataset_sink_mode` is no bool.
+    """
+    _require_bool("dataset_sink_mode", dataset_sink_mode)
+    if not trainer.metrics:
+        raise ConfigurationError("eval: needs metrics, and the trainer was made without; evaluate() gives the loss")
+    trainer.evaluate(valid_dataset, callbacks)
+    return {name: read_metric(metric) for name, metric in trainer.metrics.items()}
+
+
+def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
+    """Apply the network to Tensors and return Tensors, as `mindspore.Model.predict` does.
+
+    Args:
+        trainer: whose network is applied.
+        predict_data: what the network takes.
+        backend: None. "lite" falls back to the network itself, as it does in MindSpore where MindSpore Lite is missing.
+        config: settings of that backend; without effect.
+
+    Raises:
+        ConfigurationError: another backend.
+    """
+    if backend is not None:
+        checks.choice("backend", backend, ("lite",))
+    if backend == "lite":
+        logger.warning("predict: MindSpore Lite is not used; the network itself is applied")
+    if all(isinstance(item, Tensor) for item in predict_data):
+        return _tensors(trainer_predict(trainer, ([predict_data],), None, False))
+    kept = trainer.network.training
+    trainer.network.set_train(False)
+    try:
+        return trainer.network(*predict_data)
+    finally:
+        trainer.network.set_train(kept)
+
+
+def _tensors(outputs: Any) -> Any:
+    return tuple(map(_tensors, outputs)) if isinstance(outputs, tuple) else Tensor(outputs)
 
 
 def build(
@@ -57,6 +103,18 @@ def build(
     """Compile the training program ahead of time as `compile` does; evaluation is compiled when first used."""
     if train_dataset is not None:
         trainer.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
+
+
+def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
+    """Refuse: layouts belong to MindSpore's automatic parallelism, which this trainer does not use.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(
+        "infer_train_layout and infer_predict_layout are for MindSpore's automatic parallelism (semi_auto_parallel, "
+        "auto_parallel); this trainer runs replicas: see trainer launch"
+    )
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
@@ -74,10 +132,11 @@ def also_as_model(fit: Method) -> Method:
 
     @functools.wraps(fit)
     def fit_either(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        self.state.first_epoch = 0
         if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
             initial_epoch, args, kwargs = _as_fit_takes_them(*args, **kwargs)
-            if initial_epoch:
-                self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
+            self.state.first_epoch = initial_epoch
+            self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
         return fit(self, *args, **kwargs)
 
     return cast(Method, fit_either)
@@ -87,7 +146,7 @@ def _as_fit_takes_them(
     epoch: int,
     train_dataset: Any,
     valid_dataset: Any = None,
-    valid_frequency: int = 1,
+    valid_frequency: int | Sequence[int] = 1,
     callbacks: Any = None,
     dataset_sink_mode: bool = False,
     valid_dataset_sink_mode: bool = False,
@@ -97,20 +156,70 @@ def _as_fit_takes_them(
 ) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """Return `initial_epoch` and the arguments of `Trainer.fit` for those of `mindspore.Model.fit`.
 
+    Where the user left the sink size open and a callback of MindSpore's kind watches steps, each step is a call.
+
     Raises:
-        ConfigurationError: epochs that are none, or a list of epochs to validate after.
+        ConfigurationError: epochs that are none.
+        TypeError: a sink mode that is no bool.
     """
-    checks.whole("valid_frequency", valid_frequency, also=" (epochs between validations)")
-    checks.whole("initial_epoch", initial_epoch, 0, most=max(epoch, 1) - 1)
-    every = None if valid_frequency == 1 else Every(epochs=valid_frequency)
+    _require_bool("dataset_sink_mode", dataset_sink_mode)
+    _require_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
+    if not checks.is_whole(initial_epoch) or not 0 <= initial_epoch < max(epoch, 1):
+        checks.refuse("initial_epoch", f"a whole number from 0 below epoch={epoch}", initial_epoch)
+    if isinstance(valid_frequency, Sequence):
+        for number in valid_frequency:
+            checks.whole("valid_frequency", number)
+    else:
+        checks.whole("valid_frequency", valid_frequency, also=" (epochs), or a list of epochs")
     options = {
         "valid_dataset": valid_dataset,
-        "valid_every": every,
-        "callbacks": callbacks,
-        "dataset_sink_mode": dataset_sink_mode,
+        "valid_every": None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
+        "callbacks": [] if callbacks is None else callbacks,
+        "dataset_sink_mode": dataset_sink_mode and not (sink_size == -1 and _watches_steps(callbacks)),
         "sink_size": sink_size,
     }
     return initial_epoch, (train_dataset, epoch - initial_epoch), {**options, **others}
+
+
+def _require_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: takes True or False; received {value!r}")
+
+
+def _watches_steps(callbacks: Any) -> bool:
+    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return any(isinstance(callback, MindSporeCallback) for callback in given)
+
+
+class _EpochsOfCall(Every):
+    """Cadence of `valid_frequency`: every so many epochs, or the epochs of a list, by their number in the call."""
+
+    def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
+        super().__init__(epochs=1)
+        self._wanted = epochs
+        self._initial = initial_epoch
+        self._base = 0
+
+    def start(self, progress: Any) -> None:
+        """Count from here."""
+        super().start(progress)
+        self._base = progress.epoch - self._initial
+
+    def due(self, progress: Any) -> bool:
+        """Return whether an epoch that is wanted has just ended."""
+        if not super().due(progress):
+            return False
+        epoch = progress.epoch - self._base
+        return epoch % self._wanted == 0 if isinstance(self._wanted, int) else epoch in self._wanted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return mark and base."""
+        return {**super().state_dict(), "base": self._base}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._base = state.get("base", 0)
 
 
 def renamed(old: str, new: str) -> Callable[[Method], Method]:

@@ -111,6 +111,8 @@ class StepOutputs:
     Attributes:
         losses_device: the losses as the program returned them, a Tensor of shape [K] or [].
         predictions_device: the network's output as the program returned it, or None.
+        returned: all that a whole training step of the user's returned, or the prediction of a network that returns
+            its own loss; None for others, and where many steps are trained per call.
         chunk: what was trained on.
         num_steps: steps done, at most K.
         num_samples: rows trained on.
@@ -124,11 +126,13 @@ class StepOutputs:
         "num_samples",
         "num_steps",
         "predictions_device",
+        "returned",
     )
 
     def __init__(self, losses: Any, predictions: Any, chunk: Any, num_steps: int, num_samples: int) -> None:
         self.losses_device = losses
         self.predictions_device = predictions
+        self.returned: Any = None
         self._losses: np.ndarray | None = None
         self._predictions: np.ndarray | None = None
         self.chunk = chunk
@@ -156,6 +160,23 @@ class StepOutputs:
 
 
 @dataclass
+class EvaluationState:
+    """What callbacks may know of an evaluation under way.
+
+    Attributes:
+        dataset: the `mindspore.dataset` pipeline that is read, or None for other data.
+        num_batches: its batches, or None when unknown.
+        chunk: the batch under way.
+        outputs: what the evaluation network returned for it, device tensors.
+    """
+
+    dataset: Any = None
+    num_batches: int | None = None
+    chunk: Any = None
+    outputs: tuple[Any, ...] | None = None
+
+
+@dataclass
 class State:
     """What callbacks read. Only the run writes it.
 
@@ -164,10 +185,13 @@ class State:
         progress: the counters.
         limits: bounds of the run under way (`trainer.run.limits.Limits`), or None.
         total_steps: optimizer steps of one epoch where the data has a size, else None.
+        chunk: what is trained on next, while on_train_step_begin runs (`trainer.data.feed.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
         metrics: newest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate`
             without.
+        evaluation: the evaluation under way, or None.
+        first_epoch: number of the first epoch of this call for MindSpore's callbacks, from 0 (`initial_epoch`).
         window: metrics of the online window that closed last, or None.
         drift: what the drift detector saw last, or None.
         stop_reason: set when the run is to end.
@@ -183,9 +207,12 @@ class State:
     progress: Progress = field(default_factory=Progress)
     limits: Any = None
     total_steps: int | None = None
+    chunk: Any = None
     outputs: StepOutputs | None = None
     train_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: EvaluationState | None = None
+    first_epoch: int = 0
     window: dict[str, float] | None = None
     drift: dict[str, Any] | None = None
     stop_reason: StopReason | None = None

@@ -101,7 +101,7 @@ class Trainer:
     ) -> None:
         self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
-        self.network, self.loss_fn, self.optimizer, self.eval_network = network, loss_fn, optimizer, eval_network
+        self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self.metrics = task_metrics(metrics, () if self.tasks is None else self.tasks.tasks)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
@@ -334,6 +334,8 @@ class Trainer:
     train = compat.train
     eval = compat.evaluate
     build = compat.build
+    infer_train_layout = compat.no_layout
+    infer_predict_layout = compat.no_layout
     train_network = property(compat.train_network)
     predict_network = property(compat.predict_network)
 
@@ -376,6 +378,23 @@ class Trainer:
     def position(self) -> dict[str, Any] | None:
         """Place in the data right after the last row trained on; None outside a run."""
         return None if self.run is None else dict(self.run.cursor.position)
+
+    @property
+    def base(self) -> dict[str, int]:
+        """The "epoch" and "step" that the run under way counts from; zeros outside a run."""
+        return {"epoch": 0, "step": 0} if self.run is None else self.run.cursor.base
+
+    @property
+    def eval_network(self) -> nn.Cell | None:
+        """The cell that evaluates; None: one is built from network and loss. Settable; `eval_indexes` stay."""
+        return self.builder.eval_network
+
+    @eval_network.setter
+    def eval_network(self, cell: nn.Cell | None) -> None:
+        network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
+        kept = self.eval_indexes if cell is not None and self.eval_network is not None else None
+        self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
+        self.builder.use_eval_network(cell)
 
     @property
     def train_dataset(self) -> Any:

@@ -61,11 +61,10 @@ def test_fit_takes_all_arguments_of_models_fit(linear, cancer):
     )
     assert (trainer.state.progress.epoch, trainer.state.progress.global_step) == (5, 4 * 9)
     assert len(history.history["val_loss"]) == 2
-    with pytest.raises(
-        ConfigurationError,
-        match=r"valid_frequency takes a whole number >= 1 \(epochs.*; received \[2",
-    ):
-        trainer.fit(5, dataset, dataset, [2, 4])
+    with pytest.raises(ConfigurationError, match=r"valid_frequency takes a whole number >= 1 \(epochs.*; received 0"):
+        trainer.fit(5, dataset, dataset, 0)
+    with pytest.raises(TypeError, match="dataset_sink_mode: takes True or False; received 'valid'"):
+        trainer.fit(5, dataset, dataset, dataset_sink_mode="valid")
     accepted = set(inspect.signature(_as_fit_takes_them).parameters) | {"self"}
     assert set(inspect.signature(Model.fit).parameters) <= accepted
 

@@ -448,6 +448,7 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
         from .wrapped_arrays import wrapped_arrays
 
         source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
+        source.dataset = data
     elif is_arrays(data):
         return ArraySource(data, batch_size, shuffle=shuffle, seed=seed)
     elif callable(data) or hasattr(data, "__iter__"):

@@ -162,7 +162,7 @@ class StepBuilder:
 
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return _single_runner(self._one_step(options, depth), options)
+            return _single_runner(self._one_step(options, depth), options, returns=self.loss_fn is None)
         return _sunk_runner(self._sunk_steps(options, size, sample, depth), options)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
@@ -264,6 +264,10 @@ class StepBuilder:
         parts = prediction if isinstance(prediction, tuple | list) else (prediction,)
         return tuple(np.array(part.asnumpy()) for part in parts)
 
+    def use_eval_network(self, cell: nn.Cell | None) -> None:
+        """Evaluate by `cell` from now on; None: by a program built from network and loss."""
+        self.eval_network, self._evaluate = cell, None
+
     def evaluate_cell(self) -> nn.Cell:
         """Return the evaluation program: the user's, or one built from network and loss."""
         if self._evaluate is None:
@@ -349,7 +353,7 @@ def _inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
     return inputs
 
 
-def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
+def _single_runner(step: nn.Cell, options: StepOptions, *, returns: bool) -> TrainRunner:
     step.set_train(True)
     run = GraphCall(step)
     leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
@@ -363,7 +367,10 @@ def _single_runner(step: nn.Cell, options: StepOptions) -> TrainRunner:
             raise to_graph_error(error, chunk) from None
         if sizes.programs != run.programs:
             sizes.note(chunk)
-        return StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
+        outputs = StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
+        if returns:
+            outputs.returned = prediction
+        return outputs
 
     return train
 

@@ -80,7 +80,8 @@ class Forward(nn.Cell):
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = _to_float32(prediction)
-            return _scalar_loss(self.loss_fn(prediction, *columns[-self.labels :])), prediction
+            loss = self.loss_fn(prediction, *columns[-self.labels :])
+            return _scalar_loss(loss) if self.training else ops.mean(loss), prediction
         outputs = self.network(*columns)
         if self.cast_outputs:
             outputs = _to_float32(outputs)
@@ -335,10 +336,10 @@ class CustomStep(nn.Cell):
         self.step = step
 
     def construct(self, flush, *columns):
-        """Train one batch; returns (loss, loss). Of a tuple of outputs the first is the loss."""
+        """Train one batch; returns (loss, what the step returned). Of a tuple of outputs the first is the loss."""
         outputs = self.step(*columns)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        return ops.mean(loss), loss
+        return ops.mean(loss), outputs
 
 
 class OneStep(nn.Cell):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         clear_metrics,
         get_metrics,
         metric_names,
+        numbers,
+        read_metric,
         read_metrics,
         update_metrics,
     )
@@ -48,6 +50,8 @@ _HOMES = {
     "clear_metrics": ".registry",
     "get_metrics": ".registry",
     "metric_names": ".registry",
+    "numbers": ".registry",
+    "read_metric": ".registry",
     "read_metrics": ".registry",
     "update_metrics": ".registry",
 }
@@ -73,6 +77,8 @@ __all__ = [
     "clear_metrics",
     "get_metrics",
     "metric_names",
+    "numbers",
+    "read_metric",
     "read_metrics",
     "update_metrics",
 ]

@@ -217,19 +217,30 @@ def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     return columns[name]
 
 
-def read_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+def read_metric(metric: Any) -> Any:
+    """Return what a metric of ours or of MindSpore's kind gives."""
+    return metric.eval() if hasattr(metric, "eval") else metric.value()
+
+
+def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every metric as a float.
 
     A metric of one value a class, such as MindSpore's precision, gives its mean under its name and the values under
-    name_0, name_1, ...
-
-    Raises:
-        ConfigurationError: the metric's `eval` returned something that is neither a number nor a vector of numbers.
+    name_0, name_1, ... What is neither a number nor a vector of numbers (a confusion matrix) stays as it is.
     """
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for name, metric in metrics.items():
-        values |= named_values(name, metric.eval() if hasattr(metric, "eval") else metric.value())
+        value = read_metric(metric)
+        try:
+            values |= named_values(name, value)
+        except (TypeError, ValueError):
+            values[name] = value
     return values
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return those of `values` that are numbers: what callbacks monitor and log."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _metric(value: Any) -> tuple[str, Any]:

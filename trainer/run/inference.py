@@ -109,6 +109,8 @@ def _concatenate(batches: list[Any]) -> Any:
 
 
 def _join(parts: Sequence[np.ndarray]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     if len({part.shape[1:] for part in parts}) > 1:
         return list(parts)
     return np.concatenate(parts) if parts[0].ndim else np.stack(parts)

@@ -18,6 +18,8 @@ from ..data.feed import Chunk, Feed
 from ..data.waiting import Interrupted
 from ..distributed.outputs import everyones_outputs
 from ..errors import DataError
+from ..metrics import numbers
+from ..state import EvaluationState
 from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
@@ -72,7 +74,9 @@ def _train_epoch(run: Run) -> bool:
         for chunk in chunks:
             trained = True
             if begins:
+                state.chunk = chunk
                 call("on_train_step_begin", trainer)
+                state.chunk = None
             state.outputs = run.step(chunk)
             _after_step(run, chunk)
             run.agree()
@@ -104,7 +108,7 @@ def _after_step(run: Run, chunk: Chunk) -> None:
     if run.validation_due(chunk):
         results = run.validate()
         if results:
-            state.metrics = {f"val_{name}": value for name, value in results.items()}
+            state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
             call("on_eval_end", trainer)
     if chunk.ends_epoch:
         call("on_train_epoch_end", trainer)
@@ -118,6 +122,7 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
     its data comes, and raises Interrupted when it does not.
     """
     call = trainer.callbacks.call
+    trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.source.size)
     call("on_eval_begin", trainer)
     interrupted = empty = False
 
@@ -128,8 +133,10 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
             interrupted = interruptible and trainer.state.told_to_leave
             if interrupted:
                 return
+            under_way.chunk = chunk
             call("on_eval_step_begin", trainer)
             outputs = trainer.builder.infer(cell, chunk)
+            under_way.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             yield (outputs, host_columns(chunk, tally.groups)), chunk.num_samples
             call("on_eval_step_end", trainer)
         empty = chunk is None
@@ -150,7 +157,7 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
 
 def evaluated(trainer: Trainer, results: dict[str, float]) -> None:
     """Make the results of `Trainer.evaluate` known."""
-    trainer.state.metrics = results
+    trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
 
 
