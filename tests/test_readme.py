@@ -1,4 +1,4 @@
-"""Every code block of the README runs as it stands."""
+"""Every code block of the README and of the documentation runs as it stands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+]
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -23,8 +28,8 @@ def blocks(language: str) -> list[str]:
     return [text for kind, text in BLOCKS if kind == language]
 
 
-def test_the_readme_has_no_block_that_nobody_runs():
-    assert {language for language, _ in BLOCKS} == {"python", "yaml"}
+def test_there_is_no_block_that_nobody_runs():
+    assert {language for language, _ in BLOCKS} == {"python", "yaml", "text"}
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_between_refreshes_the_bar_reads_no_loss(fit, monkeypatch):
 def test_a_stream_shows_its_window_in_few_lines(online, capsys):
     online([{"window_auc": 0.75, "lag": 12} for _ in range(8)], ProgressBar(line_seconds=3600))
     lines = capsys.readouterr().err.splitlines()
-    assert re.match(r"online: 1 steps, [\d,]+ samples/s, window_auc 0.75, lag 12", lines[0])
+    assert re.match(r"online: 1 steps, [\d,]+ samples/s(, \d+% waiting for data)?, window_auc 0.75, lag 12", lines[0])
     assert re.match(r"online: 8 steps, ", lines[1])
     assert [line.split(": ")[:2] for line in lines[2:]] == [["stopped", "stream_end"]]
 
