@@ -106,7 +106,8 @@ class DriftMonitor(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.count, self._windows_left = int(state["count"]), int(state["windows_left"])
+        self.count = whole("count", state["count"], 0)
+        self._windows_left = whole("windows_left", state["windows_left"], 0)
         load = getattr(self.detector, "load_state_dict", None)
         if state["detector"] is not None and callable(load):
             load(state["detector"])

@@ -114,7 +114,7 @@ class History(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._clear()
-        self.epoch = list(state["epoch"])
+        self.epoch = [whole("epoch", epoch, 0) for epoch in state["epoch"]]
         self.curve.load_state_dict(state["curve"])
         for name, series in state["series"].items():
             bounded = name != "loss" and not name.startswith("val_")

@@ -148,4 +148,4 @@ class ReduceLROnPlateau(Patience):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         super().load_state_dict(state)
-        self.cooling = int(state["cooling"])
+        self.cooling = whole("cooling", state["cooling"], 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._support.argument_errors import ConfigurationError, did_you_mean
-from ._support.arguments import refuse, whole
+from ._support.arguments import any_number, refuse, whole
 from ._support.cadence import Every, cadence
 from ._support.metric import Watched
 from .callback import Callback
@@ -220,5 +221,20 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._records = [dict(record) for record in state["records"]]
-        self.best_name = state["best_name"]
+        records = [
+            {
+                "name": _name(record["name"]),
+                "value": None if record["value"] is None else any_number("value", record["value"]),
+                "durable": record["durable"] is True,
+            }
+            for record in state["records"]
+        ]
+        self.best_name = None if state["best_name"] is None else _name(state["best_name"])
+        self._records = records
+
+
+def _name(value: Any) -> str:
+    # What a snapshot says becomes part of a path: it must not lead out of the folder.
+    if not isinstance(value, str) or not re.fullmatch(r"step_\d{8,18}", value):
+        raise ValueError(f"{value!r} is no name of a snapshot")
+    return value

@@ -190,4 +190,6 @@ class SkipNonFinite(_NonFinite):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.skipped = list(state["skipped"])
+        self.skipped = [
+            {"step": whole("step", one["step"], 0), "between": list(one["between"])} for one in state["skipped"]
+        ]

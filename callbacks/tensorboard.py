@@ -147,5 +147,7 @@ class TensorBoard(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        if not isinstance(state["folder"], str | None):
+            raise TypeError(f"the folder is a path or None; received {state['folder']!r}")
         if self.log_dir is None and state["folder"] and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])

@@ -9,9 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import ConfigurationError
-from .hooks import choice, function, is_number, is_whole, number, refuse, whole
+from .hooks import any_number, choice, function, is_number, is_whole, number, refuse, whole
 
-__all__ = ["choice", "epochs", "function", "is_number", "is_whole", "number", "refuse", "seed", "sink_steps", "whole"]
+__all__ = [
+    "any_number",
+    "choice",
+    "epochs",
+    "function",
+    "is_number",
+    "is_whole",
+    "number",
+    "refuse",
+    "seed",
+    "sink_steps",
+    "whole",
+]
 
 
 def seed(value: Any) -> int | None:

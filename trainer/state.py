@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .checks import whole
+
 NUMPY_DTYPES = {"Float32": np.float32, "Float16": np.float16}  # by MindSpore's names, so that no import of it is needed
 
 
@@ -68,8 +70,7 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore what `state_dict` returned."""
-        for name in vars(self):
-            setattr(self, name, int(state[name]))
+        vars(self).update({name: whole(name, state[name], 0) for name in vars(self)})
 
 
 @dataclass(frozen=True)

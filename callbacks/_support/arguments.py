@@ -123,3 +123,14 @@ def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., 
     if not ((optional and value is None) or callable(value)):
         refuse(place, "a function of the trainer" + (" or None" if optional else ""), value)
     return value
+
+
+def any_number(place: str, value: Any) -> float:
+    """Return `value` as float when it is a real number, NaN included.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        refuse(place, "a number", value)
+    return float(value)

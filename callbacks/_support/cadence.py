@@ -81,7 +81,10 @@ class Every:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._mark = state.get("mark")
+        mark = state.get("mark")
+        if mark is not None and (isinstance(mark, bool) or not isinstance(mark, int | float) or mark != mark):
+            raise ValueError(f"the mark of a cadence is a number or None; received {mark!r}")
+        self._mark = mark
 
     def __repr__(self) -> str:
         return f"Every({self.unit}={self.n})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .arguments import any_number, whole
+
 
 class Curve:
     """A series of (step, value) points; when it is full, every second point goes and points come half as often.
@@ -48,5 +50,9 @@ class Curve:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.steps, self.values = list(state["steps"]), list(state["values"])
-        self._stride, self._offered = int(state["stride"]), int(state["offered"])
+        steps = [whole("step", step, 0) for step in state["steps"]]
+        values = [any_number("value", value) for value in state["values"]]
+        if len(steps) != len(values):
+            raise ValueError(f"a curve has {len(steps)} steps and {len(values)} values")
+        self._stride, self._offered = whole("stride", state["stride"]), whole("offered", state["offered"], 0)
+        self.steps, self.values = steps, values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback
-from .arguments import whole
+from .arguments import number, whole
 from .metric import Watched
 
 if TYPE_CHECKING:
@@ -89,4 +89,6 @@ class Patience(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         # Earlier snapshots of ReduceLROnPlateau have no step.
-        self.best, self.best_step, self.wait = state["best"], state.get("best_step"), int(state["wait"])
+        best = number("best", state["best"], optional=True)
+        best_step = whole("best_step", state.get("best_step"), 0, optional=True)
+        self.best, self.best_step, self.wait = best, best_step, whole("wait", state["wait"], 0)

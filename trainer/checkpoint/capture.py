@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from ..checks import any_number
 from ..distributed.exchange import BEFORE
+from ..errors import CheckpointError, TrainerError
 from . import generators
 from .ckpt_files import compare
+from .undo import Undo
 
 if TYPE_CHECKING:
     from ..run.cursor import Cursor
@@ -68,14 +71,13 @@ def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
     return groups, state
 
 
-def restore_tensors(
+def fitting_tensors(
     trainer: Trainer, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
-) -> None:
-    """Put saved tensors back into the trainer's parameters.
+) -> list[tuple[Parameter, np.ndarray]]:
+    """Return which parameter takes which saved tensor; nothing is changed.
 
     Raises:
-        CheckpointMismatchError: parameters are missing, unexpected or differently shaped and `strict` is set; nothing
-            has been changed then.
+        CheckpointMismatchError: parameters are missing, unexpected or differently shaped and `strict` is set.
     """
     expected = named_parameters(trainer)
     if weights_only:
@@ -86,45 +88,114 @@ def restore_tensors(
         raise problems.error("the snapshot", "this network and optimizer")
     if problems:
         logger.warning("%s", problems.message("the snapshot", "this network and optimizer"))
-    for group, parameters in expected.items():
-        for name, parameter in parameters.items():
-            value = groups.get(group, {}).get(name)
-            if value is not None and tuple(value.shape) == tuple(parameter.shape):
-                # A compiled step with a branch in it goes on with the old value after `set_data`.
-                ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
+    pairs = [
+        (parameter, groups[group].get(name))
+        for group, parameters in expected.items()
+        for name, parameter in parameters.items()
+    ]
+    return [
+        (parameter, value)
+        for parameter, value in pairs
+        if value is not None and tuple(value.shape) == tuple(parameter.shape) and value.dtype.kind != "c"
+    ]
 
 
-def restore_parts(trainer: Trainer, snapshot: Snapshot) -> None:
-    """Put back the state of the run's parts (online metrics, tables); parts the snapshot lacks start anew.
+def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
+    """Put saved tensors into their parameters."""
+    for parameter, value in tensors:
+        # A compiled step with a branch in it goes on with the old value after `set_data`.
+        ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
 
-    A part is given the states of all snapshots that this one builds on, the first one first.
+
+def restore_all(
+    trainer: Trainer, snapshot: Snapshot, tensors: Iterable[tuple[Parameter, np.ndarray]], cursor: Cursor | None
+) -> None:
+    """Put everything a snapshot holds back, or, when any of it cannot be, nothing.
+
+    Tensors and tables, which are large, are checked first and changed last; what comes in between is small, and is put
+    back as it was when something in it turns out to be unusable.
+
+    Raises:
+        CheckpointError: a part of the state is not what its owner saves; the message names the part.
+        CheckpointMismatchError: it belongs to other tables.
     """
-    for name, part in trainer.parts.items():
+    tables = table_states(trainer, snapshot)
+    small = {name: part for name, part in trainer.parts.items() if part is not trainer.tables}
+    undo = Undo(trainer, *([] if cursor is None else [cursor.source]))
+    for one in (small, list(trainer.callbacks), trainer.state.progress, cursor):
+        undo.remember(one)
+    before, random = dict(vars(trainer.state)), generators.capture()
+    place = ["its parts"]
+    try:
+        _restore_small(trainer, snapshot, small, cursor, place)
+    except BaseException as error:
+        undo.put_back()
+        vars(trainer.state).update(before)
+        generators.restore(random)
+        if not isinstance(error, Exception) or isinstance(error, CheckpointError):
+            raise
+        said = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{snapshot.path} holds no usable state of {place[0]}: {said}") from error
+    if tables:
+        trainer.tables.load_states(tables)
+    assign(tensors)
+    trainer.state.snapshot = snapshot.path
+
+
+def _restore_small(
+    trainer: Trainer, snapshot: Snapshot, parts: Mapping[str, Any], cursor: Cursor | None, place: list[str]
+) -> None:
+    """Restore all but tensors and tables; `place` tells the caller what was being restored."""
+    state = snapshot.state
+    for name, part in parts.items():
+        place[0] = f"the part {name!r}"
         states = part_states(snapshot, name)
-        if not states:
-            logger.warning("the snapshot holds no state of %s; it starts anew", name)
+        if states:
+            part.load_state_dict(states[-1])
         else:
-            part.load_states(states)
-
-
-def restore_state(trainer: Trainer, state: Mapping[str, Any], cursor: Cursor | None) -> None:
-    """Put back what a snapshot holds besides tensors and parts: counters, generators, callbacks, place in the data."""
+            logger.warning("the snapshot holds no state of %s; it starts anew", name)
+    place[0] = "the counters"
     trainer.state.progress.load_state_dict(state["progress"])
-    trainer.state.metrics = dict(state["metrics"])
+    if trainer.state.progress.global_step != snapshot.step:
+        raise ValueError(f"global_step is {trainer.state.progress.global_step}, the snapshot's step {snapshot.step}")
+    place[0] = "the metrics"
+    trainer.state.metrics = {name: any_number(name, value) for name, value in state["metrics"].items()}
+    place[0] = "the random generators"
     generators.restore(state["random"])
+    place[0] = "the callbacks"
     for key in trainer.callbacks.load_state_dict(state["callbacks"]):
         logger.warning("the snapshot holds the state of callback %s, which this run does not have", key)
     if cursor is not None:
+        place[0] = "the place in the data"
         cursor.load_state_dict(state)
+
+
+def table_states(trainer: Trainer, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Return the checked states of the trainer's sparse tables, the first one first; none where there are no tables.
+
+    Raises:
+        CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
+    """
+    if trainer.tables is None:
+        return []
+    states = part_states(snapshot, "tables")
+    if not states:
+        logger.warning("the snapshot holds no state of tables; they start anew")
+    trainer.tables.check_states(states)
+    return states
 
 
 def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
     """Return the states of one part in a snapshot and those that it builds on, the first one first."""
     group = f"part.{name}"
+    parts = [(link, link.state.get("parts", {})) for link in snapshot.chain()]
+    for link, found in parts:
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"{link.path} holds no usable state of its parts: it is no mapping")
     return [
-        {"json": link.state["parts"][name], "arrays": link.tensors(group) if group in link.groups else {}}
-        for link in snapshot.chain()
-        if name in link.state.get("parts", {})
+        {"json": found[name], "arrays": link.tensors(group) if group in link.groups else {}}
+        for link, found in parts
+        if name in found
     ]
 
 

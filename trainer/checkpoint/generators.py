@@ -9,6 +9,10 @@ from typing import Any
 import mindspore
 import numpy as np
 
+from ..checks import any_number, whole
+
+_WORDS = 624
+
 
 def capture() -> dict[str, Any]:
     """Return the generator states of Python and NumPy and MindSpore's seed, JSON-able."""
@@ -22,12 +26,22 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any]) -> None:
-    """Put back what `capture` returned."""
+    """Put back what `capture` returned.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not that.
+    """
     version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, cached))
-    if states.get("mindspore_seed") is not None:
+    if name != "MT19937" or len(keys) != _WORDS:
+        raise ValueError(f"the state of NumPy's generator is of {name!r} with {len(keys)} words, not of MT19937")
+    # NumPy takes any position, and reads beyond its words
+    position, has_gauss = whole("position", position, 0, most=_WORDS), whole("has_gauss", has_gauss, 0, most=1)
+    words = np.array([whole("word", key, 0, most=2**32 - 1) for key in keys], np.uint32)
+    seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, most=2**32 - 1, optional=True)
+    random.setstate((version, tuple(internal), gauss if gauss is None else any_number("gauss", gauss)))
+    np.random.set_state((name, words, position, has_gauss, any_number("cached", cached)))
+    if seed is not None:
         before = np.random.get_state()
-        mindspore.set_seed(int(states["mindspore_seed"]))
+        mindspore.set_seed(seed)
         np.random.set_state(before)  # mindspore.set_seed reseeds NumPy

@@ -189,24 +189,25 @@ class Saver:
             cursor: place in the data of the training that goes on from the snapshot.
 
         Raises:
-            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
+            CheckpointError: nothing sound to load, or its content makes no sense; the trainer is as it was then.
+            CheckpointMismatchError: it belongs to another network.
         """
         trainer = self._trainer
         path = durable.resolved(path)
         if path.suffix == ".ckpt":
             weights = {capture.MODEL: load_ckpt(path)}
-            capture.restore_tensors(trainer, weights, strict=strict, weights_only=True)
+            capture.assign(capture.fitting_tensors(trainer, weights, strict=strict, weights_only=True))
             return None
         snapshot = checkpoint.find(snapshots_of(path))
-        groups = {group: snapshot.tensors(group) for group in snapshot.groups}
-        capture.restore_tensors(trainer, groups, strict=strict, weights_only=weights_only)
-        if weights_only and trainer.tables is not None:
-            trainer.tables.load_states(capture.part_states(snapshot, "tables"))
-        if not weights_only:
-            trainer.state.snapshot = snapshot.path
+        tensors = capture.fitting_tensors(trainer, groups_of(snapshot), strict=strict, weights_only=weights_only)
+        if weights_only:
+            states = capture.table_states(trainer, snapshot)
+            if trainer.tables is not None:
+                trainer.tables.load_states(states)
+            capture.assign(tensors)
+        else:
+            capture.restore_all(trainer, snapshot, tensors, cursor)
             forget_open_windows(trainer)
-            capture.restore_parts(trainer, snapshot)
-            capture.restore_state(trainer, snapshot.state, cursor)
         logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
         return snapshot
 
@@ -244,10 +245,16 @@ class Saver:
         self.wait()
         self._trainer.group.any(False)  # no process reads before rank 0 has written
         snapshot = checkpoint.read(self._trainer.state.snapshot)
-        groups = {group: snapshot.tensors(group) for group in snapshot.groups}
-        capture.restore_tensors(self._trainer, groups, strict=True, weights_only=False)
+        tensors = capture.fitting_tensors(self._trainer, groups_of(snapshot), strict=True, weights_only=False)
+        states = capture.table_states(self._trainer, snapshot)
         if self._trainer.tables is not None:
-            self._trainer.tables.rewind(capture.part_states(snapshot, "tables"))
+            self._trainer.tables.rewind(states)
+        capture.assign(tensors)
+
+
+def groups_of(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Return the tensors of a snapshot by group."""
+    return {group: snapshot.tensors(group) for group in snapshot.groups}
 
 
 def snapshots_of(path: Path) -> Path:

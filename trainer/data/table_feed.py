@@ -9,6 +9,7 @@ from mindspore import nn
 
 from ..embedding.delta_policy import DeltaPolicy
 from ..embedding.fields import embedding_cells
+from ..embedding.saved_tables import check_states
 from ..embedding.tables import SparseTables
 from ..errors import ConfigurationError
 from ..state import Stateful
@@ -91,6 +92,10 @@ class TableFeed(ChunkTransform, Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore one full state that `state_dict` returned."""
         self.load_states([state])
+
+    def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Check that such states can be restored; nothing is changed. Errors of `saved_tables.check_states`."""
+        check_states(self.tables.tables, states)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order; a full state starts over."""

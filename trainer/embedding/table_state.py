@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointDamagedError, CheckpointMismatchError
+from ..errors import CheckpointDamagedError
 from .row_store import CopyOnWriteView
+from .saved_tables import check_identity
 from .table import DEFAULT_ROW, SparseTable, dirty_column
 from .undo_log import Evicted, UndoRecord
 
@@ -157,19 +158,7 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         CheckpointDamagedError: a delta does not fit the state it is applied to.
     """
     name = table.spec.name
-    # a table that is only read has no slots and takes the weights alone
-    width = json["width"] if table.width == table.spec.dim else table.width
-    checks = (
-        ("dim", table.spec.dim, "dim"),
-        ("width", width, "optimizer"),
-        ("seed", f"{table.seed:016x}", "name"),
-    )
-    for what, own, reason in checks:
-        if json[what] != own:
-            raise CheckpointMismatchError(
-                f"table {name!r} has {what} {own}, the saved one {json[what]}: they differ in {reason}"
-                f"{' or seed' if what == 'seed' else ''}"
-            )
+    check_identity(table, json)
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()

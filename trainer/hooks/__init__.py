@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from callbacks._support.argument_errors import TrainerError as TrainerError
     from callbacks._support.argument_errors import did_you_mean as did_you_mean
     from callbacks._support.argument_errors import nearest as nearest
+    from callbacks._support.arguments import any_number as any_number
     from callbacks._support.arguments import choice as choice
     from callbacks._support.arguments import function as function
     from callbacks._support.arguments import is_number as is_number
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("ConfigurationError", "TrainerError", "did_you_mean", "nearest"), "._support.argument_errors"),
     **dict.fromkeys(
-        ("choice", "function", "is_number", "is_whole", "number", "refuse", "whole"), "._support.arguments"
+        ("any_number", "choice", "function", "is_number", "is_whole", "number", "refuse", "whole"),
+        "._support.arguments",
     ),
     "Every": "._support.cadence",
     **dict.fromkeys(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import whole
 from ..data.sources import Source
 from ..state import Progress
 from .limits import Every
@@ -53,11 +54,14 @@ class Cursor:
 
         The trainer's counters must have been restored before.
         """
-        self.base = dict(state.get("limits_base", self.base))
+        base = state.get("limits_base", self.base)
+        self.base = {name: whole(f"limits_base {name}", base[name], 0) for name in ("epoch", "step")}
         if "loop" not in state:  # saved outside a training
             return
         loop = state["loop"]
         self.position = dict(loop["position"])
+        for name in () if self.source.endless else ("epoch", "batch"):
+            whole(f"position {name}", self.position.get(name, 0), 0)
         self.meter.load_state_dict(loop["meter"])
         if self.valid_every is not None and loop["valid_every"] is not None:
             self.valid_every.load_state_dict(loop["valid_every"])
