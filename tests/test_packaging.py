@@ -82,11 +82,11 @@ def test_another_python_is_refused_with_what_is_needed(project_root, tmp_path):
     assert "/no/such/python3.12" in missing.stderr
 
 
-def test_ci_runs_the_tests_and_nothing_else(project_root):
+def test_ci_runs_the_checks_and_the_tests(project_root):
     commands = [
         line for line in (project_root / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
-    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make lint", "exec make test"]
     dry = _make(project_root, "--dry-run", "test")
     assert ".venv/bin/python -m pytest" in dry.stdout
 

@@ -12,11 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    block
-    for page in PAGES
-    for block in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
