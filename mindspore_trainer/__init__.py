@@ -22,6 +22,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainer import Model as Model
+    from trainer import RecModel as RecModel
     from trainer import Trainer as Trainer
 
 _ROOT = Path(__file__).resolve().parents[1]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from callbacks import TimeMonitor as TimeMonitor
 
     from .metrics.window import Window as Window
+    from .model import Model as Model
+    from .model import RecModel as RecModel
     from .run.limits import Limits as Limits
     from .trainer import Trainer as Trainer
 
