@@ -217,7 +217,7 @@ def spread(one: Contender, other: Contender) -> str:
 
 def report(contenders: list[Contender]) -> None:
     """Print one line a contender and the ratios the goals speak of."""
-    print("| contender | rows | ids | ms a step | fastest | peak GB | bound GB |\n|---|---|---|---|---|---|---|")
+    print("| contender | rows | ids | ms per step | fastest | peak GB | bound GB |\n|---|---|---|---|---|---|---|")
     for one in contenders:
         bound = f"{(one.rows * 3 * DIM * 4 * 1.25 + 1e9) / 1e9:.2f}" if one.kind == "ours" else ""
         print(

@@ -141,7 +141,7 @@ class Measured:
 
     Attributes:
         group: what was measured.
-        values: contender -> one value a window, in the group's unit.
+        values: contender -> one value per window, in the group's unit.
         extra: contender -> further figures, medians over the windows.
         agreement: largest relative difference of losses that should be the same; NaN where there is nothing to compare.
         load: the machine's load before and after, mean of a minute; None where it is not told.

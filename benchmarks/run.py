@@ -1,8 +1,8 @@
 """Measure this trainer side by side with what a user would pick instead.
 
-    python benchmarks/run.py                      all cases; about 40 minutes on two quiet cores
-    python benchmarks/run.py --cases a c --quick  small sizes, few windows: to see that it works
-    python benchmarks/run.py --readme             write the table of the last measurement into README.md
+    python benchmarks/run.py                       all cases; about 40 minutes on two quiet cores
+    python benchmarks/run.py --cases loop --quick  small sizes, few windows: to see that it works
+    python benchmarks/run.py --readme              write the table of the last measurement into README.md
 
 Every case first checks that all sides compute the same losses from the same first weights and data. Then they work
 in turn, window by window; ratios are of windows side by side, as median and quartiles. Lower is better for ours, except
@@ -33,16 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import lifetime, measure, peers  # noqa: E402
 from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
-CASES = {
-    "a": "mlp",
-    "b": "lenet",
-    "c": "wide_deep",
-    "d": "online",
-    "e": "evaluation",
-    "f": "startup",
-    "g": "checkpoint",
-    "h": "loop",
-}
+CASES = ("mlp", "lenet", "wide_deep", "online", "evaluation", "startup", "checkpoint", "loop")
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 PACKAGES = ("mindspore", "numpy", "torch", "lightning", "keras")
@@ -52,15 +43,15 @@ SCRIPT = (
 )
 
 
-def groups_of(letter: str, quick: bool) -> list[Group]:
+def groups_of(case: str, quick: bool) -> list[Group]:
     """Return the groups of a case."""
-    return importlib.import_module(f"benchmarks.cases.{CASES[letter]}").groups(quick)
+    return importlib.import_module(f"benchmarks.cases.{case}").groups(quick)
 
 
 def measure_all(cases: Sequence[str], quick: bool, windows: int, only: str | None) -> dict[str, Any]:
     """Measure and return everything in plain form."""
     interpreters = {OURS: Path(sys.executable)}
-    chosen = [group for letter in cases for group in groups_of(letter, quick) if not only or only in group.title]
+    chosen = [group for case in cases for group in groups_of(case, quick) if not only or only in group.title]
     if any(PEERS in group.contenders.values() for group in chosen):
         try:
             interpreters[PEERS] = peers.python()
@@ -238,7 +229,7 @@ def refresh_readme(text: str, path: Path = ROOT / "README.md") -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, draw; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="small sizes and three windows")
     parser.add_argument("--windows", type=int, help="rounds; default 9, or 3 with --quick")
     parser.add_argument("--only", help="groups whose title contains this text")

@@ -122,19 +122,19 @@ class ModelCheckpoint(Callback):
             # clocks differ between processes, and all take part in a snapshot
             self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due
         if self._due or self._measured is not None:
-            self._settle(trainer, self.background)
+            self._save_if_wanted(trainer, self.background)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Take the last snapshot."""
         self._due = self._due or self.save_on_exit
-        self._settle(trainer, background=False)
+        self._save_if_wanted(trainer, background=False)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if self.watched is not None and self.watched.hook == hook:
             value = self.watched.read(trainer)
             self._measured = value if value is not None and math.isfinite(value) else None
 
-    def _settle(self, trainer: Trainer, background: bool) -> None:
+    def _save_if_wanted(self, trainer: Trainer, background: bool) -> None:
         step, value = trainer.state.progress.global_step, self._measured
         wanted = self._due or (value is not None and self._among_best(value))
         self._due, self._measured = False, None

@@ -187,8 +187,8 @@ class Trainer:
             valid_every: an `Every`, a number of optimizer steps, or None for the end of each epoch.
             callbacks: a callback, or a list of them; MindSpore's own work too. None shows a progress bar.
             dataset_sink_mode: train several steps in one graph call, bit-identical to single steps.
-            sink_size: steps a call; -1 chooses (up to 32, by size). Hooks run once a call.
-            batch_size: rows a batch, for arrays.
+            sink_size: steps per call; -1 chooses (up to 32, by size). Hooks run once per call.
+            batch_size: rows per batch, for arrays.
             shuffle: whether arrays are shuffled, anew each epoch, from the seed alone.
             sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
                 num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
@@ -266,8 +266,8 @@ class Trainer:
                 function that returns one. Columns go to the network by name when its arguments are all among them.
             callbacks: as in `fit`.
             dataset_sink_mode: train `sink_size` steps in one graph call.
-            sink_size: steps a call.
-            batch_size: rows a batch; None: 1024, or an iterable's own batches.
+            sink_size: steps per call.
+            batch_size: rows per batch; None: 1024, or an iterable's own batches.
             window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.

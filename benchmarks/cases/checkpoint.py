@@ -26,7 +26,9 @@ def groups(quick: bool) -> list[Group]:
     names = dict.fromkeys((HOLD, TOTAL, LOAD, MS_SAVE, MS_LOAD), OURS) | dict.fromkeys((TORCH_SAVE, TORCH_LOAD), PEERS)
     ratios = (Ratio(HOLD, MS_SAVE), Ratio(TOTAL, MS_SAVE), Ratio(TOTAL, TORCH_SAVE), Ratio(LOAD, MS_LOAD))
     ratios += (Ratio(LOAD, TORCH_LOAD),)
-    return [Group("g", f"checkpoint of {size / 1e9:g} GB", "checkpoint", names, {"bytes": size}, ratios, unit="ms")]
+    return [
+        Group("checkpoint", f"checkpoint of {size / 1e9:g} GB", "checkpoint", names, {"bytes": size}, ratios, unit="ms")
+    ]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:

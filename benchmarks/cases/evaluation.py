@@ -25,7 +25,16 @@ def groups(quick: bool) -> list[Group]:
     names = dict.fromkeys((EVALUATE, MODEL), OURS)
     title = f"AUC over {rows:,} rows, batch 4,096"
     return [
-        Group("e", title, "evaluation", names, {"rows": rows}, (Ratio(EVALUATE, MODEL, 0.5),), (tuple(names),), "ms")
+        Group(
+            "evaluation",
+            title,
+            "evaluation",
+            names,
+            {"rows": rows},
+            (Ratio(EVALUATE, MODEL, 0.5),),
+            (tuple(names),),
+            "ms",
+        )
     ]
 
 

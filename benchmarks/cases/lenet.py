@@ -35,7 +35,7 @@ def groups(quick: bool) -> list[Group]:
 
 def _group(title: str, network: str, side: int, names: dict[str, str], ratios: tuple[Ratio, ...], quick: bool) -> Group:
     options = {"network": network, "side": side, "quick": quick}
-    return Group("b", title, "lenet", names, options, ratios, (tuple(names),))
+    return Group("lenet", title, "lenet", names, options, ratios, (tuple(names),))
 
 
 def data(side: int, batches: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ def groups(quick: bool) -> list[Group]:
     """Return what this case measures."""
     options = {"steps": 200 if quick else 2000, "rounds": 1 if quick else 4, "long": 5_000 if quick else 100_000}
     overhead = Group(
-        "h",
+        "loop",
         "added to direct calls of the program, batch 32",
         "loop",
         dict.fromkeys((FIT, ONLINE), OURS),
@@ -30,7 +30,7 @@ def groups(quick: bool) -> list[Group]:
         most=dict.fromkeys((FIT, ONLINE), ALLOWED_US),
     )
     title = f"memory after {options['long']:,} online steps against {EARLY:,}"
-    return [overhead, Group("h", title, "loop", {MEMORY: OURS}, options, unit="s")]
+    return [overhead, Group("loop", title, "loop", {MEMORY: OURS}, options, unit="s")]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:
@@ -89,14 +89,14 @@ class Base:
 
 
 class Fit(Base):
-    """`fit`, one step a call, no callbacks."""
+    """`fit`, one step per call, no callbacks."""
 
     def train(self) -> None:
         self.trainer.fit((self.x, self.label), batch_size=BATCH, shuffle=False, sink_size=1, callbacks=[])
 
 
 class Online(Base):
-    """`online_train`, one step a call, with progressive validation."""
+    """`online_train`, one step per call, with progressive validation."""
 
     def train(self, **options: Any) -> None:
         from trainer.streams import ReplayStream

@@ -36,7 +36,7 @@ def groups(quick: bool) -> list[Group]:
         Ratio(SUNK, KERAS),
     )
     options = {"steps": 200 if quick else 1000}
-    return [Group("a", "MLP 32-64-32-1, batch 32", "mlp", names, options, ratios, (tuple(names),))]
+    return [Group("mlp", "MLP 32-64-32-1, batch 32", "mlp", names, options, ratios, (tuple(names),))]
 
 
 def data(steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -44,7 +44,7 @@ def groups(quick: bool) -> list[Group]:
     options = {"batches": 64 if quick else 192}
     names = (MEMORY, *FILES, *SERVED)
     title = "online, [64, 32] MLP, batch 1,024: "
-    return [Group("d", title + n, "online", {n: OURS}, options, unit="rows/s", goals={n: GOAL}) for n in names]
+    return [Group("online", title + n, "online", {n: OURS}, options, unit="rows/s", goals={n: GOAL}) for n in names]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:

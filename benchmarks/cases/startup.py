@@ -26,7 +26,7 @@ def groups(quick: bool) -> list[Group]:
     """Return what this case measures."""
     names = dict.fromkeys((FIRST, SECOND, RAW), OURS) | dict.fromkeys((TORCH, LIGHTNING, KERAS), PEERS)
     ratios = (Ratio(SECOND, FIRST, 0.6), Ratio(FIRST, RAW), Ratio(FIRST, LIGHTNING), Ratio(FIRST, KERAS))
-    return [Group("f", "time to the first step", "startup", names, {}, ratios, unit="s")]
+    return [Group("startup", "time to the first step", "startup", names, {}, ratios, unit="s")]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:

@@ -53,7 +53,7 @@ def group(batch: int, rows: int, steps: int) -> Group:
     same = [(DENSE, MODEL, TORCH_DENSE), *([(SPARSE, TORCH_SPARSE)] if large else [])]
     title = f"Wide & Deep, batch {batch:,}, {rows:,} ids"
     options = {"batch": batch, "rows": rows, "steps": steps}
-    return Group("c", title, "wide_deep", names, options, tuple(ratios), tuple(same))
+    return Group("wide_deep", title, "wide_deep", names, options, tuple(ratios), tuple(same))
 
 
 def make(name: str, options: dict[str, Any]) -> Any:

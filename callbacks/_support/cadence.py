@@ -26,7 +26,7 @@ class Every:
 
     With steps, samples and epochs it is due when a multiple of n has been *crossed* since it was last asked, so a
     call that trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds
-    after it last fired. Ask once a step: asking moves the mark.
+    after it last fired. Ask once per step: asking moves the mark.
 
     Raises:
         ConfigurationError: not exactly one unit was given, or it is not positive.

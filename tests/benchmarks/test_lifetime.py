@@ -20,7 +20,7 @@ from benchmarks import lifetime, servers  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc")
 PROGRAMS = {
-    "run": ["benchmarks/run.py", "--quick", "--cases", "e", "--output", "{folder}/out"],
+    "run": ["benchmarks/run.py", "--quick", "--cases", "evaluation", "--output", "{folder}/out"],
     "chaos": ["benchmarks/chaos.py", "--source", "redis", "--rows", "4000"],
 }
 

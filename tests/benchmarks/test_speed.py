@@ -67,7 +67,7 @@ def test_ratios_of_times_are_reported(contenders, record_property):
     windows = {name: [contender.window() for _ in range(3)] for name, contender in contenders.items()}
     values = {name: [w["seconds"] / w["steps"] * 1e6 for w in found] for name, found in windows.items()}
     pairs = (Ratio(mlp.SINGLE, mlp.RAW, plus=20), Ratio(mlp.SUNK, mlp.RAW, 0.5))
-    measured = Measured(Group("a", "MLP", "mlp", {}, ratios=pairs), values)
+    measured = Measured(Group("mlp", "MLP", "mlp", {}, ratios=pairs), values)
     lines = run.lines_of(measured)
     record_property("ratios", lines)
     print(*lines, sep="\n")
@@ -95,10 +95,10 @@ def test_losses_that_differ_are_a_problem():
 
 def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     ratio = Ratio("ours", "theirs", 0.5)
-    measured = Measured(Group("a", "work", "mlp", {}, ratios=(ratio,)), {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]})
+    measured = Measured(Group("mlp", "work", "mlp", {}, ratios=(ratio,)), {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]})
     machine = {"processor": "p", "cores": 2, "load": 0.1, "python": "3.11", "versions": {"numpy": "1.26"}}
     report = {"date": "2026-01-01", "quick": False, "machine": machine, "results": [measured.to_dict()]}
-    alone = Group("h", "added", "loop", {}, unit="us/step", goals={"slow": 9.0}, most={"fit": 40.0, "slow": 1.0})
+    alone = Group("loop", "added", "loop", {}, unit="us/step", goals={"slow": 9.0}, most={"fit": 40.0, "slow": 1.0})
     report["results"].append(Measured(alone, {"fit": [30.0, 50.0, 39.0], "slow": [8.0]}).to_dict())
     text = run.table(report)
     assert "| 0.38 (0.31 to 0.44) | <= 0.5, met |" in text

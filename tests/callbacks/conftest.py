@@ -1,4 +1,4 @@
-"""Real training runs for callback tests: a small network on scikit-learn's breast cancer data, 8 batches an epoch.
+"""Real training runs for callback tests: a small network on scikit-learn's breast cancer data, 8 batches per epoch.
 
 Trainers are shared, since each compiles its programs once; a fresh run puts the first weights and counters back.
 """

@@ -47,7 +47,7 @@ class Chunk:
         flush: whether the accumulation window closes after the last batch, full or not.
         ends_epoch: whether the source ended after this chunk.
         position: JSON-able place right after the chunk's last row.
-        extras: host-side companions: one mapping a batch (None where a batch has none).
+        extras: host-side companions: one mapping per batch (None where a batch has none).
         sparse: working sets of sparse tables, or None.
     """
 
@@ -236,7 +236,7 @@ class Feed:
     def report(self) -> str | None:
         """Return how many shapes the batches had and how much of them was padding; None where there is nothing to tell.
 
-        A program is compiled for each shape, and another for a shape that was trained many steps a call as well.
+        A program is compiled for each shape, and another for a shape that was trained many steps per call as well.
         """
         padding = self.ragged.describe()
         if padding is None and not self._vary:

@@ -66,7 +66,7 @@ class Ragged:
         """Return the column of a list, object array or series of lists, or of an Arrow list array.
 
         Args:
-            rows: one sequence of values a row; None is an empty row.
+            rows: one sequence of values per row; None is an empty row.
             options: further arguments of `Ragged`.
 
         Raises:

@@ -155,7 +155,7 @@ def make_shard(
         shard: this process among all.
         sharded: whether `data` holds this process's rows alone; None: as its pipeline says.
         whole_batches: whether a batch of arrays is all on one process, the last ones too, as an evaluation needs it.
-        batch_size: rows a batch on each process, for arrays.
+        batch_size: rows per batch on each process, for arrays.
         options: those of `make_source`.
     """
     if shard.size == 1 or isinstance(data, Source):

@@ -40,7 +40,7 @@ class StreamSource(Source):
 
     Args:
         stream: where rows come from.
-        batch_size: rows a batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
+        batch_size: rows per batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
         inputs: names of the columns the network takes, in order; empty: every column but the labels.
         labelled: whether the last columns are a label and, with `weight`, its loss weight.
         label: name of the label column, or None for the stream schema's label, else "label", else the last column

@@ -19,7 +19,7 @@ class WrappedArrays(ArraySource):
 
     Args:
         columns: name -> array.
-        batch_size: rows a batch.
+        batch_size: rows per batch.
         seed: the trainer's, which is part of the description of a pipeline.
     """
 

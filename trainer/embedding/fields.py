@@ -21,7 +21,7 @@ from .layers import Embedding
 _logger = logging.getLogger(__name__)
 _ROWS = 2
 _FIRST_MARKER = 1_000_000_007
-_MOST_FAILURES = 100  # operators of one eager run that may fail after it
+_MAX_LATE_FAILURES = 100  # operators of one eager run that may fail after it
 
 
 @dataclass
@@ -225,7 +225,7 @@ def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndar
     except Exception as error:
         failure = error
     finally:
-        _settle()
+        _await_operators()
         for cell in cells:
             cell.probe = None
         network.set_train(mode)
@@ -252,9 +252,9 @@ def _eager() -> Iterator[None]:
         mindspore.set_context(mode=mode)
 
 
-def _settle() -> None:
+def _await_operators() -> None:
     """Wait for eager operators still under way, so that their failures do not surface in what runs next."""
-    for _ in range(_MOST_FAILURES):
+    for _ in range(_MAX_LATE_FAILURES):
         try:
             # the queue is first in, first out: what answers here comes after everything else
             (ops.zeros((1,), mstype.float32) + 1).asnumpy()

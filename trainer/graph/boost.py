@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 LEVELS = ("O0", "O1", "O2")
 CENTRALIZATION, FREEZING, ADASUM = "gradient_centralization", "gradient_freezing", "adasum"
-# Steps a call at most while layers freeze in turn: a call is frozen as a whole
-MOST_STEPS_A_CALL = 8
+# Most steps per call while layers freeze in turn: a call is frozen as a whole
+MAX_FROZEN_STEPS = 8
 _CENTRALIZED = (nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.nn.Conv2d, mint.nn.Conv3d)
 
 

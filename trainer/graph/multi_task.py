@@ -26,7 +26,7 @@ class MultiTaskLoss(nn.Cell):
     label column, the last columns of the data in the same order; where columns have names, they are found by them.
     Metrics are named by task: ``click_auc``, ``buy_auc``; losses ``click_loss``, ``buy_loss``.
 
-    A masked task, or one whose NaN labels are left out, needs a loss of one value a row (``reduction="none"``); its
+    A masked task, or one whose NaN labels are left out, needs a loss of one value per row (``reduction="none"``); its
     mean is over the rows that remain, and 0 when none do.
 
     Args:
@@ -91,7 +91,7 @@ class MultiTaskLoss(nn.Cell):
         reduction = getattr(loss, "reduction", None)
         if self.leaves_out(place) and reduction is not None and reduction != "none":
             raise ConfigurationError(
-                f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value a row; build "
+                f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; build "
                 f"{type(loss).__name__} with reduction='none' (received {reduction!r})"
             )
 

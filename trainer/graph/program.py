@@ -1,4 +1,4 @@
-"""The compiled cells a trainer runs: one training step, K steps a call, evaluation and prediction.
+"""The compiled cells a trainer runs: one training step, K steps per call, evaluation and prediction.
 
 A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
 needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
@@ -343,7 +343,7 @@ class CustomStep(nn.Cell):
 
 
 class OneStep(nn.Cell):
-    """A step without accumulation, and so without `flush`: on CPU an input nobody reads costs 0.1 ms a call.
+    """A step without accumulation, and so without `flush`: on CPU an input nobody reads costs 0.1 ms per call.
 
     Args:
         step: a `TrainStep` or `CustomStep`.
@@ -381,7 +381,7 @@ class SunkSteps(nn.Cell):
         losses = ops.zeros((self.size,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
-        # gather and scatter by name: brackets would add eight operators a step, for indices that may be negative
+        # gather and scatter by name: brackets would add eight operators per step, for indices that may be negative
         if self.row_shape is None:
             while index < count:
                 columns = ()

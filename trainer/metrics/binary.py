@@ -36,7 +36,7 @@ def check_link(link: str) -> str:
 
 
 def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return one score a row and its label.
+    """Return one score per row and its label.
 
     Args:
         predictions: shape [B], [B, 1] or [B, 2]; Tensor or array.

@@ -1,4 +1,4 @@
-"""Drift detectors: is a sequence of losses, one a window, still what it was?
+"""Drift detectors: is a sequence of losses, one per window, still what it was?
 
 `PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and
 R. Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Values that are not finite are

@@ -77,14 +77,14 @@ class Loss(Metric):
         """Add a batch.
 
         Args:
-            inputs: the loss, a scalar (a batch mean) or one value a row; and the number of rows it is the mean of,
+            inputs: the loss, a scalar (a batch mean) or one value per row; and the number of rows it is the mean of,
                 1 unless given.
         """
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
 
     def add(self, loss: Any, samples: int) -> None:
-        """Add a batch of `samples` rows; `loss` is its mean, or has one value a row."""
+        """Add a batch of `samples` rows; `loss` is its mean, or has one value per row."""
         self._mean.update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)
 
     def eval(self) -> float:

@@ -35,7 +35,7 @@ def residuals(predictions: Any, labels: Any, weights: Any, name: str) -> tuple[n
 
 
 class Mae(SumMetric):
-    """Mean absolute error: sum of w |p - y| over sum of w. As in MindSpore, several values a row count by their sum."""
+    """Mean absolute error: sum of w |p - y| over sum of w. As in MindSpore, the values of a row count by their sum."""
 
     sums = ("weight", "absolute")
 

@@ -1,4 +1,8 @@
-"""Keep MindSpore's own droppings out of the user's folder."""
+"""Keep what MindSpore writes after a failed compilation out of the user's folder.
+
+Relied on: the environment variable `MS_OM_PATH`, read at each failure; where that changes, `rank_0` appears in the
+working directory again.
+"""
 
 from __future__ import annotations
 

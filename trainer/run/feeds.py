@@ -16,7 +16,7 @@ from ..data.table_feed import TableFeed, check_trainable, has_tables
 from ..data.union_tables import UnionTables
 from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
-from ..graph.boost import MOST_STEPS_A_CALL as MAX_FROZEN_STEPS
+from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
 from ..hooks import Callback
 
@@ -68,7 +68,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
             steps = max(1, min(most, MAX_SUNK_BYTES // size, steps_per_epoch(source, trainer.accumulate) or most))
-        trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step a call"
+        trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
         logger.info("sink mode: %s", trainer.sink_mode)
         return steps * trainer.accumulate
 

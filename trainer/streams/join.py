@@ -165,14 +165,14 @@ class DelayedLabelJoin(BufferedStream):
         if first is not None:
             self._rows.add(self._round, first.columns, first.event_time)
         leaving: list[tuple[int, bool]] = []
-        shown_rows = len(first_clock)
+        impression_rows = len(first_clock)
         clock = clock.tolist()
         for row in order.tolist():
-            if row < shown_rows:
+            if row < impression_rows:
                 self._impression(keys[row], times[row], number + row, leaving)
             else:
                 self._outcome(keys[row], times[row], leaving)
-            self._move_on(times[row], clock[row] if row < shown_rows else clock[row] - self.within, leaving)
+            self._move_on(times[row], clock[row] if row < impression_rows else clock[row] - self.within, leaving)
         self._emit(leaving)
         return True
 

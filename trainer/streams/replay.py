@@ -108,7 +108,7 @@ class ReplayStream(Stream):
         return due
 
     def _waiting(self) -> int:
-        # A hair is added so that the row due exactly now is not lost to rounding.
+        # The small addition keeps a row that is due exactly now from being lost to rounding.
         return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
 
     def position(self) -> Position:

@@ -159,7 +159,7 @@ class TestPositions:
 
 class TestAccumulation:
     def test_windows_are_counted_over_chunks_and_closed_at_the_end(self):
-        # 4 batches a window; the short batch starts a chunk of its own in the middle of one
+        # 4 batches per window; the short batch starts a chunk of its own in the middle of one
         found = chunks([*numbered(6), *numbered(1, rows=3)], 4, accumulate=4)
         assert [(chunk.num_batches, chunk.num_steps, chunk.flush) for chunk in found] == [
             (4, 1, False),

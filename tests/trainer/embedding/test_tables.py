@@ -1,4 +1,4 @@
-"""Sparse tables inside a training graph: identical to dense training, whatever the number of steps a call."""
+"""Sparse tables inside a training graph: identical to dense training, whatever the number of steps per call."""
 
 import mindspore as ms
 import numpy as np

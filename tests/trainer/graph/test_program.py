@@ -93,7 +93,7 @@ class TestOverflow:
     @pytest.fixture(scope="class", params=["O0", "O2"])
     @staticmethod
     def run(request, mlp, batches, values, recorder):
-        """Eight batches, number 3 bad, one step a call: what was there after each step."""
+        """Eight batches, number 3 bad, one step per call: what was there after each step."""
         network = mlp()
         optimizer = nn.Adam(network.trainable_params(), 0.01)
         trainer = Trainer(

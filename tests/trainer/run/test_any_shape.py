@@ -86,7 +86,7 @@ def trained(network, loss, data, epochs=2, optimizer=nn.Adam, **fit):
 
 
 def stepped(network, loss, data, epochs=2):
-    """The same by MindSpore's own cells, one step a call."""
+    """The same by MindSpore's own cells, one step per call."""
     optimizer = nn.Adam(network.trainable_params(), 1e-2)
     step = nn.TrainOneStepCell(network if loss is None else nn.WithLossCell(network, loss), optimizer)
     step.set_train()
