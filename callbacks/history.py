@@ -94,6 +94,8 @@ class History(Callback):
         self.epoch.append(trainer.state.progress.epoch)
         if trainer.state.train_loss is not None:
             self._record("loss", trainer.state.progress.global_step, trainer.state.train_loss)
+        for name, value in trainer.state.task_losses.items():
+            self._record(name, trainer.state.progress.global_step, value)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Keep the reason of the end."""

@@ -189,6 +189,7 @@ class State:
         chunk: what is trained on next, while on_train_step_begin runs (`trainer.data.feed.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
+        task_losses: mean loss of each of several tasks over that epoch, by ``<task>_loss``.
         metrics: newest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate`
             without.
         evaluation: the evaluation under way, or None.
@@ -211,6 +212,7 @@ class State:
     chunk: Any = None
     outputs: StepOutputs | None = None
     train_loss: float | None = None
+    task_losses: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: EvaluationState | None = None
     first_epoch: int = 0

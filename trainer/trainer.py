@@ -20,6 +20,7 @@ from .graph.builder import StepBuilder
 from .graph.dropout import replace_dropout
 from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.multi_task import MultiTaskLoss
+from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
 from .hooks import CallbackList, History
 from .metrics.tasks import task_metrics
@@ -38,7 +39,9 @@ class Trainer:
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
         loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
             `trainer.graph.multi_task.MultiTaskLoss`, with one label column a task.
-        optimizer: a MindSpore optimizer over the network's parameters.
+        optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or
+            with arguments, as ("adam", {"learning_rate": 1e-3}); a function of the trainable parameters that returns an
+            optimizer; for a network of sparse tables alone a row optimizer.
         metrics: names, `mindspore.train.Metric` objects, or a dict of them; see `trainer.metrics.get_metrics`. They are
             counted by `evaluate`, validation and the windows of `online_train`, which without them counts what suits
             the target.
@@ -78,7 +81,7 @@ class Trainer:
         self,
         network: nn.Cell,
         loss_fn: nn.Cell | None = None,
-        optimizer: nn.Cell | None = None,
+        optimizer: Any = None,
         metrics: Any = None,
         eval_network: nn.Cell | None = None,
         eval_indexes: Sequence[int] | None = None,
@@ -100,6 +103,7 @@ class Trainer:
         loss_scale_manager: Any = None,
     ) -> None:
         self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
+        optimizer = make_optimizer(optimizer, network)
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
@@ -183,7 +187,8 @@ class Trainer:
             train_dataset: a `mindspore.dataset` pipeline, a dict or tuple of arrays (with `batch_size`), an iterable of
                 batches, or a function that returns one. The last column is the label when there is a loss function.
             epochs: epochs to train in this call; with `resume`, the total of the resumed run.
-            valid_dataset: evaluated when `valid_every` is due; results are named "val_*".
+            valid_dataset: evaluated when `valid_every` is due; results are named "val_*". A dict of datasets (a dict of
+                columns is one dataset) gives "val_<name>_*" for each.
             valid_every: an `Every`, a number of optimizer steps, or None for the end of each epoch.
             callbacks: a callback, or a list of them; MindSpore's own work too. None shows a progress bar.
             dataset_sink_mode: train several steps in one graph call, bit-identical to single steps.
@@ -404,7 +409,9 @@ class Trainer:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names a callback may monitor in the run under way."""
-        return produced_names(self, True, None if self.run is None else self.run.online)
+        if self.run is None:
+            return produced_names(self, ("",), None)
+        return produced_names(self, self.run.valid_sets or ("",), self.run.online)
 
     def report_drift(self, found: dict[str, Any]) -> None:
         """Put what a drift detector has found into `state.drift` and let `on_drift` follow."""

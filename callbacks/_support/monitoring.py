@@ -40,5 +40,6 @@ def gauges(trainer: Trainer) -> dict[str, float]:
     if state.outputs is not None:
         values["loss"] = state.outputs.loss
     values |= {name: value for name, value in state.metrics.items() if name.startswith("val_")}
+    values |= state.task_losses
     values |= {name: value for name, value in (state.window or {}).items() if isinstance(value, int | float)}
     return values

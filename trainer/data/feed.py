@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
+from .column_order import ColumnOrder
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
@@ -123,6 +124,7 @@ class FeedOptions:
         transform: what is done to the columns of each chunk, or None.
         columns: use the first so many columns only; None uses all.
         arguments: names of what the network takes, for ragged columns.
+        order: puts the columns of a batch in order and some aside, or None.
         counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
             features and labels); a scalar counts as one row.
         fill_up_to: a batch of fewer rows is filled up to so many with copies of its last row, or None; single batches
@@ -137,6 +139,7 @@ class FeedOptions:
     transform: ChunkTransform | None = None
     columns: int | None = None
     arguments: Sequence[str] = ()
+    order: ColumnOrder | None = None
     counted: int = 0
     fill_up_to: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
@@ -231,7 +234,10 @@ class Feed:
             DataError: there is none.
         """
         columns = self.source.peek(should_stop)
-        return RaggedColumns(self.options.arguments)(columns, self.source.names or ())
+        names = self.source.names or ()
+        if self.options.order is not None:
+            columns, names, _ = self.options.order(columns, names)
+        return RaggedColumns(self.options.arguments)(columns, names)
 
     def report(self) -> str | None:
         """Return how many shapes the batches had and how much of them was padding; None where there is nothing to tell.
@@ -341,8 +347,12 @@ class Feed:
             if reading != self._reading:
                 return
             if item is not None:
-                columns, self._names = self.ragged(item.columns, self.source.names or ())
-                item = item._replace(columns=columns)
+                columns, names, extras = item.columns, self.source.names or (), item.extras
+                if self.options.order is not None:
+                    columns, names, aside = self.options.order(columns, names)
+                    extras = aside if extras is None else {**extras, **(aside or {})}
+                columns, self._names = self.ragged(columns, names)
+                item = item._replace(columns=columns, extras=extras)
                 self._check(item, number, epoch)
                 number += 1
                 if self.options.columns is not None:

@@ -189,6 +189,9 @@ def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
     else `RowAdagrad`, which is reported. Weight decay is not taken over: it would touch every row in every step.
     """
+    chosen = getattr(dense, "row_optimizer", None)
+    if isinstance(chosen, RowOptimizer):  # given to the Trainer alone, for a network without dense parameters
+        return chosen
     name = type(dense).__name__ if dense is not None else "none"
     lowered = name.lower()
     if "adam" in lowered or "lamb" in lowered:

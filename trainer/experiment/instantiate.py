@@ -93,6 +93,7 @@ class _Builder:
         return made
 
     def trainer(self) -> Trainer | None:
+        from ..graph.optimizers import dense_parameters
         from ..trainer import Trainer
 
         config = self.config
@@ -100,7 +101,7 @@ class _Builder:
         loss = self.make(config.loss, "loss")
         optimizer = None
         if config.optimizer is not None and network is not None:
-            supplied = {"params": network.trainable_params(), "network": network}
+            supplied = {"params": dense_parameters(network), "network": network}
             optimizer = self.make(config.optimizer, "optimizer", supplied)
         metrics = [m if isinstance(m, str) else self.make(m, "metrics") for m in config.metrics]
         options = dict(config.trainer)

@@ -22,7 +22,7 @@ from .kinds import wrong_kind
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
 from .resolve import UnresolvedError, import_paths, is_dotted, resolve
-from .sections import known_metrics, section_signature, supplied_names, trainer_problems
+from .sections import known_metrics, metric_known, section_signature, supplied_names, trainer_problems
 from .signature import Signature, real_signature
 from .tree import Entry, Node, join, read_tree
 
@@ -137,7 +137,7 @@ class _Reader:
                 found.append(self._object(item, below, section="metrics"))
             elif not isinstance(item.value, str):
                 self.refuse(item, below, "the name of a metric, or class_path and init_args")
-            elif names and item.value not in names:
+            elif not metric_known(item.value):
                 self.refuse(item, below, f"{', '.join(sorted(names))}, or class_path", did_you_mean(item.value, names))
             else:
                 found.append(item.value)

@@ -81,3 +81,19 @@ def known_metrics() -> tuple[str, ...]:
     from ..metrics import metric_names
 
     return tuple(metric_names())
+
+
+def metric_known(name: str) -> bool:
+    """Return whether `name` is that of a metric, of a metric by column ("gauc/user"), or of a task's ("click_auc")."""
+    from ..metrics import get_metrics
+
+    if name in known_metrics():
+        return True
+    words = name.split("_")
+    for start in range(len(words)):  # what stands before is the name of a task, which the loss knows
+        try:
+            get_metrics(["_".join(words[start:])])
+        except ConfigurationError:
+            continue
+        return True
+    return False

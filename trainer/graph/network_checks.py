@@ -9,6 +9,7 @@ from mindspore import experimental, nn
 
 from .. import checks
 from ..errors import ConfigurationError
+from .optimizers import PLACEHOLDER
 from .precision import device_target
 
 
@@ -44,7 +45,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         )
     own = {id(parameter) for parameter in network.get_parameters()}
     own |= {id(parameter) for parameter in loss_fn.get_parameters()} if isinstance(loss_fn, nn.Cell) else set()
-    if not any(id(parameter) in own for parameter in optimizer.parameters):
+    if not any(id(parameter) in own or parameter.name == PLACEHOLDER for parameter in optimizer.parameters):
         raise ConfigurationError(
             "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
             "network that is trained"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..data import column_checks
+from ..data.column_order import ColumnOrder
 from ..data.feed import Feed, FeedOptions
 from ..data.finite_values import describe_non_finite
 from ..data.shards import make_shard
@@ -19,8 +20,11 @@ from ..distributed.supported import check_training
 from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.program import StepOptions
 from ..hooks import Callback
+from ..metrics.registry import group_of
 
 if TYPE_CHECKING:
+    from mindspore import nn
+
     from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -78,6 +82,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         trainer.accumulate,
         check=check,
         arguments=column_checks.arguments_of(trainer.network)[2],
+        order=None if source.endless else column_order(trainer, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
     )
     if options.guard:
@@ -104,8 +109,23 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
     network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
     _, most, arguments = column_checks.arguments_of(network)
     counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count
-    options = FeedOptions(columns=most if predict else None, check=check, arguments=arguments, counted=counted)
+    options = FeedOptions(
+        columns=most if predict else None,
+        check=check,
+        arguments=arguments,
+        order=column_order(trainer, network, trainer.label_count if trainer.eval_network is None else 0),
+        counted=counted,
+    )
     return Feed(source, options)
+
+
+def column_order(trainer: Trainer, network: nn.Cell, labels: int) -> ColumnOrder | None:
+    """Return what puts the label columns of several tasks last and columns that only metrics read aside, or None."""
+    most = column_checks.arguments_of(network)[1]
+    names = () if trainer.tasks is None or not labels else trainer.tasks.label_names
+    groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))
+    order = ColumnOrder(None if most is None else most + labels, names, tuple(groups))
+    return order or None
 
 
 def read_tables(trainer: Trainer, feed: Feed) -> None:

@@ -45,6 +45,7 @@ class Run:
         limits: when the run ends.
         cursor: place in the data, loss sums and cadence of validation.
         evaluate: runs a validation and returns its results, or None.
+        valid_sets: names of the validation sets; an empty name for the only one.
         online: windows and progressive validation of a stream, or None.
 
     Attributes:
@@ -60,6 +61,7 @@ class Run:
         cursor: Cursor,
         *,
         evaluate: Callable[[], dict[str, float]] | None = None,
+        valid_sets: Sequence[str] = (),
         online: OnlineMetrics | None = None,
     ) -> None:
         self.trainer = trainer
@@ -70,6 +72,7 @@ class Run:
         self.limits = limits
         self.cursor = cursor
         self.evaluate = evaluate
+        self.valid_sets = tuple(valid_sets)
         self.online = online
         self.ended = False
         self._runners: dict[bool, TrainRunner] = {}
@@ -94,7 +97,7 @@ class Run:
     def _decide(self, chunk: Chunk, scoring: Scoring) -> StepOptions:
         """Let the first rows say what windows count; return the options, without predictions where nothing does."""
         scoring.decide(chunk, self._sample(chunk))
-        check_monitors(self.trainer, produced_names(self.trainer, False, self.online))
+        check_monitors(self.trainer, produced_names(self.trainer, (), self.online))
         return dataclasses.replace(self.options, keep_predictions=scoring.wanted)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
@@ -138,6 +141,10 @@ class Run:
         state = self.trainer.state
         self.tell_of_waiting()
         state.train_loss = self.cursor.meter.value()
+        if self.trainer.tasks is not None:
+            state.task_losses = self.trainer.tasks.read_losses()
+            shown = ", ".join(f"{name} {value:.6g}" for name, value in state.task_losses.items())
+            logger.info("epoch %d: %s", state.progress.epoch, shown)
         state.total_steps = state.progress.step_in_epoch
         state.progress.epoch += 1
         state.progress.step_in_epoch = 0
@@ -199,6 +206,7 @@ def train(
     max_steps: int | None,
     max_seconds: float | None,
     evaluate: Callable[[], dict[str, float]] | None = None,
+    valid_sets: Sequence[str] = (),
     online: OnlineMetrics | None = None,
 ) -> None:
     """Restore a snapshot if asked, make the run and let it go; `feed` is closed afterwards.
@@ -206,6 +214,7 @@ def train(
     Args:
         trainer: whose call this is.
         feed, options, cursor, evaluate, online: see `Run`.
+        valid_sets: names of the validation sets that `evaluate` reads; an empty name for the only one.
         resume: as `Trainer.fit` takes it.
         epochs: epochs from where the cursor counts, or None for a stream.
         max_steps: optimizer steps of this call, or None.
@@ -214,7 +223,7 @@ def train(
     state = trainer.state
     try:
         loop.setup(trainer)
-        check_monitors(trainer, produced_names(trainer, evaluate is not None, online))
+        check_monitors(trainer, produced_names(trainer, valid_sets, online))
         trainer.builder.train_step(options)  # the snapshot restores its parameters
         if resume is not None and trainer.saver.resume(resume, cursor):
             loop.restored(trainer)
@@ -228,9 +237,11 @@ def train(
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
             seconds=max_seconds,
         )
-        run = Run(trainer, feed, options, limits, cursor, evaluate=evaluate, online=online)
+        run = Run(trainer, feed, options, limits, cursor, evaluate=evaluate, valid_sets=valid_sets, online=online)
         trainer.run, state.limits = run, limits
         state.total_steps = steps_per_epoch(feed.source, trainer.accumulate)
+        if trainer.tasks is not None:
+            logger.info("tasks: %s", trainer.tasks.describe())
         with trainer.builder.training():
             loop.train(run)
         told = feed.report()
@@ -249,10 +260,11 @@ def trained_parameters(trainer: Trainer) -> list[Parameter]:
     return found
 
 
-def produced_names(trainer: Trainer, validated: bool, online: OnlineMetrics | None) -> tuple[str, ...]:
-    """Return the names of the metrics a run produces: training loss, validation, windows."""
+def produced_names(trainer: Trainer, valid_sets: Sequence[str], online: OnlineMetrics | None) -> tuple[str, ...]:
+    """Return the names of the metrics a run produces: training loss, each validation set's, windows."""
     losses = [] if trainer.tasks is None else [f"{task}_loss" for task in trainer.tasks.tasks]
-    names = [f"val_{name}" for name in dict.fromkeys(["loss", *losses, *trainer.metrics])] if validated else []
+    found = dict.fromkeys(["loss", *losses, *trainer.metrics])
+    names = [f"val_{part}_{name}" if part else f"val_{name}" for part in valid_sets for name in found]
     return ("loss", *names, *(() if online is None else online.names()))
 
 
@@ -267,7 +279,7 @@ def check_monitors(trainer: Trainer, names: Sequence[str]) -> None:
         if monitor is None or monitor in names:
             continue
         hint = did_you_mean(monitor, names)
-        if monitor in produced_names(trainer, True, None):
+        if monitor in produced_names(trainer, ("",), None):
             hint = "; it comes from validation, and no valid_dataset was given"
         raise ConfigurationError(
             f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "

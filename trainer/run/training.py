@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import checks
 from ..data import column_checks
+from ..data.feed import Feed
 from ..data.shards import make_shard
 from ..data.sources import is_arrays, make_source
 from ..data.stream_source import StreamSource, as_stream
@@ -48,12 +50,10 @@ def fit(
 ) -> History:
     """Do what `Trainer.fit` says."""
     checks.epochs(epochs)
-    valid = None
-    if valid_dataset is not None:
-        valid_dataset = column_checks.in_order_of(train_dataset, valid_dataset)
-        valid = inference_feed(trainer, valid_dataset, batch_size if is_arrays(valid_dataset) else None)
-        if is_arrays(valid_dataset) and not is_arrays(train_dataset):
-            batch_size = None  # it was for the validation arrays
+    valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size)
+    in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
+    if in_memory and not is_arrays(train_dataset):
+        batch_size = None  # it was for the validation arrays
     source = make_shard(
         train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
     )
@@ -72,13 +72,58 @@ def fit(
                 epochs=epochs,
                 max_steps=max_steps,
                 max_seconds=max_seconds,
-                evaluate=None if valid is None else lambda: evaluate_feed(trainer, valid),
+                evaluate=(lambda: _validate(trainer, valid)) if valid else None,
+                valid_sets=tuple(valid),
             )
         finally:
-            if valid is not None:
-                valid.close()
+            for valid_feed in valid.values():
+                valid_feed.close()
     signals.leave()
     return trainer.history
+
+
+def named_sets(valid_dataset: Any) -> dict[str, Any]:
+    """Return validation sets by name; a single one, such as a dict of arrays, has an empty name."""
+    if valid_dataset is None:
+        return {}
+    named = isinstance(valid_dataset, Mapping) and valid_dataset
+    if named and all(map(_is_dataset, valid_dataset.values())):
+        for name in valid_dataset:
+            if not isinstance(name, str) or not name:
+                checks.refuse("valid_dataset", "a dict from names to datasets", name)
+        return dict(valid_dataset)
+    return {"": valid_dataset}
+
+
+def _is_dataset(value: Any) -> bool:
+    """Return whether `value` is a dataset of its own and no column: columns are arrays, lists and tuples of numbers."""
+    if isinstance(value, tuple):
+        return bool(value) and all(hasattr(column, "shape") for column in value)
+    if isinstance(value, Mapping) or callable(value) or hasattr(value, "create_tuple_iterator"):
+        return True
+    column = isinstance(value, list | str) or hasattr(value, "dtype") or hasattr(value, "to_pylist")
+    return hasattr(value, "__iter__") and not column
+
+
+def _validation_feeds(
+    trainer: Trainer, train_dataset: Any, valid_dataset: Any, batch_size: int | None
+) -> dict[str, Feed]:
+    feeds = {}
+    for name, data in named_sets(valid_dataset).items():
+        data = column_checks.in_order_of(train_dataset, data)
+        feeds[name] = inference_feed(trainer, data, batch_size if is_arrays(data) else None)
+    return feeds
+
+
+def _validate(trainer: Trainer, feeds: Mapping[str, Feed]) -> dict[str, float]:
+    """Return the results of every validation set, by its name and theirs; empty when a signal asked to leave."""
+    results: dict[str, float] = {}
+    for name, feed in feeds.items():
+        found = evaluate_feed(trainer, feed)
+        if not found:
+            return {}
+        results |= {f"{name}_{key}" if name else key: value for key, value in found.items()}
+    return results
 
 
 def compile_program(

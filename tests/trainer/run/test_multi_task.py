@@ -1,0 +1,118 @@
+"""Several tasks in one network: losses, masks, missing labels and metrics by task; finite data and streams."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
+
+from callbacks import EarlyStopping, LambdaCallback
+from trainer import MultiTaskLoss, Trainer
+from trainer.errors import ConfigurationError
+from trainer.streams import ReplayStream
+
+TASKS = ("odd", "large", "ink")
+
+
+class ThreeHeads(nn.Cell):
+    """Is the digit odd, is it above 4 (asked for odd ones alone), how much ink has it."""
+
+    def __init__(self, kind=dict):
+        super().__init__()
+        self.odd, self.large, self.ink = (nn.Dense(64, 1, weight_init="zeros", bias_init="zeros") for _ in range(3))
+        self.as_dict = kind is dict
+
+    def construct(self, features):
+        if self.as_dict:
+            return {"ink": self.ink(features), "odd": self.odd(features), "large": self.large(features)}
+        return self.odd(features), self.large(features), self.ink(features)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    features, digit = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(digit))
+    features, digit = (features[order] / 16).astype(np.float32), digit[order]
+    ink = features.mean(axis=1) * 4
+    ink[::5] = np.nan
+    odd = (digit % 2).astype(np.int32)
+    large = np.where(odd > 0, digit > 4, 7).astype(np.float32)  # what is masked may hold anything
+    # label columns stand first, and in another order than the tasks
+    return {"ink": ink, "large": large, "odd": odd, "features": features}
+
+
+def loss(**options):
+    bce, mse = nn.BCEWithLogitsLoss, nn.MSELoss
+    losses = {"odd": bce(), "large": bce(reduction="none"), "ink": mse(reduction="none")}
+    return MultiTaskLoss(losses, masks={"large": "odd"}, ignore_nan={"ink"}, **{"weights": {"ink": 0.5}, **options})
+
+
+def make(kind=dict, **options):
+    network = ThreeHeads(kind)
+    return Trainer(network, loss(), nn.Adam(network.trainable_params(), 1e-2), **options)
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    trainer = make(metrics={"odd_auc", "large_auc", "ink_rmse"})
+    stop = EarlyStopping("val_small_large_auc", patience=50)
+    small = {name: column[:500] for name, column in digits.items()}
+    trainer.fit(digits, 4, {"all": digits, "small": small}, callbacks=[stop], batch_size=64)
+    return trainer
+
+
+def test_evaluation_gives_losses_and_metrics_by_task_over_the_rows_that_count(trained, digits):
+    results = trained.evaluate(digits, batch_size=100)
+    outputs = trained.network(Tensor(digits["features"]))
+    z = {task: outputs[task].asnumpy()[:, 0].astype(np.float64) for task in TASKS}
+    odd, known = digits["odd"] > 0, ~np.isnan(digits["ink"])
+    assert results["odd_auc"] == pytest.approx(roc_auc_score(digits["odd"], z["odd"]), abs=1e-6)
+    assert results["large_auc"] == pytest.approx(roc_auc_score(digits["large"][odd], z["large"][odd]), abs=1e-6)
+    rmse = root_mean_squared_error(digits["ink"][known], z["ink"][known])
+    assert results["ink_rmse"] == pytest.approx(rmse, rel=1e-5)
+    p = 1 / (1 + np.exp(-z["large"][odd]))
+    assert results["large_loss"] == pytest.approx(log_loss(digits["large"][odd], p), rel=1e-5)
+    assert results["ink_loss"] == pytest.approx(rmse**2, rel=1e-5)
+    assert np.isfinite(results["loss"])
+
+
+def test_fit_records_each_tasks_loss_and_every_named_validation_set(trained):
+    history = trained.history.history
+    for task in TASKS:
+        assert len(history[f"{task}_loss"]) == 4
+        assert history[f"{task}_loss"][-1] < history[f"{task}_loss"][0]
+    last = {name: values[-1] for name, values in history.items()}
+    weighted = last["odd_loss"] + last["large_loss"] + 0.5 * last["ink_loss"]
+    assert last["loss"] == pytest.approx(weighted, rel=0.02), "a batch of few masked rows weighs as much as any"
+    assert {"val_all_loss", "val_small_loss", "val_small_odd_loss", "val_all_ink_rmse"} <= set(history)
+
+
+def test_windows_count_each_task_by_its_target_sunk_or_not(digits):
+    windows = {}
+    for kind, sink_size in ((dict, 1), (tuple, 4)):
+        rows = []
+        note = LambdaCallback(on_train_step_end=lambda t, rows=rows: rows.append(t.state.outputs.predictions))
+        trainer = make(kind)
+        trainer.online_train(ReplayStream(digits), [note], batch_size=64, sink_size=sink_size, window=5000)
+        windows[kind] = trainer.state.window
+        kept = np.concatenate([row.reshape(-1, 3) for row in rows])[: len(digits["odd"])]
+        assert windows[kind]["lifetime_odd_auc"] == pytest.approx(roc_auc_score(digits["odd"], kept[:, 0]), abs=1e-6)
+    first = windows[dict]
+    odd = int((digits["odd"] > 0).sum())
+    assert (first["lifetime_odd_rows"], first["lifetime_large_rows"]) == (1797, odd)
+    assert first["lifetime_ink_rows"] == int((~np.isnan(digits["ink"])).sum())
+    assert {"window_odd_loss", "window_large_loss", "window_ink_loss", "decayed_large_log_loss"} <= set(first)
+    assert "lifetime_ink_r2" in first
+    for name in ("lifetime_large_auc", "lifetime_ink_rmse", "window_large_loss"):
+        assert windows[tuple][name] == pytest.approx(first[name], rel=1e-4)
+
+
+def test_mistakes_are_named_when_the_loss_is_made():
+    with pytest.raises(ConfigurationError, match="did you mean 'large'"):
+        loss(weights={"larg": 1.0})
+    with pytest.raises(ConfigurationError, match="BCEWithLogitsLoss with reduction='none'"):
+        MultiTaskLoss({"a": nn.MSELoss(), "b": nn.BCEWithLogitsLoss()}, masks={"b": "a"})
+    with pytest.raises(ConfigurationError, match="number >= 0; received -1"):
+        loss(weights={"ink": -1})
+    with pytest.raises(ConfigurationError, match=r"unknown metric 'auk'.*did you mean 'auc'"):
+        make(metrics=["odd_auk"])

@@ -1,0 +1,134 @@
+"""What may stand for an optimizer: a name, a function of the parameters, a row optimizer alone, several by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from ..embedding.row_optimizers import RowOptimizer
+from ..errors import ConfigurationError, did_you_mean
+
+PLACEHOLDER = "trainer.no_dense_parameter"
+
+
+class OptimizerGroups(nn.Cell):
+    """Several optimizers in one step, each for its own parameters: FTRL for the wide part, Adam for the deep one.
+
+    The learning rate that is shown is the first one's; setting it sets all of them.
+
+    Args:
+        optimizers: MindSpore optimizers over different parameters.
+
+    Raises:
+        ConfigurationError: fewer than two, something that is no `nn` optimizer, or a parameter in two of them.
+
+    Inputs:
+        The tuple of gradients of `parameters`.
+    """
+
+    def __init__(self, optimizers: Sequence[nn.Optimizer]) -> None:
+        super().__init__(auto_prefix=False)
+        if len(optimizers) < 2 or not all(isinstance(one, nn.Optimizer) for one in optimizers):
+            shown = ", ".join(type(one).__name__ for one in optimizers)
+            raise ConfigurationError(
+                f"optimizer takes two or more mindspore.nn optimizers in a list; received [{shown}]"
+            )
+        self.parameters = [parameter for one in optimizers for parameter in one.parameters]
+        if len({id(parameter) for parameter in self.parameters}) < len(self.parameters):
+            twice = sorted({p.name for p in self.parameters if sum(q is p for q in self.parameters) > 1})
+            raise ConfigurationError(f"optimizer: {', '.join(twice)} is in two of the optimizers")
+        trained = {id(parameter) for parameter in self.parameters}
+        for place, one in enumerate(optimizers):
+            for parameter in one.get_parameters():
+                if id(parameter) not in trained:  # each calls its own "learning_rate", "global_step" and so on
+                    parameter.name = f"group_{place}.{parameter.name}"
+        ends = np.cumsum([len(one.parameters) for one in optimizers]).tolist()
+        self.spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
+        self.optimizers = nn.CellList(optimizers, auto_prefix=False)
+        self.global_step = optimizers[0].global_step
+
+    @property
+    def learning_rate(self) -> tuple[Any, ...]:
+        """The learning rate of each parameter group, or its schedule."""
+        rates: list[Any] = []
+        for one in self.optimizers:
+            rates += one.learning_rate if isinstance(one.learning_rate, tuple | list) else [one.learning_rate]
+        return tuple(rates)
+
+    def get_lr(self):
+        """Return the rate of the first optimizer; graph code."""
+        return self.optimizers[0].get_lr()
+
+    def construct(self, gradients):
+        """Update every group."""
+        done = ()
+        for place, (start, stop) in enumerate(self.spans):
+            done += (self.optimizers[place](gradients[start:stop]),)  # MindSpore drops a call whose result is dropped
+        return done
+
+
+def dense_parameters(network: nn.Cell) -> list[Parameter]:
+    """Return the network's trainable parameters; where all are in sparse tables, a placeholder, which nothing reads."""
+    return network.trainable_params() or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
+
+
+def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
+    """Return the optimizer that `optimizer` stands for.
+
+    Args:
+        optimizer: an optimizer or None, as it is; a list of `nn` optimizers over different parameters; the name of a
+            class of `mindspore.nn` in any case ("adam"), alone or with arguments, ("adam", {"learning_rate": 1e-3});
+            a function of the trainable parameters that returns an optimizer; or a row optimizer, for a network whose
+            parameters are all in sparse tables.
+        network: whose trainable parameters it gets. A network of sparse tables alone has none: names and functions then
+            get a placeholder, and the tables follow the optimizer they make.
+
+    Raises:
+        ConfigurationError: no such optimizer, or a row optimizer for a network with dense parameters.
+    """
+    if optimizer is None or (isinstance(optimizer, nn.Cell) and not isinstance(optimizer, RowOptimizer)):
+        return optimizer
+    if not isinstance(network, nn.Cell):
+        return None  # the check of the network says what is wrong
+    dense = network.trainable_params()
+    parameters = dense_parameters(network)
+    if isinstance(optimizer, RowOptimizer):
+        if dense:
+            names = ", ".join(parameter.name for parameter in dense[:3])
+            raise ConfigurationError(
+                f"optimizer: {type(optimizer).__name__} updates rows of tables, and the network has dense parameters "
+                f"({names}{', ...' if len(dense) > 3 else ''}): give their optimizer here and the row optimizer to "
+                "Embedding(optimizer=...)"
+            )
+        made = nn.SGD(parameters, 1e-3 if optimizer.lr is None else optimizer.lr)
+        object.__setattr__(made, "row_optimizer", optimizer)
+        return made
+    if isinstance(optimizer, list) or (isinstance(optimizer, tuple) and not _is_named(optimizer)):
+        return OptimizerGroups(list(optimizer))
+    name, arguments = optimizer if isinstance(optimizer, tuple) else (optimizer, {})
+    if isinstance(name, str):
+        return _by_name(name)(parameters, **arguments)
+    if callable(optimizer):
+        return optimizer(parameters)
+    return optimizer
+
+
+def _is_named(value: tuple[Any, ...]) -> bool:
+    return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+
+
+def _by_name(name: str) -> Any:
+    known = {}
+    for key, kind in vars(nn).items():
+        if isinstance(kind, type) and issubclass(kind, nn.Optimizer) and kind is not nn.Optimizer:
+            known[key.lower()] = kind
+    wanted = name.strip().lower().replace("_", "")
+    if wanted not in known:
+        raise ConfigurationError(
+            f"optimizer: mindspore.nn has no optimizer {name!r}{did_you_mean(wanted, known)}; known: "
+            f"{', '.join(sorted(known))}"
+        )
+    return known[wanted]
