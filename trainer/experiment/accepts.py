@@ -157,6 +157,8 @@ def fits(value: Any, annotation: Any) -> bool:
         return fits(value, arguments[0])
     if annotation is None or annotation is types.NoneType:
         return value is None
+    if annotation is typing.Any:  # a class since Python 3.11
+        return True
     kind = origin or annotation
     if not isinstance(kind, type) or kind is object or getattr(kind, "_is_protocol", False):
         return True

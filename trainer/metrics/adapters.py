@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import refuse, whole
 from .binary_metrics import below
-from .rows import group_column
+from .rows import group_column, row_weights, to_numpy
 from .window_metric import RowMetric, WindowMetric
 
 OTHER = "other"
@@ -56,6 +56,8 @@ class BySlice(RowMetric):
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows."""
+        predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
+        weights = row_weights(weights, len(labels))
         column = group_column(groups, len(labels))
         values, codes = np.unique(column, return_inverse=True)
         rows_of = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])

@@ -1,0 +1,40 @@
+"""Tasks and metrics of the newer kinds in a configuration."""
+
+import pytest
+
+from trainer.experiment.instantiate import build
+from trainer.experiment.loader import load_config
+from trainer.experiment.problems import ConfigErrors
+
+CONFIG = """
+experiment: tasks
+seed: 1
+network: {class_path: examples.rating.Rater, init_args: {outputs: 2, heads: true}}
+loss:
+  class_path: trainer.MultiTaskLoss
+  init_args:
+    losses:
+      liked: {class_path: mindspore.nn.BCEWithLogitsLoss}
+      loved: {class_path: mindspore.nn.BCEWithLogitsLoss, init_args: {reduction: none}}
+    masks: {loved: liked}
+    weights: {loved: 0.5}
+optimizer: {class_path: mindspore.nn.Adam}
+metrics: [auc, liked_log_loss, loved_gauc/user]
+data:
+  train: {class_path: examples.movielens.MovieLens}
+"""
+
+
+def test_losses_masks_weights_and_metrics_of_tasks_come_from_a_file(tmp_path):
+    path = tmp_path / "tasks.yaml"
+    path.write_text(CONFIG)
+    trainer = build(load_config(path), datasets=[]).trainer
+    assert trainer.tasks.describe() == "liked (weight 1), loved (weight 0.5 where liked)"
+    assert set(trainer.metrics) == {"liked_auc", "loved_auc", "liked_log_loss", "loved_gauc"}
+
+
+def test_a_misspelt_metric_of_a_task_is_named(tmp_path):
+    path = tmp_path / "tasks.yaml"
+    path.write_text(CONFIG.replace("liked_log_loss", "liked_log_los"))
+    with pytest.raises(ConfigErrors, match="liked_log_los"):
+        load_config(path)

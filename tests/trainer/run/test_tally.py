@@ -1,0 +1,77 @@
+"""What an evaluation adds up: metrics by group and by slice read columns that the network does not take."""
+
+import numpy as np
+import pytest
+from mindspore import nn
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+
+from trainer import Trainer
+from trainer.errors import DataError
+
+
+class Linear(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(30, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, features):
+        return self.dense(features)
+
+
+@pytest.fixture(scope="module")
+def table():
+    data = load_breast_cancer()
+    features = (-(data.data - data.data.mean(0)) / data.data.std(0)).astype(np.float32)
+    user = np.random.default_rng(0).integers(0, 25, 569)
+    site = np.array(["north", "south"])[user % 2]
+    return {"user": user, "site": site, "features": features, "label": data.target.astype(np.float32)[:, None]}
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    network = Linear()
+    optimizer = nn.SGD(network.trainable_params(), 0.0)
+    return Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics=["auc", "gauc/user", "auc/site"])
+
+
+def expected(table):
+    scores, label = table["features"].sum(axis=1), table["label"][:, 0]
+    total = weight = 0.0
+    for user in np.unique(table["user"]):
+        mine = table["user"] == user
+        if 0 < label[mine].sum() < mine.sum():
+            total, weight = total + mine.sum() * roc_auc_score(label[mine], scores[mine]), weight + mine.sum()
+    rows_of = {name: table["site"] == name for name in ("north", "south")}
+    sites = {name: roc_auc_score(label[rows], scores[rows]) for name, rows in rows_of.items()}
+    return total / weight, sites
+
+
+def test_groups_and_slices_are_read_from_columns_kept_aside(trainer, table):
+    gauc, sites = expected(table)
+    results = trainer.evaluate(table, batch_size=100)
+    assert results["gauc"] == pytest.approx(gauc, abs=1e-6)
+    assert {name: results[f"auc/site={name}"] for name in sites} == pytest.approx(sites, abs=1e-6)
+    # training data may have these columns too
+    history = trainer.fit(table, 1, table, callbacks=[], batch_size=100).history
+    assert history["val_gauc"][-1] == pytest.approx(gauc, abs=1e-6)
+
+
+def test_a_column_that_is_missing_is_named(trainer, table):
+    bare = {name: table[name] for name in ("features", "label")}
+    with pytest.raises(DataError, match=r"reads the column 'user', which the dataset does not have"):
+        trainer.evaluate(bare, batch_size=100)
+
+
+def test_a_dict_of_columns_is_one_validation_set_and_a_dict_of_datasets_several(trainer, table):
+    south = table["site"] == "south"
+    sets = {"south": {name: column[south] for name, column in table.items()}, "stored": lambda: batches(table)}
+    history = trainer.fit(table, 1, sets, callbacks=[], batch_size=100).history
+    assert {"val_south_loss", "val_south_auc", "val_stored_gauc"} <= set(history)
+    assert history["val_stored_gauc"][-1] == pytest.approx(expected(table)[0], abs=1e-6)
+    assert "val_loss" not in history
+
+
+def batches(table):
+    for start in range(0, 569, 100):
+        yield {name: column[start : start + 100] for name, column in table.items()}
