@@ -108,6 +108,9 @@ def main(folder):
     checkpoint = ModelCheckpoint(f"{folder}/snapshots_{size}", every=4)
     trainer = run.fit("normed", norm=True, sink_size=1, stop_at=5 if rank == size - 1 else None, callbacks=[checkpoint])
     run.found["normed/predictions"] = trainer.predict({"x": x}, batch_size=100)
+    boosted = {"boost_level": "O2", "boost_config": {"gradient_freezing": False}}
+    arrays = {"x": x[:256], "y": y[:256]}
+    run.fit("adasum", arrays, batch_size=each, options=boosted, epochs=1, sink_size=1)
     network = Clicks()
     optimizer = nn.Adam(network.trainable_params(), 0.1)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, gradient_accumulation_steps=2)

@@ -51,7 +51,7 @@ def test_losses_and_counts_are_those_of_one_process(one, two, name):
         np.testing.assert_array_equal(two[0][f"{name}/{kind}"], one[f"{name}/{kind}"])
 
 
-@pytest.mark.parametrize("name", [*CASES, "tables", "normed", "own rows"])
+@pytest.mark.parametrize("name", [*CASES, "tables", "adasum", "normed", "own rows"])
 def test_all_processes_hold_the_same_bits(two, name):
     for key, value in of(two[0], name).items():
         if "normed/parameters" in key and "moving" in key:
@@ -100,6 +100,11 @@ def test_predictions_come_back_in_order_and_whole(one, two):
         np.testing.assert_array_equal(found["predicted"], one["predicted"])
         assert found["predicted one by one"].tolist() == [85] * 6 + [59]
         assert found["normed/predictions"].shape == (569, 1)
+
+
+def test_adasum_is_not_the_mean(one, two):
+    assert np.abs(two[0]["adasum/parameters/0.weight"] - one["adasum/parameters/0.weight"]).max() > 1e-5
+    np.testing.assert_allclose(two[0]["adasum/losses"], one["adasum/losses"], rtol=0, atol=0.1)
 
 
 def test_uneven_parts_end_together_and_no_row_is_left_out(two):
