@@ -58,7 +58,8 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
     feed = inference_feed(trainer, data[0], batch_size, predict=True)
     padding, source = trainer.builder.row_padding, feed.source
-    size = _choose_size(padding, source) if isinstance(source, ArraySource) else None
+    alone = isinstance(source, ArraySource) and trainer.group.size == 1
+    size = _choose_size(padding, source) if alone else None
     if size is not None and padding.exact:
         feed.options.fill_up_to = size
     batches = _predictions(trainer, feed)

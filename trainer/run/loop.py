@@ -105,7 +105,7 @@ def _after_step(run: Run, chunk: Chunk) -> None:
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
         run.end_epoch()
-    if run.validation_due(chunk):
+    if run.evaluate is not None and run.validation_due(chunk):
         results = run.validate()
         if results:
             state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
