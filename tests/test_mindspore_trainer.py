@@ -103,7 +103,7 @@ except UnresolvedError as error:
 """
     out = run(script, own=["trainer", "callbacks"])
     assert "mindspore_trainer.callbacks.loss_monitor.LossMonitor" in out
-    assert "mindspore_trainer.trainer.metrics.prequential.Window" in out
+    assert "mindspore_trainer.trainer.metrics.window.Window" in out
     assert "<class 'callbacks.Marker'>" in out
     assert "neither the package nor your own module has it" in out
     assert "did you mean 'Marker'" in out
@@ -121,6 +121,7 @@ def test_the_command_line_works_beside_such_modules(run, tmp_path, module, own):
 
 def test_a_users_module_that_needs_the_hidden_package_is_told_its_other_name(run):
     script = """
+from pathlib import Path
 from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
 Path("mine.py").write_text("from trainer.errors import DataError")
 try:
