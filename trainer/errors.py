@@ -13,7 +13,6 @@ __all__ = [
     "DataError",
     "FolderInUseError",
     "GraphError",
-    "NonFiniteError",
     "StreamError",
     "TrainerError",
     "did_you_mean",
@@ -51,7 +50,3 @@ class FolderInUseError(CheckpointError, ConfigurationError):
 
 class StreamError(TrainerError, RuntimeError):
     """A stream source failed for good: retries are used up or too many records were bad."""
-
-
-class NonFiniteError(TrainerError, ArithmeticError):
-    """The loss or a gradient became NaN or infinite and the run was told not to go on."""
