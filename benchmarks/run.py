@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import lifetime, measure, peers  # noqa: E402
 from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
-CASES = ("mlp", "lenet", "wide_deep", "online", "evaluation", "startup", "checkpoint", "loop")
+CASES = ("mlp", "lenet", "wide_deep", "online", "evaluation", "startup", "checkpoint", "loop", "many_tables", "reading")
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 PACKAGES = ("mindspore", "numpy", "torch", "lightning", "keras")

@@ -2,6 +2,7 @@
 
 from .admission import MinSightings, Probability
 from .bag import EmbeddingBag
+from .embedding_group import EmbeddingGroup
 from .eviction import Eviction
 from .layers import Embedding
 from .row_optimizers import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
@@ -10,6 +11,7 @@ from .tables import SparseTables
 __all__ = [
     "Embedding",
     "EmbeddingBag",
+    "EmbeddingGroup",
     "Eviction",
     "MinSightings",
     "Probability",

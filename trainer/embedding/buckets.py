@@ -1,4 +1,4 @@
-"""A hash table of fixed size from ids to row numbers, vectorised in NumPy, that can also forget.
+"""A hash table of fixed size from ids to row numbers that can also forget.
 
 A bucket is eight ids, one cache line. An id lives in its first bucket, in the cell its hash names if that was free,
 or, when the bucket was full, in the next of its `_CHOICES` buckets. A lookup therefore reads one line for almost every
@@ -28,6 +28,9 @@ class Buckets:
     """
 
     def __init__(self, buckets: int) -> None:
+        from . import kernels
+
+        self._find_ids, self._place_ids = kernels.find_ids.ready(), kernels.place_ids.ready()
         self._keys = np.zeros((buckets, WAYS), np.int64)
         self._rows = np.zeros((buckets, WAYS), np.int32)
         self._passed = np.zeros(buckets, np.uint16)
@@ -51,6 +54,9 @@ class Buckets:
         if choice:
             hashes = mix64(hashes ^ np.uint64(choice))
         return (hashes & self._mask).view(np.int64)
+
+    def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        return self._keys.reshape(-1), self._rows.reshape(-1), self._passed, _CHOICES
 
     def first_bucket(self, ids: np.ndarray) -> np.ndarray:
         """Return the bucket where each of `ids` is looked for first, int64 [n]."""
@@ -89,45 +95,20 @@ class Buckets:
 
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, -1 where it is unknown: int32 [n] for int64 [n]."""
-        cells = self._find(ids)
-        return np.where(cells >= 0, np.take(self._rows.reshape(-1), cells, mode="clip"), np.int32(-1))
+        rows = np.empty(len(ids), np.int32)
+        ids = ids if ids.flags.carray else np.array(ids)
+        self._find_ids(*self._cells(), ids, rows)
+        return rows
 
     def place(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Map unknown `ids` to `rows`; return (ids, rows) of those for which none of their buckets has room.
 
         Buckets go on counting those as passing by, so when there are any, the table should be replaced.
         """
-        hashes = mix64(ids)
-        cells = self._start(hashes)
-        _, first = np.unique(cells, return_index=True)
-        easy = first[self._keys.reshape(-1)[cells[first]] == 0]
-        self._fill(cells[easy], ids[easy], rows[easy])
-        left = np.ones(len(ids), np.bool_)
-        left[easy] = False
-        ids, rows, hashes = ids[left], rows[left], hashes[left]
-        for choice in range(_CHOICES):
-            if not len(ids):
-                break
-            left = self._place_in(self._bucket(hashes, choice), ids, rows)
-            ids, rows, hashes = ids[left], rows[left], hashes[left]
-        return ids, rows
-
-    def _place_in(self, bucket: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Put ids into free cells of their `bucket`, in turn; return the places of those that found none."""
-        order = np.argsort(bucket, kind="stable")
-        sorted_bucket = bucket[order]
-        new_group = np.flatnonzero(np.diff(sorted_bucket, prepend=-1))
-        turn = np.arange(len(ids)) - np.repeat(new_group, np.diff(new_group, append=len(ids)))
-        taken = self._keys[sorted_bucket] != 0
-        fits = turn < WAYS - taken.sum(axis=1)
-        way = np.argsort(taken, axis=1, kind="stable")[np.arange(len(ids)), np.minimum(turn, WAYS - 1)]
-        self._fill((sorted_bucket * WAYS + way)[fits], ids[order[fits]], rows[order[fits]])
-        np.add.at(self._passed, sorted_bucket[~fits], 1)
-        return order[~fits]
-
-    def _fill(self, cells: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
-        self._keys.reshape(-1)[cells] = ids ^ ODD_ID
-        self._rows.reshape(-1)[cells] = rows
+        homeless = np.empty(len(ids), np.int64)
+        ids, rows = (array if array.flags.carray else np.array(array) for array in (ids, rows))
+        count = self._place_ids(*self._cells(), ids, rows, homeless)
+        return ids[homeless[:count]], rows[homeless[:count]]
 
     def remove(self, ids: np.ndarray) -> int:
         """Forget `ids` (different from each other) and return how many there were; unknown ones are ignored."""

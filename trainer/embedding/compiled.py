@@ -8,22 +8,37 @@ from typing import Any
 import numba
 
 
-def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that compiles a function for `signatures` now, without the interpreter's lock in its body.
+class Kernel:
+    """A function compiled for fixed argument types when it is first needed.
 
     The machine code is kept where Numba keeps it: beside the source, in the user's cache folder or in
-    ``NUMBA_CACHE_DIR``. Where none can be written to, it lives as long as the process. NaN and infinities keep their
-    meaning: no fast arithmetic.
+    ``NUMBA_CACHE_DIR``. Where none can be written to, it lives as long as the process. It runs without the
+    interpreter's lock. NaN and infinities keep their meaning: no fast arithmetic.
+
+    Args:
+        function: what to compile.
+        signature: Numba's type of it.
     """
 
-    def compile_now(function: Callable[..., Any]) -> Callable[..., Any]:
-        options = {"nogil": True, "error_model": "numpy"}
-        try:
-            return numba.njit(list(signatures), cache=True, **options)(function)
-        except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
-            return numba.njit(list(signatures), **options)(function)
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+        self._function = function
+        self._signature = signature
+        self._compiled: Callable[..., Any] | None = None
 
-    return compile_now
+    def ready(self) -> Callable[..., Any]:
+        """Return the compiled function."""
+        if self._compiled is None:
+            options = {"nogil": True, "error_model": "numpy"}
+            try:
+                self._compiled = numba.njit([self._signature], cache=True, **options)(self._function)
+            except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
+                self._compiled = numba.njit([self._signature], **options)(self._function)
+        return self._compiled
+
+
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """Return a decorator that makes a function a `Kernel`."""
+    return lambda function: Kernel(function, signature)
 
 
 # Called by kernels, so they are compiled into them.

@@ -49,19 +49,26 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
         values = np.asarray([v.decode() if isinstance(v, bytes) else str(v) for v in values.ravel()]).reshape(
             values.shape
         )
+    from . import kernels
+
+    result = np.empty(values.size, np.uint64)
     if values.dtype.kind == "S":
-        width = values.dtype.itemsize
-        codes = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape, width)
-        if (codes & 0x80).any():
-            values = np.char.decode(values, "utf-8")
-    if values.dtype.kind == "U":
-        width = values.dtype.itemsize // 4
-        codes = np.ascontiguousarray(values).view(np.uint32).reshape(*values.shape, width)
-    result = np.full(values.shape, 0x243F6A8885A308D3, np.uint64)
-    for position in range(width):
-        code = codes[..., position].astype(np.uint64)
-        result = np.where(code != 0, mix64(result ^ code), result)
-    return result.view(np.int64)
+        codes = _characters(values, np.uint8)
+        if kernels.hash_bytes.ready()(codes, result) < 0:
+            return result.view(np.int64).reshape(values.shape)
+        values = np.char.decode(values, "utf-8")
+    kernels.hash_codes.ready()(_characters(values, np.uint32), result)
+    return result.view(np.int64).reshape(values.shape)
+
+
+def _characters(values: np.ndarray, dtype: type) -> np.ndarray:
+    """Return the characters of strings, [n, width], zeros behind their end."""
+    width = values.dtype.itemsize // np.dtype(dtype).itemsize
+    if not width:
+        return np.zeros((values.size, 0), dtype)
+    values = values.reshape(-1)
+    values = values if values.flags.carray else np.array(values)
+    return values.view(dtype).reshape(values.size, width)
 
 
 def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 from numba import types as nt
+from numba.extending import intrinsic
 
-from .compiled import compiled
+from .compiled import compiled, inlined
 
 _BLOCK = 64
 _LINE = 16  # float32 of a cache line
@@ -40,3 +41,344 @@ def gather(table, rows, out):
             for column in range(columns):
                 out[i, column] = table[row, column]
     return touched
+
+
+@compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
+def number(values, slots, distinct, first, inverse):
+    """Number the distinct `values` (int32 [n], -1 for none) in the order of their first occurrence.
+
+    A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): what `slots` holds at
+    first does not matter.
+
+    Args:
+        values: int32 [n], all below ``len(slots)``.
+        slots: int32, working memory.
+        distinct: int32 [>= number of distinct values], receives them.
+        first: int32 [the same], receives the place of each one's first occurrence.
+        inverse: int32 [n], receives the numbers, counting from 1; 0 for none.
+
+    Returns:
+        How many distinct values there are.
+    """
+    found = np.int64(0)
+    for i in range(len(values)):
+        value = values[i]
+        if value < 0:
+            inverse[i] = 0
+            continue
+        slot = slots[value]
+        if slot < 0 or slot >= found or distinct[slot] != value:
+            slot = np.int32(found)
+            slots[value] = slot
+            distinct[found] = value
+            first[found] = i
+            found += 1
+        inverse[i] = slot + 1
+    return found
+
+
+@intrinsic
+def _floats(typing_context, address):
+    """Return the memory at `address` (int64) as float32 numbers."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return nt.CPointer(nt.float32)(nt.int64), generate
+
+
+# Codes say which row of which of several tables: the table above, the row below. -1 is no row.
+ROW_BITS = 40
+_ROW = (1 << ROW_BITS) - 1
+_AHEAD = 32
+
+
+@inlined
+def _row(bases, code, width):
+    return _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
+
+
+@inlined
+def _touch(bases, codes, positions, start, stop, width):
+    """Load every cache line of the rows of one block."""
+    touched = np.float32(0)
+    for i in range(start, stop):
+        code = codes[positions[i]]
+        if code >= 0:
+            row = _row(bases, code, width)
+            for column in range(0, width, _LINE):
+                touched += row[column]
+            touched += row[width - 1]
+    return touched
+
+
+_codes = (_i64[::1], _i64[::1], _i32[::1], _i64)
+
+
+@compiled(_f32(*_codes, _rows2))
+def read_rows(bases, codes, positions, width, out):
+    """Copy the first ``out.shape[1]`` columns of rows of several tables into `out`, float32 [n, columns].
+
+    Args:
+        bases: address of each table's rows, int64 [tables].
+        codes: rows of a chunk, int64 [m]; see `ROW_BITS`.
+        positions: which of them, int32 [n]; zeros for those that are none.
+        width: columns of a row.
+        out: receives the values.
+    """
+    count, columns = out.shape
+    touched = np.float32(0)
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        touched += _touch(bases, codes, positions, start, stop, columns)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                for column in range(columns):
+                    out[i, column] = row[column]
+            else:
+                for column in range(columns):
+                    out[i, column] = 0
+    return touched
+
+
+_update = _f32(*_codes, _rows2, _f32, _f32[::1])
+
+
+@compiled(_update)
+def update_sgd(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowSGD` in place to the rows `read_rows` reads; `gradients` float32 [n, dim], no `numbers`."""
+    count, dim = gradients.shape
+    touched = np.float32(0)
+    for start in range(0, count, _AHEAD):
+        stop = min(start + _AHEAD, count)
+        touched += _touch(bases, codes, positions, start, stop, width)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                for k in range(dim):
+                    row[k] = row[k] - rate * gradients[i, k]
+    return touched
+
+
+@compiled(_update)
+def update_adagrad(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowAdagrad` in place; see `update_sgd`."""
+    count, dim = gradients.shape
+    one = np.float32(1)
+    touched = np.float32(0)
+    for start in range(0, count, _AHEAD):
+        stop = min(start + _AHEAD, count)
+        touched += _touch(bases, codes, positions, start, stop, width)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                for k in range(dim):
+                    gradient = gradients[i, k]
+                    accumulated = row[dim + k] + gradient * gradient
+                    row[dim + k] = accumulated
+                    row[k] = row[k] - rate * gradient * (one / np.sqrt(accumulated))
+    return touched
+
+
+@compiled(_update)
+def update_adagrad_row_wise(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowAdagrad` with one accumulator a row in place; see `update_sgd`."""
+    count, dim = gradients.shape
+    one = np.float32(1)
+    touched = np.float32(0)
+    for start in range(0, count, _AHEAD):
+        stop = min(start + _AHEAD, count)
+        touched += _touch(bases, codes, positions, start, stop, width)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                squares = np.float32(0)
+                for k in range(dim):
+                    squares += gradients[i, k] * gradients[i, k]
+                accumulated = row[dim] + squares / np.float32(dim)
+                row[dim] = accumulated
+                root = one / np.sqrt(accumulated)
+                for k in range(dim):
+                    row[k] = row[k] - rate * gradients[i, k] * root
+    return touched
+
+
+@compiled(_update)
+def update_adam(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowAdam` in place; `numbers` are 1 - beta1, 1 - beta2 and eps; see `update_sgd`."""
+    count, dim = gradients.shape
+    one_less, two_less, eps = numbers[0], numbers[1], numbers[2]
+    touched = np.float32(0)
+    for start in range(0, count, _AHEAD):
+        stop = min(start + _AHEAD, count)
+        touched += _touch(bases, codes, positions, start, stop, width)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                for k in range(dim):
+                    gradient = gradients[i, k]
+                    first = row[dim + k] + one_less * (gradient - row[dim + k])
+                    second = row[2 * dim + k] + two_less * (gradient * gradient - row[2 * dim + k])
+                    row[dim + k] = first
+                    row[2 * dim + k] = second
+                    row[k] = row[k] - rate * first / (np.sqrt(second) + eps)
+    return touched
+
+
+@compiled(_update)
+def update_ftrl(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowFTRL` in place; `numbers` are -lr_power, l1 and 2 * l2; see `update_sgd`."""
+    count, dim = gradients.shape
+    power, l1, l2_twice = numbers[0], numbers[1], numbers[2]
+    zero = np.float32(0)
+    touched = np.float32(0)
+    for start in range(0, count, _AHEAD):
+        stop = min(start + _AHEAD, count)
+        touched += _touch(bases, codes, positions, start, stop, width)
+        for i in range(start, stop):
+            code = codes[positions[i]]
+            if code >= 0:
+                row = _row(bases, code, width)
+                for k in range(dim):
+                    gradient, old = gradients[i, k], row[dim + k]
+                    accumulated = old + gradient * gradient
+                    if power == np.float32(0.5):
+                        new_power, old_power = np.sqrt(accumulated), np.sqrt(old)
+                    else:
+                        new_power, old_power = accumulated**power, old**power
+                    linear = row[2 * dim + k] + gradient - (new_power - old_power) / rate * row[k]
+                    row[dim + k] = accumulated
+                    row[2 * dim + k] = linear
+                    if linear > l1:
+                        row[k] = (l1 - linear) / (new_power / rate + l2_twice)
+                    elif linear < -l1:
+                        row[k] = (-l1 - linear) / (new_power / rate + l2_twice)
+                    else:
+                        row[k] = zero
+    return touched
+
+
+@inlined
+def _mix(x):
+    """Return `hashing.mix64` of one number."""
+    x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+_map = (_i64[::1], _i32[::1], nt.uint16[::1], _i64)
+_WAYS = 8
+_ODD_ID = -0x61C8864680B583EB
+
+
+@inlined
+def _cell(keys, passed, choices, key, hashed):
+    """Return the cell of `key` in a table of `buckets.Buckets`, -1 if it is unknown."""
+    mask = np.uint64(len(passed) - 1)
+    cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
+    found = np.int64(-1)
+    if keys[cell] == key:
+        found = cell
+    else:
+        for choice in range(choices):
+            bucket = np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
+            for way in range(_WAYS):
+                if keys[bucket * _WAYS + way] == key:
+                    found = bucket * _WAYS + way
+            if found >= 0 or passed[bucket] == 0:
+                break
+    return found
+
+
+@compiled(_i64(*_map, _i64[::1], _i32[::1]))
+def find_ids(keys, rows, passed, choices, ids, out):
+    """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where it is unknown.
+
+    Args:
+        keys: ids of all cells as `buckets.Buckets` keeps them.
+        rows: their rows.
+        passed: for every bucket, how many ids found no room in it.
+        choices: buckets that an id may be in.
+        ids: what to look for.
+        out: receives the rows.
+    """
+    mask = np.uint64(len(passed) - 1)
+    hashes = np.empty(_BLOCK, np.uint64)
+    touched = np.int64(0)
+    for start in range(0, len(ids), _BLOCK):
+        stop = min(start + _BLOCK, len(ids))
+        for i in range(start, stop):
+            hashed = _mix(ids[i])
+            hashes[i - start] = hashed
+            cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
+            touched += keys[cell] ^ rows[cell]
+        for i in range(start, stop):
+            cell = _cell(keys, passed, choices, ids[i] ^ _ODD_ID, hashes[i - start])
+            out[i] = rows[cell] if cell >= 0 else -1
+    return touched
+
+
+@compiled(_i64(*_map, _i64[::1], _i32[::1], _i64[::1]))
+def place_ids(keys, rows, passed, choices, ids, new_rows, homeless):
+    """Put unknown `ids` with their `new_rows` into free cells; see `find_ids`.
+
+    Writes the places of those for which there is no room into `homeless` (int64 [n]) and returns how many they are.
+    """
+    mask = np.uint64(len(passed) - 1)
+    left = np.int64(0)
+    for i in range(len(ids)):
+        hashed, key = _mix(ids[i]), ids[i] ^ _ODD_ID
+        cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
+        if keys[cell] != 0:
+            cell = np.int64(-1)
+            for choice in range(choices):
+                bucket = np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
+                for way in range(_WAYS):
+                    if keys[bucket * _WAYS + way] == 0:
+                        cell = bucket * _WAYS + way
+                        break
+                if cell >= 0:
+                    break
+                passed[bucket] += np.uint16(1)
+        if cell >= 0:
+            keys[cell] = key
+            rows[cell] = new_rows[i]
+        else:
+            homeless[left] = i
+            left += 1
+    return left
+
+
+@compiled(_i64(nt.uint32[:, ::1], nt.uint64[::1]))
+def hash_codes(codes, out):
+    """Write `hashing.hash_strings` of strings into `out` (uint64 [n]); `codes` uint32 [n, width], padded with zeros."""
+    count, width = codes.shape
+    for i in range(count):
+        result = np.uint64(0x243F6A8885A308D3)
+        for k in range(width):
+            if codes[i, k] != 0:
+                result = _mix(result ^ np.uint64(codes[i, k]))
+        out[i] = result
+    return np.int64(count)
+
+
+@compiled(_i64(nt.uint8[:, ::1], nt.uint64[::1]))
+def hash_bytes(codes, out):
+    """As `hash_codes` for ASCII, `codes` uint8 [n, width]; returns the first place with other bytes, -1 if none."""
+    count, width = codes.shape
+    for i in range(count):
+        result = np.uint64(0x243F6A8885A308D3)
+        for k in range(width):
+            if codes[i, k] >= 128:
+                return np.int64(i)
+            if codes[i, k] != 0:
+                result = _mix(result ^ np.uint64(codes[i, k]))
+        out[i] = result
+    return np.int64(-1)

@@ -155,7 +155,7 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self._make_dense()
         else:
-            self._adopt(WorkingSet(name, dim))
+            self.adopt(WorkingSet(name, dim), False)
 
     def _share(self, other: Embedding) -> None:
         for attribute in ("spec", "row_optimizer", "preset", "host", "is_unnamed"):
@@ -163,12 +163,16 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self.weight = other.weight
         else:
-            self._adopt(other.window)
+            self.adopt(other.window, False)
 
-    def _adopt(self, window: WorkingSet) -> None:
+    def adopt(self, window: WorkingSet, indirect: bool) -> None:
+        """Read from `window` from now on, translating positions by its maps if `indirect`."""
+        self.indirect = indirect
         hide(self, "window", window)
         for attribute in ("rows", "reading", "step_map", "reading_map"):
             hide(self, f"window_{attribute}", getattr(window, attribute))
+        if (group := self.__dict__.get("group")) is not None:
+            group.refresh()
 
     def _make_dense(self) -> None:
         spec = self.spec

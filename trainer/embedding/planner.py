@@ -1,71 +1,20 @@
-"""What the graph needs to know about a chunk's ids, made on the preparing thread; no graph code here."""
+"""From a chunk's raw ids to positions in what the graph sees, on the preparing thread; no graph code here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import DataError
 from .fields import Component, FieldMap, to_plain
 from .hashing import to_ids
+from .row_groups import Bundle, RowGroup, separate_tables
+from .sparse_plan import SparsePlan, TablePlan, marker, padded_size, padding_of
 from .table import SparseTable
 from .unique_indexer import UniqueIndexer
-
-_SMALLEST = 64
-_COARSE = 8192
-
-
-def padded_size(count: int) -> int:
-    """Return `count` rounded up, 2 % to spare: to a power of two where that costs little, else one of 16 an octave.
-
-    Every size is a program of its own, so there should be few.
-    """
-    count = max(_SMALLEST, count + count // 50)
-    step = 1 << (count - 1).bit_length()
-    if step > _COARSE:
-        step //= 32
-    return -(-count // step) * step
-
-
-@dataclass
-class TablePlan:
-    """One table's part of a chunk.
-
-    Attributes:
-        table: index of the table.
-        rows: distinct rows of the chunk, int32 [u]; row i stands at position i + 1 of the working set.
-        size: rows of the working set in the graph, padded.
-        step_size: distinct rows of a step, padded; 0 in a plan that only reads.
-        map_size: length of the position map, 0 when the table does not share ids.
-        reading_map: position of every distinct id of a chunk that is only read, int32 [map_size], or None.
-    """
-
-    table: int
-    rows: np.ndarray
-    size: int
-    step_size: int = 0
-    map_size: int = 0
-    reading_map: np.ndarray | None = None
-
-
-@dataclass
-class SparsePlan:
-    """Everything `SparseTables.load` and `write_back` need for a chunk.
-
-    Attributes:
-        train: whether rows are trained or only read.
-        tables: one entry a table.
-        inputs: extra columns of the program, int32 or int8, [K, ...] when the chunk is stacked.
-        prepared_in: seconds it took.
-    """
-
-    train: bool
-    tables: list[TablePlan] = field(default_factory=list)
-    inputs: tuple[np.ndarray, ...] = ()
-    prepared_in: float = 0.0
+from .windows import Windows
 
 
 class Planner:
@@ -76,7 +25,8 @@ class Planner:
         trainable: whether each table is trained.
         fields: what feeds them.
         accumulate: batches that share one optimizer update.
-        read_sizes: rows of each table's window in a program of fixed shape that only reads; None lets them grow.
+        read_sizes: (rows, map entries) of each table's window in a program of fixed shape that only reads.
+        grouping: (bundles, groups) of the tables; None keeps every table for itself.
     """
 
     def __init__(
@@ -85,21 +35,21 @@ class Planner:
         trainable: Sequence[bool],
         fields: FieldMap,
         accumulate: int = 1,
-        read_sizes: Sequence[int] | None = None,
+        read_sizes: Sequence[tuple[int, int]] | None = None,
+        grouping: tuple[list[Bundle], list[RowGroup]] | None = None,
     ) -> None:
         self.tables = list(tables)
         self.trainable = list(trainable)
         self.fields = fields
         self.accumulate = accumulate
-        self._work_sizes = [0] * len(self.tables)
-        self._step_sizes = [0] * len(self.tables)
-        self._read_sizes = list(read_sizes or [0] * len(self.tables))
-        self._map_sizes: dict[tuple[int, bool], int] = {}
-        for index in range(len(self.tables)) if read_sizes else ():
-            self._map_sizes[index, False] = max(read_sizes)
-        self._carry: dict[int, np.ndarray] = {}
-        # training and evaluation may be prepared on two threads at once
-        self._rows, self._steps, self._seen = UniqueIndexer(), UniqueIndexer(), UniqueIndexer()
+        self.bundles, self.groups = grouping or separate_tables(fields.components)
+        self._windows = Windows(self.tables, self.groups, read_sizes)
+        self._work_sizes = [0] * len(self.groups)
+        self._step_sizes = [0] * len(self.groups)
+        self._map_sizes: dict[int, int] = {}
+        # of an unfinished accumulation window: (component, rows of its tables in the order of the groups) of every row
+        self._carry: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._rows, self._steps = UniqueIndexer(), UniqueIndexer()
 
     def plan(
         self,
@@ -133,19 +83,25 @@ class Planner:
         now = time.time() if now is None else now
         out = [to_plain(np.asarray(column)) for column in columns]
         self._check_dense(columns, stacked, num_batches)
-        plan = SparsePlan(train)
+        plan = SparsePlan(train, sizes=[0] * len(self.groups), step_sizes=[0] * len(self.groups) if train else [])
         batches = len(columns[0]) if stacked else 1
         windows = (np.arange(num_batches) + fill) // self.accumulate
-        inputs: list[list[np.ndarray]] = [[] for _ in self.tables]
-        for component in self.fields.components:
-            ids = self._gather(component, columns, stacked, num_batches)
-            positions = (self._train if train else self._read)(component, ids, windows, batches, plan, inputs, now)
-            self._scatter(component, positions, columns, out, stacked, num_batches)
+        inputs: list[np.ndarray] = []
+        for number, bundle in enumerate(self.bundles):
+            components = [self.fields.components[index] for index in bundle.components]
+            ids = [self._gather(component, columns, stacked, num_batches) for component in components]
+            if not train:
+                positions = self._windows.plan(bundle, components, ids, batches, plan, inputs)
+            elif bundle.indirect:
+                positions = [self._train_apart(bundle, components[0], ids[0], windows, batches, plan, inputs, now)]
+            else:
+                positions = self._train(number, components, ids, windows, batches, plan, inputs, now)
+            for component, part in zip(components, positions, strict=True):
+                self._scatter(component, part, columns, out, stacked, num_batches)
         if flush or (fill + num_batches) % self.accumulate == 0:
             self._carry.clear()
         plan.tables.sort(key=lambda part: part.table)
-        flat = [array if stacked else array[0] for table in inputs for array in table]
-        plan.inputs = tuple(flat)
+        plan.inputs = tuple([array if stacked else array[0] for array in inputs])
         plan.prepared_in = time.perf_counter() - began
         return tuple(out), plan
 
@@ -198,57 +154,128 @@ class Planner:
             view = out[column].reshape(*shape[:2], -1)
             view[:num_batches, :, elements] = part
 
-    # -- reading -------------------------------------------------------------------------------------------------
-
-    def _read(self, component: Component, ids, windows, batches: int, plan: SparsePlan, inputs, now) -> np.ndarray:
-        flat = ids.reshape(-1)
-        groups = None
-        if component.indirect:
-            _, groups = np.unique(flat, return_inverse=True)
-            groups = groups.astype(np.int32) + 1
-        for index, reads in zip(component.specs, component.reads, strict=True):
-            table = self.tables[index]
-            chosen = flat if groups is None else ids[:, :, reads].reshape(-1)
-            rows, inverse = self._seen(table.lookup(chosen, _padding(table, chosen)), table.next_row)
-            part = TablePlan(index, rows, self._grow(self._read_sizes, index, len(rows) + 1))
-            if groups is not None:
-                part.map_size = self._map_size(index, False, int(groups.max(initial=0)) + 1)
-                part.reading_map = np.zeros(part.map_size, np.int32)
-                part.reading_map[groups.reshape(ids.shape)[:, :, reads].reshape(-1)] = inverse
-            inputs[index] = [_marker(batches, part.size), _marker(batches, part.map_size)]
-            plan.tables.append(part)
-        return (inverse if groups is None else groups).reshape(ids.shape)
-
     # -- training ------------------------------------------------------------------------------------------------
 
-    def _train(self, component: Component, ids, windows, batches: int, plan: SparsePlan, inputs, now) -> np.ndarray:
+    def _train(
+        self, number: int, components: Sequence[Component], ids, windows, batches: int, plan: SparsePlan, inputs, now
+    ) -> list[np.ndarray]:
+        """Number the rows of a bundle; returns the positions of every component's ids, [count, batch, elements]."""
+        bundle, count = self.bundles[number], len(windows)
+        nothing = np.zeros(0, np.int32), np.zeros((len(bundle.groups), 0), np.int32)
+        carried_by, carried = self._carry.get(number, nothing)
+        head = np.zeros(len(carried_by), np.int32)
+        chunk: list[np.ndarray] = []
+        rows_of: list[list[np.ndarray]] = [[] for _ in bundle.groups]
+        component_of: list[np.ndarray] = []
+        start = 1
+        for place, part in enumerate(ids):
+            mine = np.flatnonzero(carried_by == place)
+            tables = [self.groups[group].tables[place] for group in bundle.groups]
+            distinct, inverse = self._distinct(tables, part.reshape(count, -1), carried[:, mine], now)
+            for group, table, rows, all_rows in zip(bundle.groups, tables, distinct, rows_of, strict=True):
+                plan.tables.append(TablePlan(table, rows, group, start))
+                all_rows.append(rows)
+            head[mine] = np.arange(start, start + len(mine), dtype=np.int32)
+            if start > 1:
+                inverse += np.int32(start - 1) * (inverse > 0)
+            chunk.append(inverse)
+            component_of.append(np.full(len(distinct[0]), place, np.int32))
+            start += len(distinct[0])
+        joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
+        steps, positions = self._number_steps(joined, windows, head, start)
+        first = bundle.groups[0]
+        size = self._grow(self._work_sizes, first, start)
+        step_size = self._grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
+        step_rows = _step_rows(steps, windows, batches, step_size)
+        for group in bundle.groups:
+            plan.sizes[group], plan.step_sizes[group] = size, step_size
+        inputs.append(step_rows)
+        if bundle.in_graph:
+            inputs.append(marker(batches, size))
+        if self.accumulate > 1:
+            last = steps[int(windows[-1])] - 1
+            everything = np.stack([np.concatenate(rows) for rows in rows_of])
+            self._carry[number] = np.concatenate(component_of)[last], everything[:, last]
+        ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
+        return [part.reshape(one.shape) for part, one in zip(np.split(positions, ends, axis=1), ids, strict=True)]
+
+    def _distinct(
+        self, tables: Sequence[int], ids: np.ndarray, carried: np.ndarray, now: float
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return (distinct rows of each of the tables, int32 [u]; inverse int32 [count, n], counting from 1).
+
+        The distinct rows begin with those that are `carried`, int32 [tables, c]. The first table decides what is
+        distinct; in the others every id has a row of its own as well.
+        """
+        first = self.tables[tables[0]]
+        rows = self._rows_of(tables[0], ids, now)
+        width = carried.shape[1]
+        everything = np.concatenate((carried[0], rows.reshape(-1))) if width else rows.reshape(-1)
+        distinct, inverse = self._rows(everything, first.next_row)
+        inverse = inverse[width:].reshape(rows.shape)
+        if self.trainable[tables[0]]:
+            first.record(distinct, inverse, now)
+        found = [distinct]
+        if len(tables) > 1:
+            new = ids.reshape(-1)[self._rows.first[width:] - width]
+            for place, index in enumerate(tables[1:], 1):
+                more = self.tables[index].plan(new[None], None, now, steps=len(ids)).reshape(-1)
+                found.append(np.concatenate((carried[place], more)))
+                self.tables[index].record(found[-1], inverse, now)
+        return found, inverse
+
+    def _rows_of(self, index: int, ids: np.ndarray, now: float) -> np.ndarray:
+        table = self.tables[index]
+        padding = padding_of(table, ids)
+        if self.trainable[index]:
+            return table.plan(ids, padding, now)
+        return table.lookup(ids.reshape(-1), None if padding is None else padding.reshape(-1)).reshape(ids.shape)
+
+    def _number_steps(
+        self, chunk: np.ndarray, windows: np.ndarray, head: np.ndarray, bound: int
+    ) -> tuple[dict[int, np.ndarray], np.ndarray]:
+        """Number the distinct positions of every window, those of `head` first in the first one.
+
+        Returns ({window: its positions in the chunk}, position in its window of every place of `chunk`).
+        """
+        positions = np.empty(chunk.shape, np.int32)
+        steps: dict[int, np.ndarray] = {}
+        for window in np.unique(windows):
+            inside = np.flatnonzero(windows == window)
+            values = chunk[inside[0]] if len(inside) == 1 else chunk[inside].reshape(-1)
+            own = head if window == windows[0] else head[:0]
+            if len(own):
+                values = np.concatenate((own, values))
+            # position 0, the padding, is numbered 0 by `UniqueIndexer` when it is passed as -1
+            step, places = self._steps(values - 1, bound)
+            steps[int(window)] = step + 1
+            positions[inside] = places[len(own) :].reshape(len(inside), -1)
+        return steps, positions
+
+    def _train_apart(
+        self, bundle: Bundle, component: Component, ids, windows, batches: int, plan: SparsePlan, inputs, now
+    ) -> np.ndarray:
+        """Number ids, and let every table translate: where an id may have a row of its own in some of them only."""
         count = len(ids)
-        groups = np.zeros(ids.shape, np.int32) if component.indirect else None
-        if groups is not None:
-            for window in np.unique(windows):
-                inside = windows == window
-                _, inverse = np.unique(ids[inside].reshape(-1), return_inverse=True)
-                groups[inside] = inverse.reshape(ids[inside].shape) + 1
-        for index, reads in zip(component.specs, component.reads, strict=True):
-            table = self.tables[index]
-            chosen = np.ascontiguousarray(ids if groups is None else ids[:, :, reads]).reshape(count, -1)
-            padding = _padding(table, chosen)
-            if self.trainable[index]:
-                rows = table.plan(chosen, padding, now)
-            else:
-                rows = table.lookup(chosen.reshape(-1), None if padding is None else padding.reshape(-1))
-                rows = rows.reshape(chosen.shape)
-            part, step_rows, positions = self._working_set(index, rows, windows, batches, now)
-            inputs[index] = [step_rows, _marker(batches, part.size)]
-            if groups is not None:
-                part.map_size = self._map_size(index, True, int(groups.max(initial=0)) + 1)
-                step_map = np.zeros((batches, part.map_size), np.int32)
-                for batch in range(count):
-                    step_map[batch, groups[batch][:, reads].reshape(-1)] = positions[batch]
-                self._share_maps(step_map, windows)
-                inputs[index].append(step_map)
+        numbers = np.zeros(ids.shape, np.int32)
+        for window in np.unique(windows):
+            inside = windows == window
+            _, inverse = np.unique(ids[inside].reshape(-1), return_inverse=True)
+            numbers[inside] = inverse.reshape(ids[inside].shape) + 1
+        for group, index, reads in zip(bundle.groups, component.specs, component.reads, strict=True):
+            chosen = np.ascontiguousarray(ids[:, :, reads]).reshape(count, -1)
+            part, step_rows, positions = self._working_set(group, index, chosen, windows, batches, plan, now)
+            inputs.append(step_rows)
+            if bundle.in_graph:
+                inputs.append(marker(batches, plan.sizes[group]))
+            plan.map_sizes[index] = self._map_size(index, int(numbers.max(initial=0)) + 1)
+            step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
+            for batch in range(count):
+                step_map[batch, numbers[batch][:, reads].reshape(-1)] = positions[batch]
+            self._share_maps(step_map, windows)
+            inputs.append(step_map)
             plan.tables.append(part)
-        return positions.reshape(ids.shape) if groups is None else groups
+        return numbers
 
     def _share_maps(self, step_map: np.ndarray, windows: np.ndarray) -> None:
         if self.accumulate > 1:
@@ -256,62 +283,44 @@ class Planner:
                 inside = np.flatnonzero(windows == window)
                 step_map[inside] = step_map[inside].max(axis=0)
 
-    def _working_set(self, index: int, rows: np.ndarray, windows, batches: int, now: float):
+    def _working_set(self, group: int, index: int, ids: np.ndarray, windows, batches: int, plan: SparsePlan, now):
         """Return (plan, positions of each step's rows in the working set [batches, step_size], inverse [count, n])."""
-        table = self.tables[index]
-        count, n = rows.shape
-        carry = self._carry.get(index, np.zeros(0, np.int32))
-        everything = np.concatenate((carry, rows.reshape(-1))) if len(carry) else rows.reshape(-1)
-        distinct, inverse = self._rows(everything, table.next_row)
-        chunk = inverse[len(carry) :].reshape(count, n)
-        if self.trainable[index]:
-            table.record(distinct, chunk, now)
-        size = self._grow(self._work_sizes, index, len(distinct) + 1)
-        positions = np.empty((count, n), np.int32)
-        steps: dict[int, np.ndarray] = {}
-        for window in np.unique(windows):
-            inside = np.flatnonzero(windows == window)
-            values = chunk[inside].reshape(-1)
-            head = inverse[: len(carry)] if window == windows[0] else carry[:0]
-            if len(head):
-                values = np.concatenate((head, values))
-            # position 0, the padding, is numbered 0 by `UniqueIndexer` when it is passed as -1
-            step, places = self._steps(values - 1, len(distinct))
-            steps[int(window)] = step + 1
-            positions[inside] = places[len(head) :].reshape(len(inside), n)
-        step_size = self._grow(self._step_sizes, index, max(map(len, steps.values())) + 1)
-        step_rows = np.zeros((batches, step_size), np.int32)
-        for batch, window in enumerate(windows):
-            step = steps[int(window)]
-            step_rows[batch, 1 : len(step) + 1] = step
+        key = -1 - group
+        carried_by, carried = self._carry.get(key, (np.zeros(0, np.int32), np.zeros((1, 0), np.int32)))
+        (distinct,), chunk = self._distinct([index], ids, carried, now)
+        head = np.arange(1, len(carried_by) + 1, dtype=np.int32)
+        steps, positions = self._number_steps(chunk, windows, head, len(distinct) + 1)
+        plan.sizes[group] = self._grow(self._work_sizes, group, len(distinct) + 1)
+        plan.step_sizes[group] = self._grow(self._step_sizes, group, max(map(len, steps.values())) + 1)
+        step_rows = _step_rows(steps, windows, batches, plan.step_sizes[group])
         if self.accumulate > 1:
-            self._carry[index] = distinct[steps[int(windows[-1])] - 1]
-        return TablePlan(index, distinct, size, step_size), step_rows, positions
+            last = steps[int(windows[-1])] - 1
+            self._carry[key] = np.zeros(len(last), np.int32), distinct[last][None]
+        return TablePlan(index, distinct, group), step_rows, positions
 
     def reset(self) -> None:
         """Forget an unfinished accumulation window; called together with `SparseTable.rollback`."""
         self._carry.clear()
 
-    def _grow(self, sizes: list[int], index: int, needed: int) -> int:
-        if needed > sizes[index]:
-            sizes[index] = padded_size(needed)
-        return sizes[index]
+    def _grow(self, sizes: list[int], group: int, needed: int) -> int:
+        if needed > sizes[group]:
+            sizes[group] = padded_size(needed)
+        return sizes[group]
 
-    def _map_size(self, index: int, train: bool, needed: int) -> int:
-        size = self._map_sizes.get((index, train), 0)
-        if needed > size:
-            size = self._map_sizes[index, train] = padded_size(needed)
-        return size
+    def _map_size(self, index: int, needed: int) -> int:
+        if needed > self._map_sizes.get(index, 0):
+            self._map_sizes[index] = padded_size(needed)
+        return self._map_sizes[index]
 
 
 def _batches(column: np.ndarray, stacked: bool) -> np.ndarray:
     return column if stacked else column[None]
 
 
-def _padding(table: SparseTable, ids: np.ndarray) -> np.ndarray | None:
-    return None if table.spec.padding is None else ids == table.spec.padding
-
-
-def _marker(batches: int, size: int) -> np.ndarray:
-    """Return an array whose shape tells the graph the size of a parameter it cannot see in its arguments."""
-    return np.zeros((batches, 1 + size // _SMALLEST), np.int8)
+def _step_rows(steps: dict[int, np.ndarray], windows: np.ndarray, batches: int, size: int) -> np.ndarray:
+    """Return the positions of every batch's distinct rows in the chunk, int32 [batches, size], 0 being none."""
+    rows = np.zeros((batches, size), np.int32)
+    for batch, window in enumerate(windows):
+        step = steps[int(window)]
+        rows[batch, 1 : len(step) + 1] = step
+    return rows

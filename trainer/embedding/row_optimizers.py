@@ -44,6 +44,10 @@ class RowOptimizer(nn.Cell):
         """
         raise NotImplementedError
 
+    def rate(self, lr, step):
+        """Return the factor of this update that is the same for all rows, float32 scalar; graph code."""
+        return lr
+
     def settings(self) -> dict[str, float | bool | str | None]:
         """Return the name and the numbers that define the update, for checks on restore."""
         return {"name": type(self).__name__, **{name: getattr(self, name) for name in self._numbers}}
@@ -121,15 +125,18 @@ class RowAdam(RowOptimizer):
         """Return both moments, [2 * dim]."""
         return np.zeros(2 * dim, np.float32)
 
+    def rate(self, lr, step):
+        """Return the learning rate with the bias corrections of both moments; graph code."""
+        one = Tensor(1.0, mstype.float32)
+        return lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
+
     def construct(self, rows, gradients, lr, step):
         """Return the updated rows; see `RowOptimizer.construct`."""
         # one split is cheaper than three slices
         weight, first, second = ops.split(rows, gradients.shape[1], 1)
         first = first + (1.0 - self.beta1) * (gradients - first)
         second = second + (1.0 - self.beta2) * (ops.square(gradients) - second)
-        one = Tensor(1.0, mstype.float32)
-        rate = lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
-        weight = weight - rate * first / (ops.sqrt(second) + self.eps)
+        weight = weight - self.rate(lr, step) * first / (ops.sqrt(second) + self.eps)
         return ops.concat((weight, first, second), 1)
 
 

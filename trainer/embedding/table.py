@@ -178,15 +178,19 @@ class SparseTable:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    def plan(self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0) -> np.ndarray:
+    def plan(
+        self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
+    ) -> np.ndarray:
         """Return the rows to train for `ids` (int64 [steps, n]), int32 [steps, n]; new ids are admitted and given rows.
 
         Args:
             ids: the ids of every step, in order.
             padding: bool [steps, n], True where there is no id; such places get -1.
             now: time in seconds, for a time to live.
+            steps: steps that the ids belong to, where they are given without regard to their step.
         """
-        steps, n = ids.shape
+        parts, n = ids.shape
+        steps = parts if steps is None else steps
         flat = np.ascontiguousarray(ids).reshape(-1)
         with self.lock:
             pending = UndoRecord(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
@@ -205,14 +209,14 @@ class SparseTable:
             if self.spec.admission is None:
                 self._give_rows(flat, rows, unknown, pending, None)
             else:
-                for step in range(steps):
+                for step in range(parts):
                     part = unknown[(unknown >= step * n) & (unknown < (step + 1) * n)]
                     rows[part] = self.map.get(flat[part])
                     self._give_rows(flat, rows, part[rows[part] < 0], pending, self.step + step)
         rows[rows == -1] = DEFAULT_ROW
         rows[rows == _UNKNOWN] = PADDING
         self.step += steps
-        return rows.reshape(steps, n)
+        return rows.reshape(parts, n)
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
         """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
@@ -347,11 +351,19 @@ class SparseTable:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def commit(self, values: np.ndarray) -> None:
-        """Confirm the oldest plan: write back its trained rows, `values` float32 [u, width] in the plan's order."""
+    def start(self) -> None:
+        """Note that the rows of the oldest plan are about to be trained in place."""
+        self.pending[0].started = True
+
+    def commit(self, values: np.ndarray | None) -> None:
+        """Confirm the oldest plan: write back its trained rows, `values` float32 [u, width] in the plan's order.
+
+        None where they were trained in place.
+        """
         with self.lock:
             pending = self.pending.popleft()
-            self.store.write(pending.rows, values)
+            if values is not None:
+                self.store.write(pending.rows, values)
             for rows in pending.allocated:
                 self.columns["uncommitted"][rows] = False
             for consumer, tombstones in self.tombstones.items():
@@ -385,6 +397,11 @@ class SparseTable:
                 self.next_row, self.last_sweep = pending.next_row, pending.last_sweep
                 self.step = pending.start_step
                 self.plans -= 1
+                if pending.started:
+                    # a failure in the middle: like dense weights, the rows are what the last step made of them
+                    changed = pending.rows[self.columns["live"][pending.rows]]
+                    for consumer in self.tombstones:
+                        self.columns[dirty_column(consumer)][changed] = True
             self.set_free_rows()
 
     def set_free_rows(self) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -14,53 +15,15 @@ from ..errors import CheckpointMismatchError, ConfigurationError
 from ..mindspore_internals.shared_memory import Mirror
 from . import table_state
 from .fields import FieldMap, embedding_cells, find_fields
-from .layers import FIRST_WINDOW, Embedding, hide
-from .planner import Planner, SparsePlan, TablePlan
+from .host_rows import HostGroupProgram, find_kernel
+from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
+from .planner import Planner
+from .row_groups import Bundle, RowGroup, group_tables
 from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
+from .sparse_plan import SparsePlan, TablePlan
+from .working_set import GroupProgram
 
 _logger = logging.getLogger(__name__)
-
-
-class TableProgram(nn.Cell):
-    """One table inside the training graph.
-
-    Args:
-        cell: an embedding cell of the table.
-        optimizer: its row optimizer.
-        first_slots: slots of a new row, float32 [slots].
-    """
-
-    def __init__(self, cell: Embedding, optimizer: RowOptimizer, first_slots: np.ndarray) -> None:
-        super().__init__(auto_prefix=False)
-        self.dim = cell.dim
-        self.trainable = cell.spec.trainable
-        self.indirect = cell.indirect
-        self.constant_lr = optimizer.lr is not None
-        self.lr = float(optimizer.lr or 0.0)
-        name = cell.spec.name
-        blank = np.zeros((FIRST_WINDOW, cell.dim + len(first_slots)), np.float32)
-        hide(self, "optimizer", optimizer)
-        hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{name}.work", requires_grad=False))
-        hide(self, "step", Parameter(Tensor(0.0, mstype.float32), name=f"embedding.{name}.step", requires_grad=False))
-        hide(self, "rows", cell.window.rows)
-        hide(self, "step_map", cell.window.step_map)
-
-    def begin(self, positions, step_map):
-        """Put the rows at `positions` (int32 [n]) of the working set before the network; return them packed."""
-        packed = ops.gather(self.work, positions, 0)
-        ops.assign(self.rows, packed[:, : self.dim])
-        if self.indirect:
-            ops.assign(self.step_map, step_map)
-        return packed
-
-    def update(self, positions, packed, gradient, lr):
-        """Apply one optimizer step to the rows at `positions`."""
-        step = self.step + 1.0
-        ops.assign(self.step, step)
-        rate = lr
-        if self.constant_lr:
-            rate = ops.cast(self.lr, mstype.float32)
-        ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
 
 def _name_by_place(network: nn.Cell, cells: Sequence[Embedding]) -> None:
@@ -89,11 +52,15 @@ class SparseTables(nn.Cell):
         accumulate: batches of one optimizer update.
 
     Attributes:
-        params: parameters to differentiate, one a trained table, each [n, dim].
+        params: parameters to differentiate, one a trained row group, each [n, dim].
         gradient_sums: parameters of the same shapes for accumulation, empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
+        on_host: whether kernels train the rows in the host tables, where the row optimizer has one; None: on CPU.
+            Otherwise a chunk's rows are kept in the graph while it is trained.
     """
+
+    on_host: bool | None = None
 
     def __init__(
         self, network: nn.Cell, fields: FieldMap, dense_optimizer: nn.Cell | None = None, accumulate: int = 1
@@ -109,54 +76,86 @@ class SparseTables(nn.Cell):
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ConfigurationError(f"table names must differ; {', '.join(sorted(repeated))} occurs more than once")
         position = {index: cell for index, cell in enumerate(first) if not cell.is_dense}
-        indirect = {index: component.indirect for component in fields.components for index in component.specs}
-        for cell in cells:
-            if not cell.is_dense:
-                cell.indirect = next(indirect[i] for i, c in position.items() if c.spec is cell.spec)
-        hide(self, "_cells_of", [cell for cell in cells if not cell.is_dense])
-        hide(self, "_heads", position)
-        hide(self, "tables", {})
-        programs = []
-        for cell in position.values():
-            optimizer = cell.row_optimizer or cell.host.optimizer
-            if optimizer is None and dense_optimizer is not None:
-                optimizer = row_optimizer_like(dense_optimizer)
-            table = cell.host_table(optimizer)
-            self.tables[cell.spec.name] = table
-            # without any optimizer the rows are only read and have no slots
-            programs.append(TableProgram(cell, cell.host.optimizer or RowSGD(), table.first_slots))
-        self.programs = nn.CellList(programs, auto_prefix=False)
         order = {index: place for place, index in enumerate(position)}
         for component in fields.components:
             component.specs = [order[index] for index in component.specs]
-        trainable = [program.trainable for program in programs]
-        hide(self, "planner", Planner(list(self.tables.values()), trainable, fields, accumulate))
-        trained = [cell for cell in position.values() if cell.spec.trainable]
-        for cell in trained:
-            cell.window.rows.requires_grad = True
-        hide(self, "params", [cell.window.rows for cell in trained])
+        heads_of_tables = list(position.values())
+        hide(self, "tables", {})
+        optimizers: list[RowOptimizer | None] = []
+        for cell in heads_of_tables:
+            optimizer = cell.row_optimizer or cell.host.optimizer
+            if optimizer is None and dense_optimizer is not None:
+                optimizer = row_optimizer_like(dense_optimizer)
+            self.tables[cell.spec.name] = cell.host_table(optimizer)
+            # without any optimizer the rows are only read and have no slots
+            optimizers.append(cell.host.optimizer)
+        specs = [cell.spec for cell in heads_of_tables]
+        bundles, groups = group_tables(fields.components, specs, optimizers)
+        self._make_groups(bundles, groups, heads_of_tables, optimizers)
+        cells_of = [[cell for cell in cells if cell.spec is spec] for spec in specs]
+        hide(self, "_cells_of", [[cell for table in group.tables for cell in cells_of[table]] for group in groups])
+        trainable = [spec.trainable for spec in specs]
+        tables = list(self.tables.values())
+        planner = Planner(tables, trainable, fields, accumulate, grouping=(bundles, groups))
+        hide(self, "planner", planner)
+        trained = [program for program in self.programs if program.trainable]
+        for program in trained:
+            program.rows.requires_grad = True
+        hide(self, "params", [program.rows for program in trained])
         hide(self, "gradient_sums", [])
         if accumulate > 1:
-            for cell in trained:
-                blank = Tensor(np.zeros((FIRST_WINDOW, cell.dim), np.float32))
-                name = f"embedding.{cell.spec.name}.gradient_sum"
+            for program in trained:
+                blank = Tensor(np.zeros((FIRST_WINDOW, program.dim), np.float32))
+                name = f"embedding.{program.name}.gradient_sum"
                 self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
-        self.input_count = sum(2 + program.indirect for program in programs)
-        self.reading_input_count = 2 * len(programs)
-        self._make_mirrors(list(position.values()))
+        sums = iter(self.gradient_sums)
+        hide(self, "_sums", [Mirror(next(sums)) if self.gradient_sums and p.trainable else None for p in self.programs])
         for name, table in self.tables.items():
             _logger.info("table %s: sparse, %d columns a row with its slots", name, table.width)
+        _logger.info("%d sparse tables are read and updated as %d", len(tables), len(groups))
 
-    def _make_mirrors(self, cells: Sequence[Embedding]) -> None:
-        hide(self, "_work", [Mirror(program.work) for program in self.programs])
-        hide(self, "_rows", [Mirror(cell.window.rows) for cell in cells])
-        hide(self, "_reading", [Mirror(cell.window.reading) for cell in cells])
-        hide(self, "_step_maps", [Mirror(cell.window.step_map) for cell in cells])
-        hide(self, "_reading_maps", [Mirror(cell.window.reading_map) for cell in cells])
-        sums, mirrors = iter(self.gradient_sums), []
-        for program in self.programs:
-            mirrors.append(Mirror(next(sums)) if self.gradient_sums and program.trainable else None)
-        hide(self, "_sums", mirrors)
+    def _make_groups(
+        self,
+        bundles: list[Bundle],
+        groups: list[RowGroup],
+        heads: Sequence[Embedding],
+        optimizers: Sequence[RowOptimizer | None],
+    ) -> None:
+        tables = list(self.tables.values())
+        programs, windows = [], []
+        for group in groups:
+            head = heads[group.tables[0]]
+            # a table that shares with no other keeps its own
+            window = head.window if len(group.tables) == 1 else WorkingSet(head.spec.name, head.dim)
+            indirect = bundles[group.bundle].indirect
+            optimizer = optimizers[group.tables[0]] or RowSGD()
+            members = {index: tables[index] for index in group.tables}
+            kind = self._program_for(optimizer)
+            programs.append(kind(head.spec.name, window, members, optimizer, head.spec.trainable, indirect))
+            windows.append(window)
+        self.programs = nn.CellList(programs, auto_prefix=False)
+        hide(self, "_rows", [Mirror(window.rows) for window in windows])
+        hide(self, "_reading", [Mirror(window.reading) for window in windows])
+        hide(self, "_step_maps", [Mirror(window.step_map) for window in windows])
+        hide(self, "_reading_maps", [Mirror(window.reading_map) for window in windows])
+        # what a step takes in, by bundle: (indices of its programs, whether each translates, inputs)
+        layout, reading = [], 0
+        for bundle in bundles:
+            bundle.in_graph = any(programs[index].in_graph for index in bundle.groups)
+            own = 1 + bundle.in_graph
+            if bundle.indirect:
+                layout += [((index,), own + 1) for index in bundle.groups]
+                reading += 2 * len(bundle.groups)
+            else:
+                layout.append((tuple(bundle.groups), own))
+                reading += 1
+        self.layout = tuple(layout)
+        self.input_count = sum(count for _, count in layout)
+        self.reading_input_count = reading
+
+    def _program_for(self, optimizer: RowOptimizer) -> type[GroupProgram]:
+        on_host = self.on_host if self.on_host is not None else mindspore.get_context("device_target") == "CPU"
+        return HostGroupProgram if on_host and find_kernel(optimizer) is not None else GroupProgram
 
     @classmethod
     def find(
@@ -187,22 +186,24 @@ class SparseTables(nn.Cell):
 
     def load(self, plan: SparsePlan) -> None:
         """Bring a chunk's rows before the graph; right before the program is called, on its thread."""
-        for cell in self._cells_of:
-            cell.reading = not plan.train
-        for part in plan.tables:
-            (self._load_training if plan.train else self._load_reading)(part)
+        for cells, program in zip(self._cells_of, self.programs, strict=True):
+            for cell in cells:
+                # another Trainer of the same network may have grouped them differently
+                if cell.window is not program.window or cell.indirect != program.indirect:
+                    cell.adopt(program.window, program.indirect)
+                cell.reading = not plan.train
+        for index, parts in enumerate(_by_group(plan, len(self.programs))):
+            if parts:
+                (self._load_training if plan.train else self._load_reading)(index, parts, plan)
 
-    def _load_training(self, part: TablePlan) -> None:
-        index, table = part.table, self.planner.tables[part.table]
-        self._rows[index].array(part.step_size)
+    def _load_training(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
+        step_size, table = plan.step_sizes[index], parts[0].table
+        self._rows[index].array(step_size)
         if self._sums[index] is not None:
-            self._grow_sum(index, part.step_size)
-        if part.map_size:
-            self._step_maps[index].array(part.map_size)
-        work = self._work[index].array(part.size)
-        work[0] = table.packed(np.zeros((1, table.spec.dim), np.float32))[0]
-        table.store.read(part.rows, work[1 : len(part.rows) + 1])
-        self._work[index].push()
+            self._grow_sum(index, step_size)
+        if table in plan.map_sizes:
+            self._step_maps[index].array(plan.map_sizes[table])
+        self.programs[index].load(parts, plan.sizes[index])
 
     def _grow_sum(self, index: int, size: int) -> None:
         mirror = self._sums[index]
@@ -211,24 +212,24 @@ class SparseTables(nn.Cell):
             mirror.array(size)[: len(old)] = old
             mirror.push()
 
-    def _load_reading(self, part: TablePlan) -> None:
-        index, table = part.table, self.planner.tables[part.table]
-        window = self._reading[index].array(part.size)
+    def _load_reading(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
+        window = self._reading[index].array(plan.sizes[index])
         window[0] = 0.0
-        table.store.read_part(part.rows, window[1 : len(part.rows) + 1])
+        for part in parts:
+            table = self.planner.tables[part.table]
+            table.store.read_part(part.rows, window[part.start : part.start + len(part.rows)])
         self._reading[index].push()
-        if part.map_size:
-            self._reading_maps[index].array(part.map_size)[:] = part.reading_map
+        if (places := parts[0].reading_map) is not None:
+            self._reading_maps[index].array(len(places))[:] = places
             self._reading_maps[index].push()
 
     def write_back(self, plan: SparsePlan) -> None:
         """Take a trained chunk's rows back into the tables; right after the program returned, on its thread."""
         if not plan.train:
             return
-        for part in plan.tables:
-            if self.programs[part.table].trainable:
-                work = self._work[part.table].pull()
-                self.planner.tables[part.table].commit(work[1 : len(part.rows) + 1])
+        for program, parts in zip(self.programs, _by_group(plan, len(self.programs)), strict=True):
+            if program.trainable and parts:
+                program.write_back(parts)
 
     def rollback(self) -> None:
         """Forget every plan that was made and not trained, once the preparing thread has stopped."""
@@ -258,11 +259,12 @@ class SparseTables(nn.Cell):
         """
         arrays: dict[str, Any] = {}
         json: dict[str, Any] = {}
-        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+        updates = self._update_counts()
+        for index, (name, table) in enumerate(self.tables.items()):
             first = consumer not in table.tombstones
             table.follow(consumer)
             own, json[name] = table_state.take(table, consumer, full=full or first)
-            json[name]["updates"] = int(program.step.asnumpy())
+            json[name]["updates"] = updates[index]
             arrays |= {f"{name}/{key}": value for key, value in own.items()}
         return {"json": json, "arrays": arrays}
 
@@ -281,15 +283,28 @@ class SparseTables(nn.Cell):
                 f"{', '.join(missing)} has no counterpart; name tables with Embedding(..., name=...)"
             )
         self.planner.reset()
-        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+        for name, table in self.tables.items():
             table_state.restore(table, _of_table(saved["arrays"], name), saved["json"][name])
-            ops.assign(program.step, Tensor(float(saved["json"][name]["updates"]), mstype.float32))
+        self._set_update_counts(saved["json"])
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
-        for (name, table), program in zip(self.tables.items(), self.programs, strict=True):
+        for name, table in self.tables.items():
             table_state.rewind(table, [(_of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
-            ops.assign(program.step, Tensor(float(states[-1]["json"][name]["updates"]), mstype.float32))
+        self._set_update_counts(states[-1]["json"])
+
+    def _update_counts(self) -> dict[int, int]:
+        """Return the number of updates of each table; every update of the model is one of all its tables."""
+        found: dict[int, int] = dict.fromkeys(range(len(self.tables)), 0)
+        for program in self.programs:
+            found |= dict.fromkeys(program.tables, int(program.step.asnumpy()))
+        return found
+
+    def _set_update_counts(self, json: Mapping[str, Any]) -> None:
+        names = list(self.tables)
+        for program in self.programs:
+            updates = max(json[names[index]]["updates"] for index in program.tables)
+            ops.assign(program.step, Tensor(float(updates), mstype.float32))
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
@@ -300,15 +315,10 @@ class SparseTables(nn.Cell):
         """
         work = ()
         place = 0
-        for program in self.programs:
-            step_map = inputs[place]
-            if program.indirect:
-                step_map = inputs[place + 2]
-            packed = program.begin(inputs[place], step_map)
-            work += (inputs[place], packed)
-            place += 2
-            if program.indirect:
-                place += 1
+        for members, count in self.layout:
+            for index in members:
+                work += (inputs[place], self.programs[index].begin(inputs[place], inputs[place + count - 1]))
+            place += count
         return work
 
     def update(self, work, gradients, lr):
@@ -320,3 +330,10 @@ class SparseTables(nn.Cell):
                 program.update(work[place], work[place + 1], gradients[trained], lr)
                 trained += 1
             place += 2
+
+
+def _by_group(plan: SparsePlan, count: int) -> list[list[TablePlan]]:
+    parts: list[list[TablePlan]] = [[] for _ in range(count)]
+    for part in plan.tables:
+        parts[part.group].append(part)
+    return parts

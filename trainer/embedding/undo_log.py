@@ -32,6 +32,7 @@ class UndoRecord:
     counters: dict[str, int] = field(default_factory=dict)
     next_row: int = 0
     last_sweep: float = 0.0
+    started: bool = False  # its rows are being trained in place
 
     def count(self, name: str, amount: int) -> None:
         """Add to a counter that becomes valid with the commit."""

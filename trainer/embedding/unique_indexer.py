@@ -1,4 +1,4 @@
-"""UniqueIndexer row numbers and inverse positions without sorting."""
+"""Distinct row numbers and inverse positions without sorting."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ class UniqueIndexer:
     """Finds distinct numbers through a lookup table that is never cleared: only entries just written are read.
 
     One instance serves one thread.
+
+    Attributes:
+        first: where each distinct number of the latest call occurred first, int32 [u].
     """
 
     def __init__(self) -> None:
-        self._first = np.empty(0, np.int32)
-        self._count = np.empty(0, np.int32)
+        from . import kernels
+
+        self._number = kernels.number.ready()
+        self._slots = np.zeros(0, np.int32)
+        self.first = np.zeros(0, np.int32)
 
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct, inverse) of `numbers`, int32 [n] in [-1, bound).
@@ -21,21 +27,10 @@ class UniqueIndexer:
         `distinct` (int32 [u]) is in the order of first occurrence, without -1; ``inverse`` (int32 [n]) counts from 1,
         0 standing for -1, so that ``distinct[inverse - 1] == numbers`` elsewhere.
         """
-        if len(self._first) <= bound:
-            self._first = np.empty(max(bound + 1, 2 * len(self._first)), np.int32)
-        if len(self._count) < len(numbers):
-            self._count = np.arange(len(numbers), dtype=np.int32)
-        places = self._count[: len(numbers)]
-        shifted = numbers + 1
-        # Of several writes to one entry the last one stays, so writing backwards leaves the first place.
-        self._first[shifted[::-1]] = places[::-1]
-        first = np.take(self._first, shifted)
-        new = first == places
-        missing = numbers < 0
-        any_missing = missing.any()
-        if any_missing:
-            new &= ~missing
-        inverse = np.take(np.cumsum(new, dtype=np.int32), first)
-        if any_missing:
-            inverse[missing] = 0
-        return numbers[new], inverse
+        if len(self._slots) < bound:
+            self._slots = np.zeros(max(bound, 2 * len(self._slots)), np.int32)
+        numbers = np.ascontiguousarray(numbers, np.int32)
+        distinct, first, inverse = (np.empty(len(numbers), np.int32) for _ in range(3))
+        count = self._number(numbers, self._slots, distinct, first, inverse)
+        self.first = first[:count]
+        return distinct[:count], inverse

@@ -16,6 +16,7 @@ from mindspore import dtype as mstype
 from ..data.column_checks import label_columns
 from ..data.feed import Chunk, to_tensor
 from ..errors import ConfigurationError
+from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
@@ -95,6 +96,12 @@ class StepBuilder:
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
         self._inferring: GraphCall | None = None
+
+    @property
+    def programs(self) -> int:
+        """Number of programs compiled so far: for training, evaluation and prediction together."""
+        cells = (*self._single.values(), *self._sunk.values(), self._evaluate, self._sampling, self._predict)
+        return sum(count_programs(cell) for cell in cells if cell is not None)
 
     @property
     def table_inputs(self) -> int:

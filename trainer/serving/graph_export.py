@@ -13,9 +13,11 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json
+from ..embedding.embedding_group import EmbeddingGroup
 from ..embedding.fields import FieldMap, embedding_cells
 from ..embedding.layers import hide
-from ..embedding.planner import Planner, TablePlan
+from ..embedding.planner import Planner
+from ..embedding.sparse_plan import TablePlan
 from ..embedding.table import SparseTable, TableSpec
 from ..embedding.tables import SparseTables
 from ..graph.program import PredictStep
@@ -81,7 +83,7 @@ def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]
 def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]) -> Iterator[list[Parameter]]:
     """Let the network's cells read from parameters of the described sizes, and give them theirs back afterwards."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
-    before = [(cell, cell.reading, cell.window_reading, cell.window_reading_map) for cell in cells]
+    before = [(cell, cell.reading, cell.indirect, cell.window_reading, cell.window_reading_map) for cell in cells]
     windows: dict[str, tuple[Parameter, Parameter | None]] = {}
     for one in described:
         rows = Parameter(Tensor(np.zeros((one["size"], one["dim"]), np.float32)), name=f"embedding.{one['name']}.rows")
@@ -90,19 +92,24 @@ def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]
             blank = Tensor(np.zeros(one["map_size"]), mstype.int32)
             places = Parameter(blank, name=f"embedding.{one['name']}.places", requires_grad=False)
         windows[one["name"]] = (rows, places)
+    groups = [cell for _, cell in network.cells_and_names() if isinstance(cell, EmbeddingGroup)]
     try:
+        for group in groups:
+            group.is_shared = False
         for cell in cells:
             rows, places = windows[cell.spec.name]
-            cell.reading = True
+            cell.reading, cell.indirect = True, places is not None
             hide(cell, "window_reading", rows)
             if places is not None:
                 hide(cell, "window_reading_map", places)
         yield [window for pair in windows.values() for window in pair if window is not None]
     finally:
-        for cell, reading, rows, places in before:
-            cell.reading = reading
+        for cell, reading, indirect, rows, places in before:
+            cell.reading, cell.indirect = reading, indirect
             hide(cell, "window_reading", rows)
             hide(cell, "window_reading_map", places)
+        for group in groups:
+            group.refresh()
 
 
 class ServedGraph:
@@ -132,8 +139,7 @@ class ServedGraph:
             self._places.append(Mirror(parameters.pop(places)) if one["map_size"] else None)
         self.weights = parameters
         fields = FieldMap.from_json(about["fields"])
-        sizes = [max(one["size"], one["map_size"]) for one in about["tables"]]
-        self._sizes = [(one["size"], one["map_size"]) for one in about["tables"]]
+        sizes = [(one["size"], one["map_size"]) for one in about["tables"]]
         trainable = [False] * len(self.tables)
         self._planner = Planner(list(self.tables.values()), trainable, fields, read_sizes=sizes)
 
@@ -151,17 +157,16 @@ class ServedGraph:
                 stack.enter_context(table.lock)
             changed, plan = self._planner.plan(columns, False, 1, train=False)
             for part in plan.tables:
-                self._load(part)
+                self._load(part, plan.sizes[part.group])
         outputs = self._cell(*(Tensor(column) for column in changed))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(output.asnumpy() for output in outputs)
 
-    def _load(self, part: TablePlan) -> None:
-        table, (size, map_size) = self._planner.tables[part.table], self._sizes[part.table]
+    def _load(self, part: TablePlan, size: int) -> None:
         window = self._windows[part.table].array(size)
         window[0] = 0.0
-        table.store.read_part(part.rows, window[1 : len(part.rows) + 1])
+        self._planner.tables[part.table].store.read_part(part.rows, window[1 : len(part.rows) + 1])
         self._windows[part.table].push()
-        if map_size:
-            self._places[part.table].array(map_size)[:] = part.reading_map[:map_size]
+        if part.reading_map is not None:
+            self._places[part.table].array(len(part.reading_map))[:] = part.reading_map
             self._places[part.table].push()

@@ -122,10 +122,10 @@ def test_given_vectors_learn_only_if_they_may(trainable):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim": 0}, "dim takes an integer >= 1; received 0"),
+        ({"dim": 0}, "dim takes a whole number >= 1; received 0"),
         (
             {"dim": 4, "mode": "spares"},
-            "mode takes one of auto, dense, sparse; received 'spares'; did you mean 'sparse'",
+            "mode takes 'auto', 'dense', 'sparse'; received 'spares'; did you mean 'sparse'",
         ),
         ({"dim": 4, "eviction": "lru"}, "'lru' needs a capacity"),
         ({"dim": 4, "eviction": "lur", "capacity": 5}, "received 'lur'; did you mean 'lru'"),

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from trainer.embedding import Embedding, EmbeddingBag, RowSGD, SparseTables
+from trainer.embedding import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingGroup,
+    RowAdagrad,
+    RowAdam,
+    RowFTRL,
+    RowSGD,
+    SparseTables,
+)
 from trainer.errors import ConfigurationError, DataError
 
 BATCH, FIELDS, DIM, STEPS = 32, 4, 3, 12
@@ -82,8 +91,7 @@ def train(step, tables, columns, per_call):
 def read(cell, tables, columns):
     changed, plan = tables.planner.plan(columns, False, 1, train=False)
     tables.load(plan)
-    inputs = [Tensor(np.zeros(1, np.int8))] * (cell.extra - len(plan.inputs))
-    return cell.compile_and_run(*inputs, *map(Tensor.from_numpy, (*plan.inputs, *changed))).asnumpy()
+    return cell.compile_and_run(*map(Tensor.from_numpy, (*plan.inputs, *changed))).asnumpy()
 
 
 class Deep(nn.Cell):
@@ -177,7 +185,7 @@ def big_batches():
 def test_evaluation_reads_trained_rows_and_knows_no_new_ids(single):
     _, network, tables = single
     _, ids, _ = data()
-    cell = Read(network, 2)
+    cell = Read(network, tables.reading_input_count)
     batch = np.array([[ids[0, 0, 0], ids[0, 0, 1], 1, 2], [ids[0, 0, 0]] * 4])
     size = len(tables.tables["t"])
     output = read(cell, tables, (batch,))
@@ -190,6 +198,118 @@ def test_evaluation_reads_trained_rows_and_knows_no_new_ids(single):
     assert not weights[0, 2:].any()
     assert len(tables.tables["t"]) == size
     assert np.array_equal(network.embedding(Tensor(batch)).asnumpy(), weights)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        RowSGD,
+        RowAdagrad,
+        lambda: RowAdagrad(row_wise=True),
+        RowAdam,
+        lambda: RowFTRL(l1=1e-3, l2=1e-2),
+        lambda: RowFTRL(lr_power=-0.7),
+    ],
+    ids=["SGD", "Adagrad", "Adagrad by row", "Adam", "FTRL", "FTRL with another power"],
+)
+def test_rows_trained_in_place_equal_those_trained_in_the_graph(make, monkeypatch):
+    _, ids, labels = data()
+    found = {}
+    for on_host in (True, False):
+        monkeypatch.setattr(SparseTables, "on_host", on_host)
+        losses, _, tables = trained(Embedding(DIM, name="t", optimizer=make()), 5, (ids, labels))
+        found[on_host] = losses, rows(tables, ids)
+    assert found[True][0][-1] < found[True][0][0]
+    np.testing.assert_allclose(found[True][0], found[False][0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[True][1], found[False][1], rtol=1e-4, atol=1e-5)
+
+
+class Fields(nn.Cell):
+    """A table for each field, and for each field one of width 1 on the same ids."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.deep = nn.CellList([Embedding(DIM, name=f"deep{i}", optimizer=optimizer()) for i in range(FIELDS)])
+        self.wide = nn.CellList([Embedding(1, name=f"wide{i}", optimizer=optimizer()) for i in range(FIELDS)])
+        self.head = nn.Dense(FIELDS * DIM, 1)
+
+    def construct(self, ids):
+        vectors, total = (), 0.0
+        for i in range(FIELDS):
+            vectors += (self.deep[i](ids[:, i]),)
+            total = total + self.wide[i](ids[:, i])
+        return self.head(ops.concat(vectors, 1)).reshape(-1) + total.reshape(-1)
+
+
+class Groups(nn.Cell):
+    """The same as `Fields`, as groups."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.deep = EmbeddingGroup(DIM, [f"deep{i}" for i in range(FIELDS)], optimizer=optimizer())
+        self.wide = EmbeddingGroup(1, {f"wide{i}": {"optimizer": optimizer()} for i in range(FIELDS)})
+        self.head = nn.Dense(FIELDS * DIM, 1)
+
+    def construct(self, ids):
+        columns = (ids[:, 0], ids[:, 1], ids[:, 2], ids[:, 3])
+        return self.head(self.deep(ids).reshape(ids.shape[0], -1)).reshape(-1) + self.wide(*columns).sum((1, 2))
+
+
+class OwnSGD(RowSGD):
+    """A user's optimizer: no kernel is known for it, nor that two of them are alike."""
+
+
+def fields_trained(optimizer, per_call, accumulate=1, build=Fields):
+    _, ids, labels = data(40)
+    found = trained(None, per_call, (ids, labels), accumulate, frozen, lambda _: build(lambda: optimizer(lr=LR)))
+    names = [f"{kind}{i}" for kind in ("deep", "wide") for i in range(FIELDS)]
+    return found, {name: rows(found[2], ids[:, :, int(name[-1])], name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def one_by_one():
+    return fields_trained(OwnSGD, 6)
+
+
+@pytest.mark.parametrize(("per_call", "build"), [(1, Fields), (5, Fields), (5, Groups)])
+def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(per_call, build, one_by_one):
+    (alone, _, separate), expected = one_by_one
+    (losses, network, together), found = fields_trained(RowSGD, per_call, build=build)
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6)
+    assert len(separate.params) == 2 * FIELDS
+    assert len(together.params) == 2
+    assert together.input_count == 1
+    assert network.deep[0].window is network.deep[1].window if build is Fields else network.deep.is_shared
+
+
+@pytest.mark.parametrize("per_call", [6, 4], ids=["whole windows", "straddling windows"])
+def test_many_tables_accumulate_as_one(per_call):
+    _, expected = fields_trained(OwnSGD, 6, 3)
+    _, found = fields_trained(RowSGD, per_call, 3)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6)
+
+
+def test_tables_grouped_in_the_graph_train_as_those_on_the_host(monkeypatch, one_by_one):
+    monkeypatch.setattr(SparseTables, "on_host", False)
+    (_, network, tables), found = fields_trained(RowSGD, 5)
+    for name, values in one_by_one[1].items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6)
+    _, ids, _ = data(40)
+    unknown = np.where(np.arange(FIELDS) == 1, 3, ids[0])
+    output = read(Read(network, tables.reading_input_count), tables, (unknown,))
+    deep, wide = (
+        np.stack([by_hand(tables, f"{kind}{i}", unknown[:, i]) for i in range(FIELDS)], 1) for kind in ("deep", "wide")
+    )
+    expected = deep.reshape(BATCH, -1) @ network.head.weight.asnumpy().T + network.head.bias.asnumpy()
+    np.testing.assert_allclose(output, expected[:, 0] + wide.sum((1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def by_hand(tables, name, ids):
+    table = tables.tables[name]
+    return table.store.read(table.lookup(ids))[:, : table.spec.dim]
 
 
 class Several(nn.Cell):
@@ -221,7 +341,7 @@ def test_tables_may_share_columns_and_columns_tables():
         assert set(table.map.items()[0].tolist()) == expected
     assert runs[0][0][-1] < runs[0][0][0]
     _, network, tables = runs[0]
-    output = read(Read(network, tables.input_count), tables, (ids[0], other[0]))
+    output = read(Read(network, tables.reading_input_count), tables, (ids[0], other[0]))
     np.testing.assert_allclose(output, several_by_hand(network, tables, ids[0], other[0]), rtol=1e-4, atol=1e-5)
 
 

@@ -1,0 +1,104 @@
+"""A row group inside the training graph, its rows kept there while a chunk is trained: any device, any optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..mindspore_internals.shared_memory import Mirror
+from .layers import FIRST_WINDOW, WorkingSet, hide
+from .row_optimizers import RowOptimizer
+from .sparse_plan import TablePlan
+from .table import SparseTable
+
+
+class GroupProgram(nn.Cell):
+    """One row group inside the training graph; see `row_groups`.
+
+    Host side, around every call of the program: `load`, run, `write_back`. Graph side, in every step: `begin` before
+    the forward, `update` in place of an optimizer.
+
+    Args:
+        name: unique name.
+        window: what the network's cells read from.
+        tables: the host tables.
+        optimizer: their row optimizer.
+        trainable: whether they are trained.
+        indirect: whether the group's table translates positions of ids to positions of rows.
+    """
+
+    in_graph = True
+
+    def __init__(
+        self,
+        name: str,
+        window: WorkingSet,
+        tables: dict[int, SparseTable],
+        optimizer: RowOptimizer,
+        trainable: bool,
+        indirect: bool,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        first = next(iter(tables.values()))
+        self.dim = first.spec.dim
+        self.width = first.width
+        self.trainable = trainable
+        self.indirect = indirect
+        self.constant_lr = optimizer.lr is not None
+        self.lr = float(optimizer.lr or 0.0)
+        hide(self, "name", name)
+        hide(self, "window", window)
+        hide(self, "tables", tables)
+        hide(self, "optimizer", optimizer)
+        hide(self, "step", Parameter(Tensor(0.0, mstype.float32), name=f"embedding.{name}.step", requires_grad=False))
+        hide(self, "rows", window.rows)
+        hide(self, "step_map", window.step_map)
+        self.make()
+
+    def make(self) -> None:
+        """Make what this form of program needs besides."""
+        blank = np.zeros((FIRST_WINDOW, self.width), np.float32)
+        hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{self.name}.work", requires_grad=False))
+        hide(self, "_mirror", Mirror(self.work))
+
+    # -- host side -----------------------------------------------------------------------------------------------
+
+    def load(self, parts: list[TablePlan], size: int) -> None:
+        """Bring the chunk's rows before the graph."""
+        work = self._mirror.array(size)
+        table = self.tables[parts[0].table]
+        work[0] = table.packed(np.zeros((1, self.dim), np.float32))[0]
+        for part in parts:
+            self.tables[part.table].store.read(part.rows, work[part.start : part.start + len(part.rows)])
+        self._mirror.push()
+
+    def write_back(self, parts: list[TablePlan]) -> None:
+        """Take the trained rows back into the tables."""
+        work = self._mirror.pull()
+        for part in parts:
+            self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
+
+    # -- graph side ----------------------------------------------------------------------------------------------
+
+    def begin(self, positions, step_map):
+        """Put the rows at `positions` (int32 [n]) of the chunk before the network; return what `update` needs."""
+        packed = ops.gather(self.work, positions, 0)
+        ops.assign(self.rows, packed[:, : self.dim])
+        if self.indirect:
+            ops.assign(self.step_map, step_map)
+        return packed
+
+    def update(self, positions, packed, gradient, lr):
+        """Apply one optimizer step to the rows at `positions`."""
+        step, rate = self.next_step(lr)
+        ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
+
+    def next_step(self, lr):
+        """Count an update; return (its number, its learning rate)."""
+        step = self.step + 1.0
+        ops.assign(self.step, step)
+        rate = lr
+        if self.constant_lr:
+            rate = ops.cast(self.lr, mstype.float32)
+        return step, rate
