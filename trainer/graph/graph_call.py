@@ -59,7 +59,10 @@ class GraphCall:
             outputs = self.cell.compile_and_run(*tensors)
             self.programs += 1
             self.seconds += time.perf_counter() - began
-            self._unchecked[key] = graph_executor.program_of(self.cell) if graph_executor.available() else None
+            program = graph_executor.program_of(self.cell) if graph_executor.available() else None
+            self._unchecked[key] = program
+            if program in graph_executor.known_good:
+                self._programs[key] = program
             return outputs
         program = self._unchecked[key]
         if program is None:
