@@ -2,7 +2,7 @@
 
     python benchmarks/run.py                       all cases; about 40 minutes on two quiet cores
     python benchmarks/run.py --cases loop --quick  small sizes, few windows: to see that it works
-    python benchmarks/run.py --readme              write the table of the last measurement into README.md
+    python benchmarks/run.py --readme              write the table of the last measurement into docs/benchmarks.md
 
 Every case first checks that all sides compute the same losses from the same first weights and data. Then they work
 in turn, window by window; ratios are of windows side by side, as median and quartiles. Lower is better for ours, except
@@ -212,8 +212,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def refresh_readme(text: str, path: Path = ROOT / "README.md") -> None:
-    """Put `text` between the markers of the README.
+def refresh_readme(text: str, path: Path = ROOT / "docs" / "benchmarks.md") -> None:
+    """Put `text` between the markers of the page.
 
     Raises:
         ValueError: it has no markers.
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, help="rounds; default 9, or 3 with --quick")
     parser.add_argument("--only", help="groups whose title contains this text")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of results.json, table.md, ratios.png")
-    parser.add_argument("--readme", action="store_true", help="write the table of the last measurement into README.md")
+    parser.add_argument("--readme", action="store_true", help="write the last table into docs/benchmarks.md")
     given = parser.parse_args(argv)
     if given.readme:
         try:

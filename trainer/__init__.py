@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from callbacks import TerminateOnNaN as TerminateOnNaN
     from callbacks import TimeMonitor as TimeMonitor
 
+    from .compat.model import Model as Model
+    from .compat.model import RecModel as RecModel
     from .metrics.window import Window as Window
-    from .model import Model as Model
-    from .model import RecModel as RecModel
     from .run.limits import Limits as Limits
     from .trainer import Trainer as Trainer
 
@@ -42,8 +42,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Trainer": ".trainer",
-    "Model": ".model",
-    "RecModel": ".model",
+    "Model": ".compat.model",
+    "RecModel": ".compat.model",
     "Limits": ".run.limits",
     "ParquetFolder": ".data.parquet_folder",
     "MultiTaskLoss": ".graph.multi_task",

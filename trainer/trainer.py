@@ -8,9 +8,10 @@ from typing import Any
 
 from mindspore import nn
 
-from . import checks, compat
+from . import checks
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
+from .compat import verbs as compat
 from .data.table_feed import TableFeed
 from .distributed.exchange import make_exchange
 from .distributed.group import join

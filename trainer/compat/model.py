@@ -9,14 +9,14 @@ returns Tensors. What stays different from MindSpore is listed in docs/migrating
 
 from __future__ import annotations
 
-from . import compat
-from .trainer import Trainer
+from ..trainer import Trainer
+from . import verbs
 
 
 class Model(Trainer):
     """A `Trainer` that predicts as `mindspore.Model` does, Tensors from Tensors."""
 
-    predict = compat.predict
+    predict = verbs.predict
 
 
 class RecModel(Model):

@@ -10,7 +10,7 @@ from mindspore import Model, nn
 from mindspore.train import LossMonitor
 
 from trainer import Trainer
-from trainer.compat import _as_fit_takes_them
+from trainer.compat.verbs import _as_fit_takes_them
 from trainer.errors import ConfigurationError
 
 

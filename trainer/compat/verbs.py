@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
-from . import checks
-from .errors import ConfigurationError
-from .hooks import Every
-from .hooks import train_network as cell_with_optimizer
-from .metrics import read_metric
-from .run.inference import predict as trainer_predict
+from .. import checks
+from ..errors import ConfigurationError
+from ..hooks import Every
+from ..hooks import train_network as cell_with_optimizer
+from ..metrics import read_metric
+from ..run.inference import predict as trainer_predict
 
 if TYPE_CHECKING:
-    from .hooks import History
-    from .trainer import Trainer
+    from ..hooks import History
+    from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
