@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from .compat.model import Model as Model
     from .compat.model import RecModel as RecModel
+    from .data.parquet_folder import ParquetFolder as ParquetFolder
+    from .graph.multi_task import MultiTaskLoss as MultiTaskLoss
     from .metrics.window import Window as Window
     from .run.limits import Limits as Limits
     from .trainer import Trainer as Trainer

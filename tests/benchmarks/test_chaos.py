@@ -23,13 +23,13 @@ def trainer_at(step: int, steps: int = 0, rows: list[int] | None = None):
     rows = np.array(rows or [], np.int64)
     chunk = SimpleNamespace(num_samples=len(rows), num_steps=steps, names=("id",), rows=lambda column: rows)
     state = SimpleNamespace(progress=SimpleNamespace(global_step=step), outputs=SimpleNamespace(chunk=chunk))
-    return SimpleNamespace(state=state)
+    return SimpleNamespace(state=state, group=SimpleNamespace(size=1, rank=0))
 
 
 def process(folder: Path, start: int, chunks: dict[int, list[int]]) -> None:
     """Write the ledger of a process that goes on from `start` and trains the rows of one step each."""
     diary = ledger.Ledger(folder, key=["id"])
-    diary.setup(None)
+    diary.setup(trainer_at(start))
     diary.on_train_begin(trainer_at(start))
     for step, rows in chunks.items():
         diary.on_train_step_begin(trainer_at(step - 1))

@@ -1,7 +1,7 @@
 """Snapshots: taking them from a trainer, on disk, and putting them back.
 
-`store` writes, `snapshot` reads one, `catalog` knows the folder of all; `capture` and `saver` stand between them and a
-trainer. When to write and what to keep is decided by callbacks.
+`snapshot_writer` writes, `snapshot` reads one, `catalog` knows the folder of all; `capture` and `saver` stand between
+them and a trainer. When to write and what to keep is decided by callbacks.
 """
 
 from ..errors import (

@@ -193,12 +193,16 @@ class Feed:
             self.options.transform is not None and self.options.transform.on_graph_thread
         )
         if bound or (in_memory and self.source.size <= MAX_QUEUED):
-            for chunk in made:  # so few batches are cut sooner than a thread is started
-                now = time.perf_counter()
-                clock.waited, clock.since = clock.waited + now - clock.since, now
-                yield chunk
-                now = time.perf_counter()
-                clock.worked, clock.since = clock.worked + now - clock.since, now
+            try:
+                for chunk in made:  # so few batches are cut sooner than a thread is started
+                    now = time.perf_counter()
+                    clock.waited, clock.since = clock.waited + now - clock.since, now
+                    yield chunk
+                    now = time.perf_counter()
+                    clock.worked, clock.since = clock.worked + now - clock.since, now
+            finally:
+                if self.options.transform is not None:
+                    self.options.transform.release()
             return
         # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
         far = in_memory or (self.source.endless and self.options.transform is None)
@@ -282,6 +286,8 @@ class Feed:
                 place["fill"] = fill
             if state is not None:
                 place["state"] = state
+            if reading != self._reading:  # left behind while the source blocked: what it would prepare is taken back
+                return
             try:
                 chunk = self._chunk(items, before, steps, flush, ends, place)
             except DataError as error:

@@ -155,7 +155,9 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self._make_dense()
         else:
-            self.adopt(WorkingSet(name, dim), False)
+            # a run may make the cell read from a set shared with other tables; this one stays its own
+            hide(self, "own_window", WorkingSet(name, dim))
+            self.adopt(self.own_window, False)
 
     def _share(self, other: Embedding) -> None:
         for attribute in ("spec", "row_optimizer", "preset", "host", "is_unnamed"):
@@ -163,6 +165,7 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self.weight = other.weight
         else:
+            hide(self, "own_window", other.own_window)
             self.adopt(other.window, False)
 
     def adopt(self, window: WorkingSet, indirect: bool) -> None:

@@ -60,11 +60,13 @@ def group_tables(
     bundles: list[Bundle] = []
     groups: list[RowGroup] = []
     found: dict[Hashable, Bundle] = {}
+    first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
+    kinds = [_kind(spec, optimizer, first[id(optimizer)]) for spec, optimizer in zip(specs, optimizers, strict=True)]
     for number, component in enumerate(components):
         tables = list(component.specs)
         indirect = len(tables) > 1 and not _one_row_an_id(component, specs)
-        order = tables if indirect else sorted(tables, key=lambda table: repr(_kind(specs[table], optimizers[table])))
-        key = (number,) if indirect else tuple(_kind(specs[table], optimizers[table]) for table in order)
+        order = tables if indirect else sorted(tables, key=lambda table: repr(kinds[table]))
+        key = (number,) if indirect else tuple(kinds[table] for table in order)
         if key not in found:
             found[key] = Bundle([], list(range(len(groups), len(groups) + len(order))), indirect)
             groups += [RowGroup(len(bundles), []) for _ in order]
@@ -86,12 +88,13 @@ def separate_tables(components: Sequence[Component]) -> tuple[list[Bundle], list
     return bundles, groups
 
 
-def _kind(spec: TableSpec, optimizer: RowOptimizer | None) -> Hashable:
+def _kind(spec: TableSpec, optimizer: RowOptimizer | None, first_table: int) -> Hashable:
     if optimizer is None or not spec.trainable:
         return (spec.dim, False)
-    # what a user's own optimizer depends on is not known, so only the very same object counts as equal
+    # what a user's own optimizer depends on is not known, so only the very same object counts as equal; it is named by
+    # the first table that has it, which is the same in every process
     ours = type(optimizer).__module__ == RowOptimizer.__module__
-    return (spec.dim, True, type(optimizer).__name__, tuple(optimizer.settings().items()) if ours else id(optimizer))
+    return (spec.dim, True, type(optimizer).__name__, tuple(optimizer.settings().items()) if ours else first_table)
 
 
 def _one_row_an_id(component: Component, specs: Sequence[TableSpec]) -> bool:

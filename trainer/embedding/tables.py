@@ -126,7 +126,7 @@ class SparseTables(nn.Cell):
         for group in groups:
             head = heads[group.tables[0]]
             # a table that shares with no other keeps its own
-            window = head.window if len(group.tables) == 1 else WorkingSet(head.spec.name, head.dim)
+            window = head.own_window if len(group.tables) == 1 else WorkingSet(head.spec.name, head.dim)
             indirect = bundles[group.bundle].indirect
             optimizer = optimizers[group.tables[0]] or RowSGD()
             members = {index: tables[index] for index in group.tables}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
@@ -299,6 +299,13 @@ class StepBuilder:
                 )
             self._predict = PredictStep(self.network, cast=self.cast, table_inputs=self.table_inputs)
         return self._predict
+
+    def forget_open_window(self) -> None:
+        """Let the next batch begin an accumulation window, whatever a training that was stopped inside one has left."""
+        step = self.step
+        if isinstance(step, TrainStep) and step.accumulate > 1:
+            for parameter in (step.micro_step, step.weight_sum, *step.gradient_sum):
+                ops.assign(parameter, ops.zeros_like(parameter))
 
     def read_counters(self) -> dict[str, int] | None:
         """Return the step's counts of skipped updates (see `Trainer.read_counters`), copied to the host, or None."""

@@ -232,6 +232,8 @@ def train(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
         align(trainer.group, trained_parameters(trainer))
+        if not cursor.position.get("fill"):
+            trainer.builder.forget_open_window()
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,

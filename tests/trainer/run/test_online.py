@@ -212,12 +212,13 @@ def test_a_signal_while_the_stream_is_silent_leaves_a_snapshot(table, tmp_path):
     class Silent(ReplayStream):
         exhausted = False
 
+    before = signal.getsignal(signal.SIGTERM)
     trainer = make()
     threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit) as left:
         trainer.online_train(Silent(table, event_time="time"), [ModelCheckpoint(tmp_path, every=1000)], batch_size=32)
     assert left.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
     assert trainer.state.snapshot.name == f"step_{trainer.state.progress.global_step:08d}"
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from trainer import Callback, Every, ModelCheckpoint, Trainer
+from trainer import Callback, Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.errors import CheckpointMismatchError
 
 ROWS, BATCH = 320, 32  # ten batches
@@ -160,3 +160,23 @@ def test_rollback_takes_weights_and_optimizer_back(run, linear, values, same, tm
     run("arrays", tmp_path, {}, network=linear(), max_steps=7, every=4, callbacks=[Back()], sink_size=1)
     assert not same(seen["saved"], seen["moved"])
     assert same(seen["saved"], seen["back"])
+
+
+def test_a_training_stopped_inside_an_accumulation_window_leaves_nothing_to_the_next():
+    random = np.random.default_rng(0)
+    batches = [
+        {"x": random.standard_normal((rows, 4)).astype(np.float32), "y": np.ones((rows, 1), np.float32)}
+        for rows in (8, 4, 8, 4)
+    ]
+    weights = []
+    for interrupted in (False, True):
+        net = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+        trainer = Trainer(
+            net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), gradient_accumulation_steps=2, amp_level="O0"
+        )
+        if interrupted:
+            trainer.fit(batches, callbacks=[LambdaCallback(on_train_step_end=lambda trainer: trainer.stop())])
+            assert trainer.state.progress.global_step == 0
+        trainer.fit(batches, 1, callbacks=[])
+        weights.append(net.weight.asnumpy().copy())
+    np.testing.assert_array_equal(*weights)

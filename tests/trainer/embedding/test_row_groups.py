@@ -1,0 +1,36 @@
+"""Tables that are read together in one run and apart in the next."""
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from trainer import Trainer
+from trainer.embedding import Embedding
+
+VECTORS = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
+
+
+class TrainedAndFrozen(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.trained = Embedding(4, mode="sparse", name="trained")
+        self.frozen = Embedding.from_pretrained(VECTORS, ids=np.arange(50), trainable=False, name="frozen")
+        weights = Tensor(np.linspace(-1, 1, 8, dtype=np.float32)[None])
+        self.top = nn.Dense(8, 1, weight_init=weights, bias_init="zeros")
+
+    def construct(self, users, films):
+        return self.top(ops.concat((self.trained(users).sum(axis=1), self.frozen(films).sum(axis=1)), 1))
+
+
+def test_a_table_read_with_a_frozen_one_is_trained_by_itself_afterwards():
+    random = np.random.default_rng(0)
+    users, films = random.integers(0, 40, (64, 2)), random.integers(0, 50, (64, 3))
+    data = {"users": users, "films": films, "y": random.standard_normal((64, 1)).astype(np.float32)}
+    predictions = []
+    for read_before in (False, True):
+        net = TrainedAndFrozen()
+        if read_before:
+            Trainer(net).predict(users, films)
+        trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.05))
+        trainer.fit(data, 2, callbacks=[], batch_size=16, shuffle=False)
+        predictions.append(trainer.predict(users, films))
+    np.testing.assert_array_equal(*predictions)
