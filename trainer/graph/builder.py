@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
@@ -20,6 +20,7 @@ from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
+from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
@@ -303,9 +304,9 @@ class StepBuilder:
     def forget_open_window(self) -> None:
         """Let the next batch begin an accumulation window, whatever a training that was stopped inside one has left."""
         step = self.step
-        if isinstance(step, TrainStep) and step.accumulate > 1:
+        if isinstance(step, TrainStep) and step.accumulate > 1 and int(step.micro_step.asnumpy()):
             for parameter in (step.micro_step, step.weight_sum, *step.gradient_sum):
-                ops.assign(parameter, ops.zeros_like(parameter))
+                overwrite(parameter, np.zeros(parameter.shape, parameter.asnumpy().dtype))
 
     def read_counters(self) -> dict[str, int] | None:
         """Return the step's counts of skipped updates (see `Trainer.read_counters`), copied to the host, or None."""
