@@ -1,12 +1,21 @@
 """Quality on MovieLens-100K: rating as a number, as one of 5 classes, and "liked" with "loved" as two tasks.
 
     python benchmarks/quality.py
+    python benchmarks/quality.py --parts films films_stream --seeds 1 2 3
+    python benchmarks/quality.py --show
 
 Offline, on a random tenth and on the newest tenth, beside the mean rating, user and film means and a matrix
 factorization fitted by alternating least squares (Y. Koren, R. Bell, C. Volinsky, "Matrix Factorization Techniques for
 Recommender Systems", IEEE Computer 2009); online, in the order of time, every rating scored before it is learned. Of
 each kind of target the network, features and numbers are the same; nothing was tuned on the rows that are measured.
-Prints tables and ends with exit code 1 when the network does not beat the means.
+
+The parts "films" and "films_stream" measure what a sequence is worth: the rating by the same network without the last
+20 films of its author, with their mean, and with attention over them. Only ratings of an earlier second are known, so
+there is no random split of these, and the plain rival knows them too: the author's mean so far.
+
+Figures are means and standard deviations over the seeds; the random split is drawn anew for each. Prints tables, keeps
+every figure in the folder of `--output` (from which `--show` prints them again), and ends with exit code 1 when the
+network does not beat the means, or the sequence not the network without it.
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,15 +37,26 @@ from mindspore import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from examples.movielens import SIZES, load  # noqa: E402
-from examples.rating import Columns, Rater, arrays  # noqa: E402
+from examples.last_films import SequenceRater, last_films  # noqa: E402
+from examples.movielens import FEATURES, SIZES, load  # noqa: E402
+from examples.rating import Columns, Rater, arrays, targets  # noqa: E402
 from trainer import EarlyStopping, MultiTaskLoss, Trainer, Window  # noqa: E402
 from trainer.streams import ReplayStream  # noqa: E402
 
 WINDOW = Window(rows=10_000)
 TARGETS = ("rating", "classes", "tasks")
-TITLES = {"random": "A random tenth", "time": "The newest tenth", "stream": "A stream, in the order of time"}
+WAYS = {"none": "without the last 20 films", "mean": "the last 20 films, mean", "attention": "the last 20, attention"}
+TITLES = {
+    "random": "A random tenth",
+    "time": "The newest tenth",
+    "stream": "A stream, in the order of time",
+    "films": "The newest tenth, from the last 20 films",
+    "films_stream": "A stream, from the last 20 films",
+}
 PARTS = tuple(TITLES)
+UNKNOWN_RATE = 0.3  # of training rows whose user is hidden, so that the network learns what to say about new ones
+
+Figures = dict[str, dict[str, float]]
 
 
 def make(target: str, seed: int, rate: float = 2e-3) -> Trainer:
@@ -55,6 +75,14 @@ def make(target: str, seed: int, rate: float = 2e-3) -> Trainer:
     return Trainer(network, loss, ("adamweightdecay", {"learning_rate": rate, "weight_decay": 0.02}), metrics)
 
 
+def make_sequence(how: str, seed: int, rate: float = 2e-3) -> Trainer:
+    """Return an untrained trainer of the rating that reads the last films in one of `WAYS`."""
+    mindspore.set_seed(seed)
+    np.random.seed(seed)
+    optimizer = ("adamweightdecay", {"learning_rate": rate, "weight_decay": 0.02})
+    return Trainer(SequenceRater(how, mean=3.5), nn.MSELoss(), optimizer, ["rmse", "mae", "r2"])
+
+
 def split(columns: Columns, how: str, share: float = 0.1, seed: int = 0) -> tuple[Columns, Columns, Columns]:
     """Return training, validation and test rows; ids that training lacks become 0, "unknown".
 
@@ -65,11 +93,11 @@ def split(columns: Columns, how: str, share: float = 0.1, seed: int = 0) -> tupl
     order = np.random.default_rng(seed).permutation(rows) if how == "random" else np.arange(rows)
     ends = [0, int(rows * (1 - 1.5 * share)), int(rows * (1 - share)), rows]
     parts = [{name: column[np.sort(order[a:b])] for name, column in columns.items()} for a, b in pairwise(ends)]
-    for name in ("user", "item"):
-        known = np.zeros(SIZES[name], bool)
-        known[parts[0][name]] = True
-        for part in parts[1:]:
-            part[name] = np.where(known[part[name]], part[name], np.int32(0))
+    known = {name: np.isin(np.arange(SIZES[name]), parts[0][name]) for name in ("user", "item")}
+    for name, ids in (("user", "user"), ("films", "item"), ("item", "item")):
+        for part in parts:
+            if name in part:
+                part[name] = np.where(known[ids][part[name]], part[name], np.int32(0))
     return parts[0], parts[1], parts[2]
 
 
@@ -89,6 +117,30 @@ def streamed(target: str, columns: Columns, seed: int) -> dict[str, float]:
     trainer.online_train(stream, [], batch_size=16, sink_size=32, window=WINDOW)
     window = trainer.state.window
     return {name[9:]: value for name, value in window.items() if name.startswith("lifetime_")}
+
+
+def with_films(columns: Columns) -> dict[str, np.ndarray]:
+    """Return what a network that reads the last films takes, and the rating."""
+    features = {name: columns[name] for name in (*FEATURES, "films", "stars")}
+    return {**features, **targets(columns)["rating"]}
+
+
+def fitted_sequence(how: str, parts: tuple[Columns, Columns, Columns], seed: int, epochs: int) -> dict[str, float]:
+    """Do what `fitted` does with the network that reads the last films; some users are hidden in training."""
+    trainer = make_sequence(how, seed)
+    stop = EarlyStopping("val_loss", patience=3, restore_best=True)
+    train, valid, test = map(with_films, parts)
+    hidden = np.random.default_rng(seed).random(len(train["user"])) < UNKNOWN_RATE
+    train["user"] = np.where(hidden, np.int32(0), train["user"])
+    trainer.fit(train, epochs, valid, callbacks=[stop], batch_size=512)
+    return trainer.evaluate(test, batch_size=2048)
+
+
+def streamed_sequence(how: str, columns: Columns, seed: int) -> dict[str, float]:
+    """Do what `streamed` does with the network that reads the last films."""
+    trainer = make_sequence(how, seed)
+    trainer.online_train(ReplayStream(with_films(columns)), [], batch_size=16, sink_size=32, window=WINDOW)
+    return {name[9:]: value for name, value in trainer.state.window.items() if name.startswith("lifetime_")}
 
 
 def means(train: Columns, test: Columns) -> dict[str, float]:
@@ -145,9 +197,34 @@ def progressive_means(columns: Columns) -> dict[str, float]:
     return {"rmse": rmse(columns, before), "accuracy": float((commonest == rating - 1).mean())}
 
 
-def offline(columns: Columns, how: str, seed: int, epochs: int) -> dict[str, dict[str, float]]:
+def means_so_far(columns: Columns) -> np.ndarray:
+    """Return, for each rating, mean + film's bias + author's bias, of what was known the second before.
+
+    The biases are means of what is left of ratings, over their number and 25 for films, 10 for people.
+    """
+    sums = {name: np.zeros(SIZES[name]) for name in ("item", "user")}
+    counts = {name: np.zeros(SIZES[name]) for name in ("item", "user")}
+    forecasts = np.empty(len(columns["rating"]))
+    total, pending = 3.5, list[tuple[int, int, float]]()
+    rows = zip(*(columns[name].tolist() for name in ("user", "item", "rating", "timestamp")), strict=True)
+    before = None
+    for row, (user, item, rating, time_) in enumerate(rows):
+        if time_ != before:
+            for u, i, r in pending:
+                sums["user"][u] += r - total - sums["item"][i] / (counts["item"][i] + 25.0)
+                sums["item"][i] += r - total
+                counts["user"][u] += 1
+                counts["item"][i] += 1
+            pending, before = [], time_
+        film = sums["item"][item] / (counts["item"][item] + 25.0)
+        forecasts[row] = total + film + sums["user"][user] / (counts["user"][user] + 10.0)
+        pending.append((user, item, rating))
+    return forecasts
+
+
+def offline(columns: Columns, how: str, seed: int, epochs: int) -> Figures:
     """Return the figures of a split, "random" or "time"."""
-    parts = split(columns, how)
+    parts = split(columns, how, seed=seed)
     learned = {name: np.concatenate([parts[0][name], parts[1][name]]) for name in columns}
     figures = {name: {"rmse": value} for name, value in means(learned, parts[2]).items()}
     figures["matrix factorization"] = {"rmse": factorization(learned, parts[2])}
@@ -160,33 +237,72 @@ def offline(columns: Columns, how: str, seed: int, epochs: int) -> dict[str, dic
     return {**figures, **{f"network, {target}": fitted(target, parts, seed, epochs) for target in TARGETS}}
 
 
-def online(columns: Columns, seed: int) -> dict[str, dict[str, float]]:
+def online(columns: Columns, seed: int) -> Figures:
     """Return the figures of the streams."""
     figures = {f"network, {target}": streamed(target, columns, seed) for target in TARGETS}
     return {"mean or commonest class so far": progressive_means(columns), **figures}
 
 
+def sequences(columns: Columns, how: str, seed: int, epochs: int) -> Figures:
+    """Return what the last films are worth, "time" for the newest tenth, "stream" for all in the order of time."""
+    columns = {**columns, **last_films(columns)}
+    forecasts = means_so_far(columns)
+    if how == "stream":
+        figures = {name: streamed_sequence(way, columns, seed) for way, name in WAYS.items()}
+        return {"film's and author's means so far": {"rmse": rmse(columns, forecasts)}, **figures}
+    parts = split(columns, how)
+    newest = len(parts[2]["rating"])
+    figures = {name: fitted_sequence(way, parts, seed, epochs) for way, name in WAYS.items()}
+    return {"film's and author's means so far": {"rmse": rmse(parts[2], forecasts[-newest:])}, **figures}
+
+
+def measured(part: str, columns: Columns, seed: int, epochs: int) -> Figures:
+    """Return the figures of one part for one seed."""
+    if part == "stream":
+        return online(columns, seed)
+    if part in ("films", "films_stream"):
+        return sequences(columns, "stream" if part == "films_stream" else "time", seed, epochs)
+    return offline(columns, part, seed, epochs)
+
+
 SHOWN = ("rmse", "accuracy", "log_loss", "liked_auc", "loved_auc")
 
 
-def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the figures of one part as a Markdown table."""
-    lines = [f"| | {' | '.join(SHOWN)} |", "| --- |" + " --- |" * len(SHOWN)]
-    for name, values in figures.items():
-        cells = [f"{values[metric]:.4f}" if metric in values else "" for metric in SHOWN]
+def averaged(runs: Sequence[Figures]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return mean and standard deviation (0 for one) over runs that differ in their seed."""
+    together = {}
+    for name, values in runs[0].items():
+        columns = {metric: np.array([run[name][metric] for run in runs]) for metric in values}
+        together[name] = {m: (float(c.mean()), float(c.std(ddof=len(runs) > 1))) for m, c in columns.items()}
+    return together
+
+
+def table(runs: Sequence[Figures]) -> str:
+    """Return the figures of one part as a Markdown table: means, and standard deviations where they are not 0."""
+    together = averaged(runs)
+    shown = [metric for metric in SHOWN if any(metric in values for values in together.values())]
+    lines = [f"| | {' | '.join(shown)} |", "| --- |" + " --- |" * len(shown)]
+    for name, values in together.items():
+        cells = []
+        for metric in shown:
+            mean, spread = values.get(metric, (0.0, 0.0))
+            cells.append(f"{mean:.4f}" + (f" ± {spread:.4f}" if spread >= 5e-5 else "") if metric in values else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def passed(part: str, figures: Mapping[str, Any]) -> bool:
-    """Return whether the network beats what needs no network."""
-    rating, classes, tasks = (figures[f"network, {target}"] for target in TARGETS)
+def passed(part: str, runs: Sequence[Figures]) -> bool:
+    """Return whether the network beats what needs no network, and a sequence the network without it."""
+    means = {name: {m: value for m, (value, _) in found.items()} for name, found in averaged(runs).items()}
+    if part in ("films", "films_stream"):
+        return all(means[WAYS[way]]["rmse"] < means[WAYS["none"]]["rmse"] for way in ("mean", "attention"))
+    rating, classes, tasks = (means[f"network, {target}"] for target in TARGETS)
     if part == "stream":
-        plain = figures["mean or commonest class so far"]
+        plain = means["mean or commonest class so far"]
         good = rating["rmse"] < plain["rmse"] and classes["accuracy"] > plain["accuracy"]
     else:
-        good = rating["rmse"] < figures["mean"]["rmse"]
-        good = good and classes["log_loss"] < figures["commonest class"]["log_loss"]
+        good = rating["rmse"] < means["mean"]["rmse"]
+        good = good and classes["log_loss"] < means["commonest class"]["log_loss"]
     return good and min(tasks["liked_auc"], tasks["loved_auc"]) > 0.5
 
 
@@ -196,7 +312,8 @@ def main(argv: Sequence[str] | None = None, show: Callable[[str], None] = print)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--rows", type=int, help="the oldest rows alone")
     parser.add_argument("--epochs", type=int, default=20, help="most epochs; the validation loss stops before")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder holds")
     parser.add_argument("--output", type=Path, default=Path("runs/quality"), help="folder for the figures")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING)
@@ -204,11 +321,20 @@ def main(argv: Sequence[str] | None = None, show: Callable[[str], None] = print)
     given.output.mkdir(parents=True, exist_ok=True)
     good = True
     for part in given.parts:
+        file = given.output / f"{part}.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
         began = time.monotonic()
-        figures = online(columns, given.seed) if part == "stream" else offline(columns, part, given.seed, given.epochs)
-        (given.output / f"{part}.json").write_text(json.dumps(figures, indent=1))
-        show(f"\n{TITLES[part]} ({time.monotonic() - began:.0f} s)\n\n{table(figures)}")
-        good = good and passed(part, figures)
+        for seed in () if given.show else given.seeds:
+            known[str(seed)] = measured(part, columns, seed, given.epochs)
+            file.write_text(json.dumps(known, indent=1))
+        seeds = sorted(known, key=int) if given.show else [str(seed) for seed in given.seeds]
+        if not seeds:
+            show(f"\n{TITLES[part]}: nothing was measured yet")
+            continue
+        runs = [known[seed] for seed in seeds]
+        took = "" if given.show else f" ({time.monotonic() - began:.0f} s)"
+        show(f"\n{TITLES[part]}, {len(runs)} seeds{took}\n\n{table(runs)}")
+        good = good and passed(part, runs)
     return 0 if good else 1
 
 

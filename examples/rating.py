@@ -25,32 +25,36 @@ class Rater(nn.Cell):
         mean: where the first output starts.
         heads: whether the two outputs are tasks of their own.
         dim: length of the vectors.
+        more: values of each row that are known besides the features, as `rate` takes them.
     """
 
-    def __init__(self, outputs: int = 1, mean: float = 0.0, heads: bool = False, dim: int = 16) -> None:
+    def __init__(self, outputs: int = 1, mean: float = 0.0, heads: bool = False, dim: int = 16, more: int = 0) -> None:
         super().__init__()
         self.heads = heads
         names = [name for name in FEATURES if name != "genres"]
         self.vectors = nn.CellList([nn.Embedding(SIZES[name], dim, embedding_table=Normal(0.05)) for name in names])
         self.biases = nn.CellList([nn.Embedding(SIZES[name], outputs, embedding_table="zeros") for name in names])
         self.genres = nn.Dense(SIZES["genres"], dim)
-        self.hidden = nn.Dense((len(names) + 2) * dim, 64)
+        self.hidden = nn.Dense((len(names) + 2) * dim + more, 64)
         self.drop = nn.Dropout(p=0.3)
-        self.top = nn.Dense(64 + dim, outputs, weight_init=Normal(0.05))
+        self.top = nn.Dense(64 + dim + more, outputs, weight_init=Normal(0.05))
         self.mean = Parameter(Tensor(np.full(outputs, mean, np.float32)), name="mean")
 
     def construct(self, user, item, age, gender, occupation, genres, year):
         """Return the outputs."""
-        ids = (user, item, age, gender, occupation, year)
+        return self.rate((user, item, age, gender, occupation, year), genres, ())
+
+    def rate(self, ids, genres, more):
+        """Return the outputs for columns of ids [B], genres [B, 19] and a tuple of what else is known, each [B, n]."""
         vectors = ()
         total = self.mean
         for place, column in enumerate(ids):
             vectors += (self.vectors[place](column),)
             total = total + self.biases[place](column)
         product = vectors[0] * vectors[1]
-        features = ops.concat((*vectors, self.genres(genres), product), 1)
+        features = ops.concat((*vectors, self.genres(genres), product, *more), 1)
         hidden = self.drop(ops.relu(self.hidden(features)))
-        total = total + self.top(ops.concat((hidden, product), 1))
+        total = total + self.top(ops.concat((hidden, product, *more), 1))
         return (total[:, 0:1], total[:, 1:2]) if self.heads else total
 
 

@@ -1,0 +1,36 @@
+"""`benchmarks/quality.py` on few rows: its tables hold every contender, means and spreads over the seeds."""
+
+import json
+
+from benchmarks.quality import fitted_sequence, main, split, table
+from examples.last_films import last_films
+from examples.movielens import load
+
+
+def test_the_network_that_reads_the_last_films_trains_on_the_rows_of_a_split():
+    columns = {name: column[:3000] for name, column in load().items()}
+    parts = split({**columns, **last_films(columns)}, "time")
+    assert not set(parts[2]["films"].flat) - set(parts[0]["item"]) - {0}
+    assert 0.5 < fitted_sequence("attention", parts, seed=1, epochs=1)["rmse"] < 2
+
+
+def test_figures_that_were_kept_are_shown_again_and_judged(tmp_path):
+    names = ("without the last 20 films", "the last 20 films, mean", "the last 20, attention")
+    kept = {"1": dict(zip(names, ({"rmse": 1.0}, {"rmse": 0.9}, {"rmse": 0.8}), strict=True))}
+    (tmp_path / "films.json").write_text(json.dumps(kept))
+    shown = []
+    assert main(["--parts", "films", "--show", "--output", str(tmp_path)], shown.append) == 0
+    assert "| the last 20, attention | 0.8000 |" in shown[0]
+    kept["1"]["the last 20, attention"]["rmse"] = 1.1
+    (tmp_path / "films.json").write_text(json.dumps(kept))
+    assert main(["--parts", "films", "--show", "--output", str(tmp_path)], shown.append) == 1
+
+
+def test_a_table_gives_means_and_spreads():
+    runs = [{"mean": {"rmse": 1.0}, "network": {"rmse": value, "accuracy": 0.5}} for value in (0.9, 1.0, 1.1)]
+    assert table(runs).splitlines() == [
+        "| | rmse | accuracy |",
+        "| --- | --- | --- |",
+        "| mean | 1.0000 |  |",
+        "| network | 1.0000 ± 0.1000 | 0.5000 |",
+    ]
