@@ -67,6 +67,11 @@ class Chunk:
     extras: list[Mapping[str, Any] | None] = field(default_factory=list)
     sparse: Any = None
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the first batch."""
+        return self.num_samples // self.num_batches or len(self.arrays[0][0] if self.stacked else self.arrays[0])
+
     def rows(self, column: int) -> np.ndarray:
         """Return one column flattened to [num_samples, ...], padding left out."""
         array = self.arrays[column]

@@ -13,164 +13,17 @@ Lengths are rounded up to a few, so that few programs are compiled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError
+from ..streams.ragged_column import Ragged
 
 logger = logging.getLogger(__name__)
 
-MOST_PER_OCTAVE = 16
 _SUFFIXES = ("_mask", "_lengths", "_offsets")
-
-
-class Ragged:
-    """Rows of different lengths.
-
-    Args:
-        values: all rows' values one after another, [n, ...].
-        offsets: int64 [rows + 1]; row i is ``values[offsets[i]:offsets[i + 1]]``.
-        padding: value that fills up rows.
-        max_length: longer rows lose their first values, the oldest of a history; None keeps all.
-        per_octave: padded lengths between a power of two and the next, 1 to 16: more pad less and compile more.
-
-    Raises:
-        ConfigurationError: an argument out of range, or offsets that do not fit the values.
-    """
-
-    def __init__(
-        self,
-        values: Any,
-        offsets: Any,
-        *,
-        padding: float = 0,
-        max_length: int | None = None,
-        per_octave: int = 1,
-    ) -> None:
-        self.values = np.asarray(values)
-        self.offsets = np.asarray(offsets, np.int64)
-        if self.offsets.ndim != 1 or not len(self.offsets) or (np.diff(self.offsets) < 0).any():
-            raise ConfigurationError(f"offsets: takes ascending numbers, one more than rows; received {offsets!r}")
-        if self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
-            raise ConfigurationError(f"offsets: takes 0 to {len(self.values)}; received up to {self.offsets[-1]}")
-        if max_length is not None and max_length < 1:
-            raise ConfigurationError(f"max_length: takes a whole number >= 1, or None; received {max_length!r}")
-        if per_octave not in (1, 2, 4, 8, MOST_PER_OCTAVE):
-            raise ConfigurationError(f"per_octave: takes 1, 2, 4, 8 or 16; received {per_octave!r}")
-        self.padding, self.max_length, self.per_octave = padding, max_length, per_octave
-
-    @classmethod
-    def of(cls, rows: Any, **options: Any) -> Ragged:
-        """Return the column of a list, object array or series of lists, or of an Arrow list array.
-
-        Args:
-            rows: one sequence of values per row; None is an empty row.
-            options: further arguments of `Ragged`.
-
-        Raises:
-            DataError: rows that are not lists of numbers or text.
-        """
-        if isinstance(rows, Ragged):
-            return cls(rows.values, rows.offsets, **{**rows._options, **options})
-        if hasattr(rows, "combine_chunks") or hasattr(rows, "value_lengths"):
-            return cls(*_of_arrow(rows), **options)
-        rows = [() if row is None else row for row in rows]
-        if any(np.isscalar(row) for row in rows):
-            raise DataError("a column mixes lists and single values")
-        lengths = [len(row) for row in rows]
-        parts = [np.asarray(row) for row, length in zip(rows, lengths, strict=True) if length]
-        try:
-            values = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        except ValueError as error:
-            raise DataError(f"lists of different depths in one column: {error}") from None
-        return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), **options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
-
-    def _like(self, values: np.ndarray, offsets: np.ndarray) -> Ragged:
-        return Ragged(values, offsets, **self._options)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the values."""
-        return self.values.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes once padded."""
-        return self.values.ndim + 1
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """As once padded, with None for the length."""
-        return (len(self), None, *self.values.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        """Of values and offsets."""
-        return self.values.nbytes + self.offsets.nbytes
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Length of each row, int64 [rows]."""
-        return np.diff(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, rows: Any) -> Any:
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            first, last, _ = rows.indices(len(self))
-            offsets = self.offsets[first : max(first, last) + 1]
-            return self._like(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-        rows = np.arange(len(self))[rows]
-        if rows.ndim == 0:
-            return self.values[self.offsets[rows] : self.offsets[rows + 1]]
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return self._like(self.values[places], offsets)
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if function is not np.concatenate or kwargs:
-            return NotImplemented
-        parts = [part if isinstance(part, Ragged) else Ragged.of(part) for part in args[0]]
-        ends = np.cumsum([len(part.values) for part in parts])
-        moved = [part.offsets[1:] + end - len(part.values) for part, end in zip(parts, ends, strict=True)]
-        compact = [part[:] for part in parts]  # a view may start in the middle of its values
-        return self._like(np.concatenate([part.values for part in compact]), np.concatenate([[0], *moved]))
-
-    def astype(self, dtype: Any) -> Ragged:
-        """Return the column with values of another dtype."""
-        return self._like(self.values.astype(dtype), self.offsets)
-
-    def cut(self) -> Ragged:
-        """Return the rows with at most the last `max_length` values."""
-        if self.max_length is None or not (self.lengths > self.max_length).any():
-            return self
-        lengths = np.minimum(self.lengths, self.max_length)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[1:] - offsets[1:], lengths)
-        return self._like(self.values[places], offsets)
-
-    def padded(self, length: int) -> np.ndarray:
-        """Return the rows filled up to `length` at their ends, [rows, length, ...]; none may be longer."""
-        out = np.full((len(self), length, *self.values.shape[1:]), self.padding, self.values.dtype)
-        out[np.arange(length) < self.lengths[:, None]] = self.values[self.offsets[0] : self.offsets[-1]]
-        return out
-
-
-def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    if hasattr(array, "combine_chunks"):
-        array = array.combine_chunks()
-        array = array.chunk(0) if hasattr(array, "chunk") else array
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = array.flatten().to_numpy(zero_copy_only=False)  # without the values under nulls
-    return values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def round_up(length: int, per_octave: int = 1) -> int:
@@ -183,6 +36,47 @@ def round_up(length: int, per_octave: int = 1) -> int:
     return -(-length // step) * step
 
 
+def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
+    """Return which of a network's arguments data with these columns have to give: masks and the like are made here."""
+    return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
+
+
+def base_of(name: str) -> str:
+    """Return the ragged column that an argument of this name is made from, as far as the name tells."""
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+
+
+class RaggedInput(NamedTuple):
+    """What the network takes of a ragged column.
+
+    Attributes:
+        made: endings of the arguments made from it: "_mask", "_lengths" or "_offsets".
+        padding: value that fills up rows, or follows them.
+        length: the padded length of the longest rows there can be; None where any may come.
+    """
+
+    made: tuple[str, ...]
+    padding: float | str
+    length: int | None
+
+    def capacity(self, rows: int) -> int:
+        """Return the length of `arrays` in a program for batches of so many rows; `length` is known."""
+        return self.length * rows if "_offsets" in self.made else self.length
+
+    def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
+        """Return the arguments by name: rows padded to `length`, or all values followed by padding up to `length`."""
+        lengths = column.lengths
+        if "_offsets" in self.made:
+            whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
+            return {name: whole.padded(length)[0], name + "_offsets": (np.cumsum(lengths) - lengths).astype(np.int32)}
+        found = {name: Ragged(column.values, column.offsets, padding=self.padding).padded(length)}
+        if "_mask" in self.made:
+            found[name + "_mask"] = np.arange(length) < lengths[:, None]
+        if "_lengths" in self.made:
+            found[name + "_lengths"] = lengths.astype(np.int32)
+        return found
+
+
 class RaggedColumns:
     """Makes equal shapes of the ragged columns of one feed's batches.
 
@@ -193,14 +87,16 @@ class RaggedColumns:
         cells: values that programs were given, padding included.
         values: of these, values of the data.
         lengths: lengths padded to so far.
+        inputs: what the network takes of each ragged column there has been.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
         # columns of whose rows the network wants to know the lengths
-        self._asked = {name.removesuffix(s) for name in self.arguments for s in _SUFFIXES if name.endswith(s)}
+        self._asked = {base_of(name) for name in self.arguments if base_of(name) != name}
         self.cells = self.values = 0
         self.lengths: set[int] = set()
+        self.inputs: dict[str, RaggedInput] = {}
 
     def __call__(
         self, columns: Sequence[Any], names: tuple[str, ...]
@@ -236,27 +132,31 @@ class RaggedColumns:
         return Ragged(column.reshape(rows * length, *column.shape[2:]), np.arange(rows + 1) * length)
 
     def _pad(self, name: str, column: Ragged, made: dict[str, np.ndarray]) -> None:
-        wanted = [suffix for suffix in _SUFFIXES if name + suffix in self.arguments]
-        lengths = column.lengths
-        if "_offsets" in wanted:
-            if len(wanted) > 1:
-                raise ConfigurationError(
-                    f"column {name!r}: the network takes {name}_offsets and {name}{wanted[0]}; the values come either "
-                    "one after another, with offsets, or in padded rows, with mask and lengths"
-                )
-            length = round_up(len(column.values), column.per_octave)
-            whole = Ragged(column.values, [0, len(column.values)], padding=column.padding)
-            made[name] = whole.padded(length)[0]
-            made[name + "_offsets"] = column.offsets[:-1].astype(np.int32)
-            self._count(length, length, len(column.values))
-            return
-        length = round_up(lengths.max(initial=1), column.per_octave)
-        made[name] = column.padded(length)
-        if "_mask" in wanted:
-            made[name + "_mask"] = np.arange(length) < lengths[:, None]
-        if "_lengths" in wanted:
-            made[name + "_lengths"] = lengths.astype(np.int32)
-        self._count(length, length * len(column), int(lengths.sum()))
+        wanted = self.inputs.get(name)
+        if wanted is None:
+            wanted = self.inputs[name] = self._wanted(name, column)
+        if "_offsets" in wanted.made:
+            count = int(column.lengths.sum())
+            cells = length = round_up(count, column.per_octave)
+        else:
+            length = round_up(column.lengths.max(initial=1), column.per_octave)
+            cells, count = length * len(column), int(column.lengths.sum())
+        made.update(wanted.arrays(name, column, length))
+        self._count(length, cells, count)
+
+    def _wanted(self, name: str, column: Ragged) -> RaggedInput:
+        wanted = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)
+        if "_offsets" in wanted and len(wanted) > 1:
+            raise ConfigurationError(
+                f"column {name!r}: the network takes {name}_offsets and {name}{wanted[0]}; the values come either "
+                "one after another, with offsets, or in padded rows, with mask and lengths"
+            )
+        padding = column.padding
+        if padding is None:
+            number = -1 if "_offsets" in wanted and column.dtype.kind == "i" else 0
+            padding = "" if column.dtype.kind == "U" else number
+        most = None if column.max_length is None else round_up(column.max_length, column.per_octave)
+        return RaggedInput(wanted, padding, most)
 
     def _count(self, length: int, cells: int, values: int) -> None:
         self.lengths.add(length)

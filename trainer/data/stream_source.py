@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat
+from .ragged import given_names
 from .sources import Columns, Item, Source, as_array, is_arrays
 
 POLL_SECONDS = 0.1
@@ -164,20 +165,21 @@ class StreamSource(Source):
         for name in (*self.extras, *named):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
-        if self.inputs and all(name in columns for name in self.inputs):
-            rest = [name for name in available if name not in (*self.inputs, self.weight, self.event_time)]
+        inputs = given_names(self.inputs, columns)
+        if inputs and all(name in columns for name in inputs):
+            rest = [name for name in available if name not in (*inputs, self.weight, self.event_time)]
         else:
             rest = [name for name in available if name not in (self.weight, self.event_time)]
         if not self.labelled:
-            return self.inputs if set(self.inputs) <= set(available) else tuple(rest)
+            return inputs if set(inputs) <= set(available) else tuple(rest)
         tail = self.labels
         if not tail:
             label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
             if label is None:
                 raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
             tail = (label, self.weight) if self.weight else (label,)
-        if self.inputs and all(name in columns for name in self.inputs):
-            return (*self.inputs, *tail)
+        if inputs and all(name in columns for name in inputs):
+            return (*inputs, *tail)
         return (*(name for name in rest if name not in tail), *tail)
 
     def resolve(self, position: dict[str, Any]) -> dict[str, Any]:

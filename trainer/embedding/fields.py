@@ -50,11 +50,12 @@ class FieldMap:
 
     Attributes:
         components: groups of sparse tables.
-        dense: (column, elements, capacity, padding or None, table name) of ordinary dense embeddings, for range checks.
+        dense: (column, elements, capacity, padding or None, table name) of ordinary dense embeddings, for range checks;
+            `elements` as in `Component.parts`.
     """
 
     components: list[Component] = field(default_factory=list)
-    dense: list[tuple[int, np.ndarray, int, int | None, str]] = field(default_factory=list)
+    dense: list[tuple[int, np.ndarray | None, int, int | None, str]] = field(default_factory=list)
 
     def to_json(self) -> list[dict]:
         """Return the components as JSON."""
@@ -116,7 +117,7 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     traced = [cell for cell in cells if cell.field is None]
     if traced:
         _trace(network, traced, cells, columns, names, owners, keys)
-    return _group([tables[key] for key in keys], owners, shapes, names)
+    return _group([tables[key] for key in keys], owners, names)
 
 
 def _fields_of(cell: Embedding) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ def _await_operators() -> None:
             return
 
 
-def _group(tables: list[Embedding], owners, shapes, names: Sequence[str]) -> FieldMap:
+def _group(tables: list[Embedding], owners, names: Sequence[str]) -> FieldMap:
     result = FieldMap()
     parent = list(range(len(tables)))
 
@@ -301,10 +302,8 @@ def _group(tables: list[Embedding], owners, shapes, names: Sequence[str]) -> Fie
         if tables[members[0]].is_dense:
             for column, chosen in parts:
                 capacity = min(tables[m].spec.capacity for m in members)
-                everything = np.arange(int(np.prod(shapes[column])))
                 name = tables[members[0]].spec.name
                 padding = tables[members[0]].spec.padding
-                chosen = everything if chosen is None else chosen
                 result.dense.append((column, chosen, capacity, padding, name))
         else:
             result.components.append(Component(members, parts, [np.array(mask, np.bool_) for mask in reads]))

@@ -115,7 +115,8 @@ class Planner:
                     f"dense table {name!r} takes integers from 0 to {capacity - 1}; received {values.dtype}. "
                     "mode='sparse' takes any ids"
                 )
-            values = values.reshape(-1, int(np.prod(values.shape[2:])))[:, elements]
+            if elements is not None:
+                values = values.reshape(-1, int(np.prod(values.shape[2:])))[:, elements]
             if padding is not None:
                 values = values[values != padding]
             low, high = int(values.min(initial=0)), int(values.max(initial=0))

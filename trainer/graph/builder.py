@@ -202,9 +202,11 @@ class StepBuilder:
 
     def _sunk_steps(self, options: StepOptions, size: int, sample: Chunk, depth: int) -> SunkSteps:
         shape = self.row_shape(sample, options.output) if options.keep_predictions else None
-        key = (size, shape, depth)
+        # of a column that is handed over with offsets the first axis is not that of the rows
+        counted = next((i for i, a in enumerate(sample.arrays) if len(a[0]) == sample.batch_rows), 0) if shape else 0
+        key = (size, shape, depth, counted)
         if key not in self._sunk:
-            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape)
+            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape, counted)
         return self._sunk[key]
 
     def _with_tables(self, run: TrainRunner) -> TrainRunner:
@@ -245,7 +247,7 @@ class StepBuilder:
         if output < 0 and len(outputs) > 1:
             return (sum(int(np.prod(part.shape[1:])) for part in outputs),)
         kept = outputs[output if len(outputs) > 1 else 0]
-        rows = len(sample.arrays[0][0] if sample.stacked else sample.arrays[0])
+        rows = sample.batch_rows
         if kept.shape[:1] != (rows,):
             raise ConfigurationError(
                 "progressive validation needs predictions with the rows of the batch on axis 0; "

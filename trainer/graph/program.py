@@ -365,13 +365,15 @@ class SunkSteps(nn.Cell):
         step: a `TrainStep` or `CustomStep`.
         size: leading length of the stacked columns.
         row_shape: shape of one row's prediction when predictions are to be kept, else None.
+        counted: a column whose first axis is that of the rows.
     """
 
-    def __init__(self, step: nn.Cell, size: int, row_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, step: nn.Cell, size: int, row_shape: tuple[int, ...] | None = None, counted: int = 0) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
         self.size = size
         self.row_shape = row_shape
+        self.counted = counted
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32 scalar) batches; `flush` closes an accumulation window after the last.
@@ -391,7 +393,7 @@ class SunkSteps(nn.Cell):
                 losses = _put(losses, index, loss)
                 index = index + 1
             return losses, losses
-        predictions = ops.zeros((self.size, stacked[0].shape[1], *self.row_shape), mstype.float32)
+        predictions = ops.zeros((self.size, stacked[self.counted].shape[1], *self.row_shape), mstype.float32)
         while index < count:
             columns = ()
             for column in stacked:

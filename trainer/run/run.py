@@ -104,7 +104,7 @@ class Run:
         outputs = self.trainer.builder.sample_outputs(chunk)
         if len(outputs) > 1 and self.options.output >= 0:
             outputs = outputs[self.options.output : self.options.output + 1]
-        rows = len(chunk.arrays[0][0] if chunk.stacked else chunk.arrays[0])
+        rows = chunk.batch_rows
         return outputs if all(output.shape[:1] == (rows,) for output in outputs) else None
 
     def advance(self, chunk: Chunk) -> None:
@@ -248,7 +248,7 @@ def train(
             loop.train(run)
         told = feed.report()
         if told is not None:
-            logger.info("%s", told)
+            logger.info("%s; %d programs compiled so far", told, trainer.builder.programs)
     finally:
         feed.close()
 

@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json
+from ..data.ragged import RaggedInput, given_names
 from ..embedding.embedding_group import EmbeddingGroup
 from ..embedding.fields import FieldMap, embedding_cells
 from ..embedding.layers import hide
@@ -27,18 +28,25 @@ NETWORK, ABOUT = "network.mindir", "graph.json"
 
 
 def export_network(
-    network: nn.Cell, tables: SparseTables | None, columns: Sequence[np.ndarray], folder: Path, *, cast: bool = False
+    network: nn.Cell,
+    tables: SparseTables | None,
+    columns: Sequence[np.ndarray],
+    folder: Path,
+    *,
+    batch: int,
+    cast: bool = False,
 ) -> dict[str, Any]:
     """Write ``network.mindir`` into `folder` and return what `ServedGraph` has to know, as JSON.
 
     Args:
         network: network to export, in inference mode afterwards as before.
         tables: its sparse tables, or None.
-        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...].
+        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...]; a column that
+            is handed over with offsets [values].
         folder: an existing folder.
+        batch: rows of a batch.
         cast: whether outputs are cast to float32.
     """
-    batch = len(columns[0])
     fields = tables.planner.fields if tables is not None else FieldMap()
     about: dict[str, Any] = {
         "batch": batch,
@@ -65,16 +73,18 @@ def export_network(
 
 def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]) -> list[dict[str, Any]]:
     described: list[dict[str, Any]] = [{} for _ in tables.planner.tables]
-    batch = len(columns[0])
     for component in fields.components:
-        for index, reads in zip(component.specs, component.reads, strict=True):
+        # of columns read as a whole the width may be another one than when their tables were found
+        widths = [columns[c].size if chosen is None else len(columns[c]) * len(chosen) for c, chosen in component.parts]
+        ids = sum(widths)
+        for index in component.specs:
             spec = tables.planner.tables[index].spec
             described[index] = {
                 "name": spec.name,
                 "dim": spec.dim,
                 "padding": spec.padding,
-                "size": batch * int(reads.sum()) + 1,
-                "map_size": batch * len(reads) + 1 if component.indirect else 0,
+                "size": ids + 1,
+                "map_size": ids + 1 if component.indirect else 0,
             }
     return described
 
@@ -122,12 +132,16 @@ class ServedGraph:
         tables: name -> host table, to be filled.
         weights: name -> parameter of the network proper.
         batch: rows of one call.
+        ragged: what the network takes of ragged columns, by name.
+        given: names of the columns that callers give.
     """
 
     def __init__(self, folder: Path) -> None:
         about = strict_json.parse((folder / ABOUT).read_bytes())
         self.about = about
         self.batch: int = about["batch"]
+        self.ragged = {name: RaggedInput(tuple(made), *rest) for name, (made, *rest) in about.get("ragged", {}).items()}
+        self.given = given_names(about["columns"], self.ragged)
         self._cell = nn.GraphCell(ms.load(str(folder / NETWORK)))
         parameters = {parameter.name: parameter for parameter in self._cell.get_parameters()}
         self._windows, self._places, self.tables = [], [], {}

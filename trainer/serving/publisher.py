@@ -22,6 +22,7 @@ from ..checkpoint.folder_lock import FolderLock, claim
 from ..checkpoint.folder_writer import FolderWriter
 from ..checkpoint.manifest import digest
 from ..checks import choice, whole
+from ..data.ragged import Ragged, RaggedInput
 from ..embedding.tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError
 from ..hooks import Callback, Every
@@ -272,18 +273,46 @@ class Publish(Callback):
     def _export(self, trainer: Trainer, tables: SparseTables | None) -> Part:
         """Write the network for servers."""
         chunk = trainer.state.outputs.chunk
-        columns = []
-        for array in chunk.arrays[: len(chunk.arrays) - trainer.label_count]:
+        ragged = ragged_inputs(trainer)
+        names = chunk.names[: len(chunk.names) - trainer.label_count]
+        blank: dict[str, np.ndarray] = {}
+        for name, array in zip(names, chunk.arrays, strict=False):
+            dtype = np.int64 if array.dtype.kind in "USO" else array.dtype
             shape = array.shape[2:] if chunk.stacked else array.shape[1:]
-            columns.append(np.zeros((self.batch, *shape), np.int64 if array.dtype.kind in "USO" else array.dtype))
+            if name in ragged:
+                within = shape if "_offsets" in ragged[name].made else shape[1:]
+                empty = Ragged(np.zeros((0, *within), dtype), np.zeros(self.batch + 1, np.int64))
+                numbers = ragged[name]._replace(padding=0)
+                blank |= numbers.arrays(name, empty, numbers.capacity(self.batch))
+            elif name not in blank:
+                blank[name] = np.zeros((self.batch, *shape), dtype)
+        columns = [blank[name] for name in names]
         name = f"graph-{uuid.uuid4().hex[:12]}"
         with FolderWriter(self.root / name) as folder:
-            about = export_network(trainer.network, tables, columns, folder.path, cast=trainer.builder.cast)
-            about["columns"] = list(chunk.names[: len(columns)])
+            cast = trainer.builder.cast
+            about = export_network(trainer.network, tables, columns, folder.path, batch=self.batch, cast=cast)
+            about["columns"] = list(names)
+            about["ragged"] = {name: [list(made), *rest] for name, (made, *rest) in ragged.items()}
             for file in os.listdir(folder.path):
                 folder.adopt(file)
             folder.write(ABOUT, [strict_json.dumps(about).encode()])
             return self._place(folder, GRAPH, name, {})
+
+
+def ragged_inputs(trainer: Trainer) -> dict[str, RaggedInput]:
+    """Return what the network takes of ragged columns, by name.
+
+    Raises:
+        ConfigurationError: a column has no longest row: a published program has one length.
+    """
+    found = {} if trainer.run is None else dict(trainer.run.feed.ragged.inputs)
+    for name, wanted in found.items():
+        if wanted.length is None:
+            raise ConfigurationError(
+                f"Publish: rows of column {name!r} may have any length, and a published program has one; give "
+                "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
+            )
+    return found
 
 
 def _has_time(extras: Any) -> bool:

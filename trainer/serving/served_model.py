@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.ragged import Ragged
 from ..embedding.table import DEFAULT_ROW, SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, DataError
 from ..mindspore_internals.messages import gist
@@ -75,8 +76,9 @@ class ServedModel:
         """Return the predictions for a batch of any size.
 
         Args:
-            batch: one array a column, [n, ...], as the network takes them, ids raw: integers or strings. A mapping from
-                column names, a sequence of arrays, or the array of an only column.
+            batch: one array a column, [n, ...], as the network takes them, ids raw: integers or strings; of ragged
+                columns n lists, without masks and the like. A mapping from column names, a sequence of arrays, or the
+                array of an only column.
 
         Returns:
             float32 array with n rows, or a tuple of them.
@@ -91,10 +93,7 @@ class ServedModel:
                 weights, self._waiting = self._waiting, None
                 graph.set_weights(weights)
             count = len(columns[0])
-            parts = [
-                graph.run([_filled(column[start : start + graph.batch], graph.batch) for column in columns])
-                for start in range(0, count, graph.batch)
-            ]
+            parts = [graph.run(inputs_of(graph, columns, start)) for start in range(0, count, graph.batch)]
         outputs = tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -103,7 +102,7 @@ class ServedModel:
         return self._graph.tables
 
     def _columns(self, graph: ServedGraph, batch: Any) -> list[np.ndarray]:
-        names, shapes = graph.about["columns"], graph.about["shapes"]
+        names, shapes = graph.given, graph.about["shapes"]
         if isinstance(batch, Mapping):
             missing = [name for name in names if name not in batch]
             if missing:
@@ -111,15 +110,21 @@ class ServedModel:
             batch = [batch[name] for name in names]
         elif not isinstance(batch, Sequence) or isinstance(batch, np.ndarray):
             batch = [batch]
-        columns = [np.asarray(column) for column in batch]
-        if len(columns) != len(shapes):
-            raise DataError(f"predict takes {len(shapes)} columns ({', '.join(names)}); received {len(columns)}")
-        for index, (column, shape) in enumerate(zip(columns, shapes, strict=True)):
-            if list(column.shape[1:]) != shape or len(column) != len(columns[0]) or not len(column):
-                name = names[index] if index < len(names) else f"number {index}"
+        if len(batch) != len(names):
+            raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
+        places = [graph.about["columns"].index(name) for name in names]
+        columns: list[Any] = []
+        for name, place, column in zip(names, places, batch, strict=True):
+            if name in graph.ragged:
+                options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
+                column = Ragged.of(column, **options).cut()
+                shape = ["lists"]
+            else:
+                column, shape = np.asarray(column), shapes[place]
+            wrong = name not in graph.ragged and list(column.shape[1:]) != shape
+            if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
                 raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-            if column.dtype.kind == "f":
-                columns[index] = column.astype(graph.about["dtypes"][index])
+            columns.append(column.astype(graph.about["dtypes"][place]) if column.dtype.kind == "f" else column)
         return columns
 
     # -- following -----------------------------------------------------------------------------------------------
@@ -256,7 +261,14 @@ def _update_table(table: SparseTable, arrays: Mapping[str, np.ndarray]) -> None:
         table.put(np.array(arrays["ids"][block]), unpack_rows(rows))
 
 
-def _filled(column: np.ndarray, rows: int) -> np.ndarray:
-    """Return `column` with its last row repeated until it has `rows` rows."""
-    missing = rows - len(column)
-    return column if not missing else np.concatenate((column, np.repeat(column[-1:], missing, axis=0)))
+def inputs_of(graph: ServedGraph, columns: Sequence[Any], start: int) -> list[np.ndarray]:
+    """Return the arguments of one call: rows from `start` on, the last one repeated where there are too few."""
+    rows = np.minimum(np.arange(start, start + graph.batch), len(columns[0]) - 1)
+    found: dict[str, np.ndarray] = {}
+    for name, column in zip(graph.given, columns, strict=True):
+        if name in graph.ragged:
+            wanted = graph.ragged[name]
+            found |= wanted.arrays(name, column[rows], wanted.capacity(graph.batch))
+        else:
+            found[name] = column[rows]
+    return [found[name] for name in graph.about["columns"]]

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigurationError
-from .schema import MISSING, Column, Converted, Schema
+from .column import MISSING, Column
+from .ragged_column import Ragged
+from .schema import Converted, Schema
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -137,10 +139,29 @@ def _values(array: Any, column: Column, time_unit: float | None) -> Any:
     if time_unit and pyarrow.types.is_timestamp(array.type) and array.null_count == 0:
         return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * (_SECONDS[array.type.unit] / time_unit)
     if array.null_count == 0:
-        values = flat(array, int(np.prod(column.shape)))
+        values = shaped(array, column.shape)
         if values is not None:
-            return values.reshape(len(array), *column.shape)
+            return values
     return [MISSING if value is None else value for value in array.to_pylist()]
+
+
+def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
+    """Return rows of this shape, [rows, *shape] or `Ragged`, where all are and none is null; else None."""
+    if shape[:1] != (None,):
+        values = flat(array, int(np.prod(shape)))
+        return None if values is None else values.reshape(len(array), *shape)
+    types = require().types
+    if types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size)
+    elif types.is_list(array.type) or types.is_large_list(array.type):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    else:
+        return None
+    within = array.flatten()
+    values = None if within.null_count else flat(within, int(np.prod(shape[1:])))
+    if values is None:
+        return None
+    return Ragged(values.reshape(len(within), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def flat(array: Any, size: int) -> np.ndarray | None:

@@ -148,7 +148,7 @@ class Decoder:
         for name, column in self.schema.fields.items():
             cells = [row[names[name]].decode("utf-8") if names[name] in row else MISSING for row in rows]
             if column.shape:
-                cells = [cell if cell is MISSING else cell.split(list_delimiter) for cell in cells]
+                cells = [cell if cell is MISSING else column.cells(cell, list_delimiter) for cell in cells]
             values[name] = cells
         pieces.texts(self.schema.convert(values, len(rows), text=True), numbers)
         return pieces.finish()

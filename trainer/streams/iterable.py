@@ -15,6 +15,7 @@ import numpy as np
 from ..checks import choice
 from ..errors import ConfigurationError, DataError, StreamError
 from .base import Batch, BufferedStream, Position, Span, require_partitions
+from .ragged_column import Ragged, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class IterableStream(BufferedStream):
     """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
 
     An item is a mapping of name to array, or a tuple or list of arrays named by `names`. It holds many rows (every
-    value has a first axis of one length) or a single one. A `mindspore.dataset` pipeline is read in one pass as NumPy
+    value has a first axis of one length) or a single one. A column whose rows are lists of different lengths becomes
+    a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy
     and never asked for its size; it may be endless.
 
     How `seek` gets back to an item, the first that serves: a source with ``state_dict`` and ``load_state_dict`` is
@@ -144,7 +146,7 @@ class IterableStream(BufferedStream):
                     f"names= must name each: received {self._names}"
                 )
             pairs = zip(self._names, values, strict=True)
-        columns = {str(name): _array(value) for name, value in pairs}
+        columns = {str(name): rows_of(value) for name, value in pairs}
         if not columns:
             raise DataError(f"item {self._item} of the iterable has no columns")
         if self.event_time is not None and self.event_time not in columns:
@@ -158,8 +160,13 @@ class IterableStream(BufferedStream):
             name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
             for name, array in columns.items()
         }
-        if self._shapes is None:
-            self._shapes = shapes
+        known = self._shapes = self._shapes or shapes
+        for name, (shape, dtype) in shapes.items():
+            before = known.get(name, ((), None))[0]
+            if shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]:
+                # lists that have been equally long so far, or are so by chance in this item
+                known[name] = shapes[name] = ((None, *shape[1:]), dtype)
+                columns[name] = Ragged.of(columns[name])
         if shapes != self._shapes:
             changed = {n: (self._shapes.get(n), shapes.get(n)) for n in {*shapes, *self._shapes}}
             changed = {n: pair for n, pair in changed.items() if pair[0] != pair[1]}
@@ -182,7 +189,7 @@ class IterableStream(BufferedStream):
 
     def _push_singles(self, items: list[dict[str, np.ndarray]], first: int) -> None:
         try:
-            columns = {name: np.stack([item[name] for item in items]) for name in items[0]}
+            columns = {name: self._stacked(name, [item[name] for item in items]) for name in items[0]}
         except (KeyError, ValueError) as error:
             raise DataError(
                 f"rows {first} to {self._item - 1} of the iterable differ in columns or shapes: {error}"
@@ -190,6 +197,14 @@ class IterableStream(BufferedStream):
         self._check(columns, first)
         spans = tuple(Span(PARTITION, item, 0, 0, item + 1) for item in range(first, self._item))
         self._push(self._batch(columns, spans))
+
+    def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
+        """Return single rows as a column; a `Ragged` one where they are, or have been, lists of different lengths."""
+        before = values[0].shape if self._shapes is None or name not in self._shapes else self._shapes[name][0]
+        lists = all(value.ndim and value.shape[1:] == before[1:] for value in values) and len(before) > 0
+        if lists and any(value.shape != before for value in values):
+            return Ragged.of(values)
+        return np.stack(values)
 
     def _batch(self, columns: dict[str, np.ndarray], spans: tuple[Span, ...]) -> Batch:
         times = None if self.event_time is None else columns[self.event_time].astype(np.float64)
@@ -247,8 +262,3 @@ class IterableStream(BufferedStream):
                 raise StreamError(f"the state of the iterable at item {item} is no longer known")
             self._states = {number: state for number, state in self._states.items() if number >= item}
             return {**position, _STATE: copy.deepcopy(self._states[item])}
-
-
-def _array(value: Any) -> np.ndarray:
-    # MindSpore tensors, without importing MindSpore for those who have none.
-    return value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)

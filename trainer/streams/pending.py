@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import ConfigurationError, DataError
 from .base import Batch, Position, Stream, advance
+from .ragged_column import Ragged
 
 _ALIVE = -1
 _READ_ROWS = 4096
@@ -170,19 +171,27 @@ class PendingRows:
         return sum(len(chunk.times) for chunk in self._chunks)
 
 
-def pack(array: np.ndarray) -> list[Any]:
-    """Return an array as JSON: dtype, shape, and its compressed bytes as text."""
+def pack(array: Any) -> list[Any]:
+    """Return an array as JSON: dtype, shape, and its compressed bytes as text; of lists, their values and offsets."""
+    if isinstance(array, Ragged):
+        array = array[:]
+        return [pack(array.values), pack(array.offsets), array.options]
     array = np.ascontiguousarray(array)
     return [array.dtype.str, list(array.shape), base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")]
 
 
-def unpack(packed: list[Any]) -> np.ndarray:
+def unpack(packed: list[Any]) -> Any:
     """Return what `pack` was given.
 
     Raises:
         ValueError: it is not what `pack` returned.
     """
     dtype, shape, text = packed
+    if isinstance(dtype, list):
+        try:
+            return Ragged(unpack(dtype), unpack(shape), **text)
+        except (TypeError, ConfigurationError) as error:
+            raise ValueError(f"damaged lists: {error}") from error
     try:
         data = zlib.decompress(base64.b64decode(text))
     except zlib.error as error:

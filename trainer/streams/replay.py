@@ -12,6 +12,7 @@ import numpy as np
 from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
 from .base import Batch, Position, Span, Stream, require_partitions
+from .ragged_column import rows_of
 
 PARTITION = "table"
 
@@ -20,7 +21,7 @@ class ReplayStream(Stream):
     """The rows of a table as a stream. Its position is ``{"table": [pass, row]}``.
 
     Args:
-        table: name -> array, all with the same number of rows.
+        table: name -> array, or lists of different lengths; all with the same number of rows.
         event_time: name of the column to order by (stable), seconds; None: the order of the table.
         repeat: number of passes, or None for passes without end. Event times repeat as they are.
         rows_per_second: pace at which rows become available; None: all at once. Counted from the first `poll` and
@@ -41,7 +42,7 @@ class ReplayStream(Stream):
         rows_per_second: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._table = {str(name): np.asarray(column) for name, column in table.items()}
+        self._table = {str(name): rows_of(column) for name, column in table.items()}
         lengths = {name: len(column) for name, column in self._table.items()}
         if not lengths or not max(lengths.values()):
             raise ConfigurationError("ReplayStream takes a table with at least one column and one row; received none")
@@ -90,7 +91,7 @@ class ReplayStream(Stream):
         first, last = self._row, self._row + rows
         index = slice(first, last) if self._order is None else self._order[first:last]
         # Copies, so that nobody downstream writes into the caller's table.
-        columns = {name: np.array(column[index]) for name, column in self._table.items()}
+        columns = {name: column[index].copy() for name, column in self._table.items()}
         ended = last == self.rows
         span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ended else None)
         self._pass, self._row = (self._pass + 1, 0) if ended else (self._pass, last)

@@ -176,7 +176,7 @@ class CsvReader(TextReader):
     def _fast(self, lines: list[bytes]) -> Converted:
         """Parse all lines at once; ValueError when anything about them is out of the ordinary."""
         fields = self.schema.fields
-        if not lines or any(column.dtype.kind in "Ub" for column in fields.values()):
+        if not lines or any(column.dtype.kind in "Ub" or column.ragged for column in fields.values()):
             raise ValueError
         if not all(name in self._names for name in fields):
             raise ValueError
@@ -215,7 +215,7 @@ class CsvReader(TextReader):
             place = self._names.index(name)
             taken = [row[place] if row is not None else MISSING for row in cells]
             if column.shape:
-                taken = [cell.split(self.list_delimiter) if isinstance(cell, str) else cell for cell in taken]
+                taken = [column.cells(cell, self.list_delimiter) if isinstance(cell, str) else cell for cell in taken]
             values[name] = taken
         converted = self.schema.convert(values, len(lines), text=True)
         for row, parsed in enumerate(cells):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from . import arrow
-from .schema import Column, Converted, Schema
+from .column import Column
+from .schema import Converted, Schema
 
 BlockParser = Callable[[bytes], tuple[Converted, int]]
 _LONGEST_FIELD = 131_072  # bytes; Python's csv module refuses longer fields
@@ -73,7 +74,8 @@ def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimi
     odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow takes nan(1)
     if (
         not (set(fields) <= set(names) and len(set(names)) == len(names) > 1 and len(between) == len(within) == 1)
-        or any(len(column.shape) > 1 or (column.shape and column.dtype.kind in "Ub") for column in fields.values())
+        or any(column.ragged or len(column.shape) > 1 for column in fields.values())
+        or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
         or (delimiter.isspace() and not required)  # a line of nothing but delimiters is no row
     ):
         return None
@@ -167,7 +169,8 @@ def _converted(schema: Schema, values: Mapping[str, Any], rows: int) -> tuple[Co
             arrays[name] = np.stack([_array(part, Column(column.dtype), rows) for part in value], axis=1)
         else:
             arrays[name] = _array(value, column, rows)
-        if column.dtype.kind == "f" and rows and np.abs(arrays[name]).max() >= _EXACT:
+        numbers = arrays[name].values if column.ragged else arrays[name]
+        if column.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= _EXACT:
             raise UnusualError  # JSON integers, which Python reads as such
     converted = schema.convert(arrays, rows)
     if converted.reasons:
@@ -175,7 +178,7 @@ def _converted(schema: Schema, values: Mapping[str, Any], rows: int) -> tuple[Co
     return converted, rows
 
 
-def _array(chunked: Any, column: Column, rows: int) -> np.ndarray:
+def _array(chunked: Any, column: Column, rows: int) -> Any:
     array = chunked.combine_chunks()
     if len(array) != rows:
         raise UnusualError
@@ -185,7 +188,7 @@ def _array(chunked: Any, column: Column, rows: int) -> np.ndarray:
         raise UnusualError
     if column.dtype.kind == "U" and not column.shape:
         return arrow.text(array)
-    flat = arrow.flat(array, int(np.prod(column.shape)))
-    if flat is None:
+    found = arrow.shaped(array, column.shape)
+    if found is None:
         raise UnusualError
-    return flat.reshape(rows, *column.shape)
+    return found

@@ -12,7 +12,7 @@ from mindspore import nn, ops
 
 from trainer import Trainer
 from trainer.data.ragged import Ragged, RaggedColumns, round_up
-from trainer.embedding import EmbeddingBag
+from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
 
 LISTS = [[5, 1, 2], [], [3], [4, 4], [7, 8, 9, 1, 2]]
@@ -178,3 +178,26 @@ def test_bags_with_offsets_train(sparse):
     assert 0.4 < loss < 0.9
     assert trainer.state.progress.samples_seen == 80
     assert trainer.predict({"history": Ragged.of(rows, padding=-1)}, batch_size=8).shape == (40, 1)
+
+
+class TableOfHistory(nn.Cell):
+    """The mean of a history's vectors from a table of the trainer's."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.table = Embedding(4, 10, mode=mode)
+        self.head = nn.Dense(4, 1)
+
+    def construct(self, history, history_mask):
+        weight = ops.cast(history_mask, mindspore.float32).expand_dims(-1)
+        return self.head((self.table(history) * weight).sum(1))
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse"])
+def test_tables_take_batches_longer_and_shorter_than_the_first(mode):
+    rows = [[1, 2, 3]] * 4 + [[4]] * 4 + [[5, 6, 7, 8, 9]] * 4
+    trainer, _ = fitted({"history": rows, "y": np.ones((12, 1), np.float32)}, TableOfHistory(mode), batch_size=4)
+    assert trainer.predict({"history": rows}, batch_size=4).shape == (12, 1)
+    if mode == "dense":
+        with pytest.raises(DataError, match="takes ids from 0 to 9; received 10"):
+            trainer.predict({"history": [[1] * 9 + [10]]}, batch_size=4)
