@@ -40,6 +40,12 @@ class Stateful:
         """Restore what `state_dict` returned."""
         raise NotImplementedError
 
+    def put_together(self, group: Any) -> None:
+        """Let rank 0 have what all processes have counted by themselves; all call it together before a snapshot."""
+
+    def forget_open(self) -> None:
+        """Leave what `put_together` has put together, and a snapshot has brought back everywhere, to rank 0 alone."""
+
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore the last of the states of a snapshot and of those that it builds on, the first one first.
 

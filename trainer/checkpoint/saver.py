@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Saver:
     Attributes:
         config: text stored as config.yaml in every snapshot, or None.
         written: names of the snapshots this process wrote, known to be sound.
+        durable_count: how many that is, one that was replaced included.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -41,6 +43,8 @@ class Saver:
         self._writer = BackgroundWriter()
         self.config: str | None = None
         self.written: set[str] = set()
+        self.durable_count = 0
+        self._of_others: deque[Mapping[str, Any]] = deque()
         self._positions: dict[Path, Mapping[str, Any]] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
@@ -82,6 +86,8 @@ class Saver:
         path = root / checkpoint.step_name(step)
         synchronize(trainer)
         if not trainer.group.is_main:  # rank 0 writes, and what it writes is the same here
+            if trainer.run is not None:
+                self._of_others.append(trainer.run.cursor.of_all())
             trainer.report_snapshot(path)
             return path
         policy = trainer.tables.delta_policy if trainer.tables is not None else None
@@ -167,9 +173,16 @@ class Saver:
     def _became_durable(self, path: Path) -> None:
         trainer = self._trainer
         self.written.add(path.name)
+        self.durable_count += 1
         checkpoint.set_pointer(path.parent, "last", path.name)
         trainer.commit(self._positions.pop(path, None))
         trainer.report_snapshot(path)
+
+    def settle(self, count: int) -> None:
+        """Tell the data source, where this process is not rank 0, that so many snapshots have become durable."""
+        while self._of_others and self.durable_count < count:
+            self.durable_count += 1
+            self._trainer.commit(self._of_others.popleft())
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
         """Remove the snapshots not in `keep`; what is needed to go on is never removed."""

@@ -6,6 +6,7 @@ which position goes with each chunk; the loop knows neither.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -50,6 +51,7 @@ class Chunk:
         position: JSON-able place right after the chunk's last row.
         extras: host-side companions: one mapping per batch (None where a batch has none).
         sparse: working sets of sparse tables, or None.
+        agreed: what the processes know together of the chunk's last batch, or None (see `Item`).
     """
 
     arrays: Columns
@@ -66,6 +68,7 @@ class Chunk:
     position: dict[str, Any]
     extras: list[Mapping[str, Any] | None] = field(default_factory=list)
     sparse: Any = None
+    agreed: Any = None
 
     @property
     def batch_rows(self) -> int:
@@ -345,7 +348,7 @@ class Feed:
         number = start
         while True:
             try:
-                with DATA_WAIT:
+                with contextlib.nullcontext() if self.source.in_step else DATA_WAIT:
                     item = next(batches)
             except StopIteration:
                 return
@@ -453,6 +456,7 @@ class Feed:
             position=position,
             extras=[item.extras for item in items],
             sparse=sparse,
+            agreed=items[-1].agreed,
         )
 
     def _note(self, shapes: Any, stacked: bool) -> None:

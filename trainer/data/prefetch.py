@@ -5,11 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .feed import Chunk
+from collections.abc import Callable, Iterator
+from typing import Any
 
 MIN_QUEUED = 2
 MAX_QUEUED = 32
@@ -18,21 +15,35 @@ JOIN_SECONDS = 5.0
 _END = object()
 
 
+def _bytes_of(chunk: Any) -> int:
+    return sum([array.nbytes for array in chunk.arrays])
+
+
 class Prefetch:
     """Runs an iterator on one daemon thread, ahead of whoever takes from it.
 
-    The thread rests once `MIN_QUEUED` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
+    The thread rests once `least` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
     them are gone: with a wake-up at every chunk the threads of a small step would spend their time on waking each
     other.
 
     Args:
-        made: the iterator.
+        made: the iterator, of chunks or whatever `size_of` can tell the bytes of.
         most: chunks that may wait.
+        least: chunks that may wait however large they are.
+        size_of: returns the bytes of one.
     """
 
-    def __init__(self, made: Iterator[Chunk], most: int = MAX_QUEUED) -> None:
+    def __init__(
+        self,
+        made: Iterator[Any],
+        most: int = MAX_QUEUED,
+        *,
+        least: int = MIN_QUEUED,
+        size_of: Callable[[Any], int] = _bytes_of,
+    ) -> None:
         self._made = made
-        self._most = most
+        self._least, self._most = max(least, MIN_QUEUED), max(least, most)
+        self._size_of = size_of
         self._ready: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
         # One side writes each of these, so that taking a chunk that is ready needs no lock.
@@ -46,7 +57,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             for chunk in self._made:
-                if not self._put(chunk, sum([array.nbytes for array in chunk.arrays])):
+                if not self._put(chunk, self._size_of(chunk)):
                     return
             self._put(_END)
         except BaseException as error:
@@ -67,14 +78,14 @@ class Prefetch:
 
     def _full(self) -> bool:
         waiting = len(self._ready)
-        return waiting >= MIN_QUEUED and (waiting >= self._most or self._bytes_put - self._bytes_taken >= ENOUGH_BYTES)
+        return waiting >= self._least and (waiting >= self._most or self._bytes_put - self._bytes_taken >= ENOUGH_BYTES)
 
     @property
     def depth(self) -> int:
         """Chunks that are ready and waiting."""
         return len(self._ready)
 
-    def get(self, timeout: float) -> Chunk | None:
+    def get(self, timeout: float) -> Any:
         """Return the next chunk, or None at the end; raise what the thread raised.
 
         Raises:

@@ -38,6 +38,7 @@ class Item(NamedTuple):
         kind: batches of different kinds never share a call.
         made_up: whether the rows are not to count: there are none for this process in a step that others have rows for.
         step_rows: rows of the step over all processes; None: there is no other process.
+        agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
     """
 
     columns: Columns
@@ -46,6 +47,7 @@ class Item(NamedTuple):
     kind: Any = None
     made_up: bool = False
     step_rows: int | None = None
+    agreed: Any = None
 
 
 class Source:
@@ -66,6 +68,8 @@ class Source:
         ended: why an endless source has given its last batch, "idle" or "stream_end"; None until then.
         dataset: the `mindspore.dataset` pipeline that is read, or None.
         separate: whether each of several processes has rows of its own, of which the others know nothing.
+        in_step: whether the processes agree on every step while they read: what leaves the reading is an agreement too,
+            and no signal may interrupt it.
     """
 
     names: tuple[str, ...] | None = None
@@ -81,6 +85,7 @@ class Source:
     ended: str | None = None
     dataset: Any = None
     separate: bool = False
+    in_step: bool = False
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.
@@ -107,6 +112,10 @@ class Source:
     def resolve(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a chunk's position in the form that goes into a snapshot."""
         return position
+
+    def of_all(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return the position of all processes in the form that goes into a snapshot; all call it together."""
+        return self.resolve(position)
 
     def commit(self, position: dict[str, Any]) -> None:
         """Tell where rows come from that everything before `position` is in a durable snapshot."""

@@ -51,6 +51,10 @@ class StreamSource(Source):
         extras: names of columns kept on the host with the batch (a metric's group).
         flush_after: seconds without a row after which complete batches are trained though the call is not full.
         idle_timeout: seconds without a row after which the stream counts as ended, or None.
+
+    Attributes:
+        begun: position at which `batches` began, once it is known.
+        last_row: when the last row came, as `time.monotonic` counts.
     """
 
     endless = True
@@ -83,7 +87,10 @@ class StreamSource(Source):
         self.extras = tuple(extras)
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
+        self.begun: dict[str, Any] | None = None
+        self.last_row = time.monotonic()
         self._stopped = False
+        self._finish: str | None = None
         self._peeked: Batch | None = None
 
     def when_slow(self) -> str:
@@ -92,29 +99,36 @@ class StreamSource(Source):
             return ""
         return "rows are waiting upstream; Arrow and Parquet are decoded faster than CSV and JSON"
 
+    def lag(self) -> int | None:
+        """Return the rows that wait upstream, or None."""
+        return self.stream.lag()
+
     def describe(self) -> dict[str, Any]:
         """Return the kind alone: a position in a stream counts rows, not batches."""
         return {"kind": type(self).__name__}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches from the position `state` on; None when the stream idles."""
-        self._stopped, self.ended = False, None
+        self._stopped, self.ended, self._finish, self.begun = False, None, None, None
         if state is not None:
             self.stream.seek(state)
             self._peeked = None
         position = self.stream.position() if self._peeked is None else self._before
+        self.begun = position
         waiting: list[Batch] = []
         rows = 0
-        last_row = time.monotonic()
+        self.last_row = time.monotonic()
         told_idle = False
         while not self._stopped:
             batch, self._peeked = self._peeked, None
             if batch is None:
                 batch = self.stream.poll((1 << 30) if self.whole_items else self.batch_size - rows, POLL_SECONDS)
             if batch is None:
-                idle = time.monotonic() - last_row
+                idle = time.monotonic() - self.last_row
                 if self.stream.exhausted:
                     self.ended = "stream_end"
+                elif self._finish is not None:
+                    self.ended = self._finish
                 elif self.idle_timeout is not None and idle >= self.idle_timeout:
                     self.ended = "idle"
                 elif idle >= self.flush_after and not told_idle:
@@ -123,7 +137,7 @@ class StreamSource(Source):
                 if self.ended:
                     break
                 continue
-            last_row, told_idle = time.monotonic(), False
+            self.last_row, told_idle = time.monotonic(), False
             waiting.append(batch)
             rows += batch.rows
             if rows >= self.batch_size or self.whole_items:
@@ -137,16 +151,28 @@ class StreamSource(Source):
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """Return the columns of the first rows; they are delivered by `batches` all the same."""
-        self._before = self.stream.position()
-        while self._peeked is None and not should_stop():
-            self._peeked = self.stream.poll((1 << 30) if self.whole_items else self.batch_size, POLL_SECONDS)
-            if self._peeked is None and self.stream.exhausted:
+        while not should_stop():
+            columns = self.try_peek()
+            if columns is not None:
+                return columns
+            if self.stream.exhausted:
                 break
+        raise DataError("the stream gave no rows")
+
+    def try_peek(self) -> Columns | None:
+        """Return the columns of the first rows if they are there in a moment; `batches` delivers them all the same."""
         if self._peeked is None:
-            raise DataError("the stream gave no rows")
+            self._before = self.stream.position()
+            self._peeked = self.stream.poll((1 << 30) if self.whole_items else self.batch_size, POLL_SECONDS)
+        if self._peeked is None:
+            return None
         if self.names is None:
             self.names = self._choose(self._peeked.columns)
         return self._columns(self._peeked)
+
+    def finish(self, why: str) -> None:
+        """Let a `batches` under way on another thread deliver what it has and end as soon as no row is there."""
+        self._finish = why
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
         if self.names is None:

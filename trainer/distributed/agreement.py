@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,18 +19,29 @@ if TYPE_CHECKING:
 _KINDS = ("signal", "non_finite", "callback", "user", "limit", "idle", "stream_end")
 
 
-def agree_to_stop(group: Group, wish: StopReason | None) -> StopReason | None:
-    """Return why all processes are to stop, if any of them wishes to; the same kind on all."""
-    kind = len(_KINDS)
-    if wish is not None:
-        kind = _KINDS.index(wish.kind) if wish.kind in _KINDS else _KINDS.index("user")
-    kinds = group.gather(np.array([kind], np.int64))[:, 0]
-    first = int(kinds.argmin())
-    if kinds[first] == len(_KINDS):
+NO_STOP = len(_KINDS)
+
+
+def stop_kind(wish: StopReason | None) -> int:
+    """Return the number that stands for a wish to stop in a message to the others; `NO_STOP` without one."""
+    if wish is None:
+        return NO_STOP
+    return _KINDS.index(wish.kind) if wish.kind in _KINDS else _KINDS.index("user")
+
+
+def first_stop(kinds: Sequence[int], wish: StopReason | None) -> StopReason | None:
+    """Return why all are to stop, given the numbers of all processes and the wish of this one; the same kind on all."""
+    first = int(np.argmin(kinds))
+    if kinds[first] == NO_STOP:
         return None
-    if wish is not None and kind == kinds[first]:
+    if wish is not None and stop_kind(wish) == kinds[first]:
         return wish
     return StopReason(_KINDS[kinds[first]], f"rank {first} asked for it")
+
+
+def agree_to_stop(group: Group, wish: StopReason | None) -> StopReason | None:
+    """Return why all processes are to stop, if any of them wishes to; the same kind on all."""
+    return first_stop(group.gather(np.array([stop_kind(wish)], np.int64))[:, 0].tolist(), wish)
 
 
 def everyones_chunks(group: Group, chunks: Iterator[Chunk]) -> Iterator[Chunk]:

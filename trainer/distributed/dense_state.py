@@ -47,7 +47,9 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
 
 
 def synchronize(trainer: Trainer) -> None:
-    """Let every process go on with the mean of all moving statistics, and rank 0 with the sum of open windows.
+    """Let every process go on with the mean of all moving statistics, and rank 0 with what is open over all of them.
+
+    Open are an accumulation window and the metrics' window of a stream; the place in the data is put together as well.
 
     To be called by all processes before a snapshot, which is then one of all, and before an evaluation.
     """
@@ -62,11 +64,17 @@ def synchronize(trainer: Trainer) -> None:
     for parameter in getattr(trainer.builder.step, "gradient_sum", ()):
         total = group.total(parameter.asnumpy())
         ops.assign(parameter, Tensor(total if group.is_main else np.zeros_like(total)))
+    for part in trainer.parts.values():
+        part.put_together(group)
+    if trainer.run is not None:
+        trainer.run.cursor.of_all()
 
 
 def forget_open_windows(trainer: Trainer) -> None:
-    """Leave the gradients of an open accumulation window, restored on all processes, to rank 0 alone."""
+    """Leave what was open in the snapshot, restored on all processes, to rank 0 alone."""
     if trainer.group.is_main:
         return
+    for part in trainer.parts.values():
+        part.forget_open()
     for parameter in getattr(trainer.builder.step, "gradient_sum", ()):
         ops.assign(parameter, ops.zeros_like(parameter))

@@ -8,6 +8,8 @@ from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..data.sources import Source
+    from ..run.scoring import Scoring
+    from ..streams import Stream
     from ..trainer import Trainer
 
 _MODES = ("stand_alone", "data_parallel")
@@ -36,8 +38,6 @@ def check_training(trainer: Trainer, source: Source) -> None:
             "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): all "
             "processes have to know the ids of a step; give all of them the whole dataset"
         )
-    if source.endless:
-        raise ConfigurationError("online_train: streams are not yet divided among processes; start one process")
     if source.separate and trainer.accumulate > 1:
         raise ConfigurationError(
             "fit: gradient_accumulation_steps does not go with data that the user has divided (sharded=True or "
@@ -64,4 +64,26 @@ def check_parallel_mode() -> None:
         raise ConfigurationError(
             "enable_parallel_optimizer=True is set: the optimizer's state would be divided among the processes, and a "
             "snapshot would hold a part of it; leave it off"
+        )
+
+
+def check_stream(trainer: Trainer, stream: Stream, scoring: Scoring | None) -> None:
+    """Check that the processes can share a stream and put their windows together.
+
+    Raises:
+        ConfigurationError: nobody could tell whose rows are whose, or a metric cannot be merged.
+    """
+    if not (stream.partitioned or stream.repeatable):
+        raise ConfigurationError(
+            f"online_train: {type(stream).__name__} cannot be divided among {trainer.group.size} processes: it has no "
+            "partitions, and it is not known to give every process the same rows; give a stream with partitions "
+            "(KafkaStream, RedisStream, FileStream), or a function that returns the same rows on every process, of "
+            "which each takes its share"
+        )
+    alone = [] if scoring is None else scoring.unmergeable
+    if alone:
+        raise ConfigurationError(
+            f"online_train: the windows of {trainer.group.size} processes cannot be put together for the metrics "
+            f"{', '.join(alone)}, which have no merge; take metrics of the trainer (such as auc, log_loss, accuracy, "
+            "mae, rmse), or a WindowMetric of your own"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -199,6 +199,44 @@ class PrequentialMetrics:
     def peek(self) -> dict[str, float]:
         """Return what `close_window` would, leaving everything as it is; as costly as closing a window."""
         return copy.deepcopy(self).close_window()
+
+    @property
+    def unmergeable(self) -> list[str]:
+        """Names of the metrics whose windows cannot be put together from those of several processes."""
+        return [name for name, horizons in self._metrics.items() if len(horizons) == 1]
+
+    def take_window(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": ...}`` of the open window alone, and empty it; for `put_window`."""
+        self._drain()
+        arrays: dict[str, np.ndarray] = {}
+        saved = {}
+        for place, (name, horizons) in enumerate(self._metrics.items()):
+            state = horizons["window"].state_dict()
+            saved[name] = state["json"]
+            arrays.update({f"{place}.{key}": array for key, array in state["arrays"].items()})
+        counts = {name: self._counts[name] for name in ("window_rows", "window_nan_rows")}
+        self.forget_window()
+        return {"json": {"metrics": saved, "counts": counts, "failed": sorted(self._failed)}, "arrays": arrays}
+
+    def put_window(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Make the open window, which is empty, the sum of what `take_window` returned elsewhere, in that order."""
+        for state in states:
+            found, arrays = state["json"], state["arrays"]
+            self._failed |= set(found["failed"])
+            for name, count in found["counts"].items():
+                self._counts[name] += count
+            for place, (name, horizons) in enumerate(self._metrics.items()):
+                other = copy.deepcopy(horizons["window"])
+                other.restart()
+                other.load_state_dict({"json": found["metrics"][name], "arrays": below(f"{place}.", arrays)})
+                horizons["window"].merge(other)
+
+    def forget_window(self) -> None:
+        """Empty the open window; the past stays."""
+        self._drain()
+        for horizons in self._metrics.values():
+            horizons["window"].restart()
+        self._counts.update(window_rows=0, window_nan_rows=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array of numbers}}``; reading it changes nothing."""

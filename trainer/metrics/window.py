@@ -89,6 +89,7 @@ class WindowClock:
     def __init__(self, window: Window) -> None:
         self.unit, self.n = window.span
         self._mark: float | None = None
+        self._open_for = 0.0  # seconds before the clock that is used now began
 
     def start(self, rows_seen: int, wall: float) -> None:
         """Open the first window, where a window is not open already (as after `load_state_dict`).
@@ -98,7 +99,8 @@ class WindowClock:
             wall: a clock in seconds, such as `time.monotonic()`.
         """
         if self._mark is None and self.unit != "event_time":
-            self._mark = wall if self.unit == "seconds" else rows_seen // self.n
+            self._mark = wall - self._open_for if self.unit == "seconds" else rows_seen // self.n
+            self._open_for = 0.0
 
     def closed(self, rows_seen: int, wall: float, event_time: float | None = None) -> bool:
         """Return whether the open window has closed; True opens the next one.
@@ -139,12 +141,18 @@ class WindowClock:
 
     def state_dict(self, wall: float) -> dict[str, Any]:
         """Return where the open window stands, as JSON-serialisable values."""
-        if self.unit == "seconds" and self._mark is not None:
-            return {"unit": self.unit, "n": self.n, "open_for": wall - self._mark}
+        if self.unit == "seconds" and (self._mark is not None or self._open_for):
+            open_for = self._open_for if self._mark is None else wall - self._mark
+            return {"unit": self.unit, "n": self.n, "open_for": open_for}
         return {"unit": self.unit, "n": self.n, "mark": self._mark}
 
-    def load_state_dict(self, state: Mapping[str, Any], wall: float) -> None:
-        """Restore what `state_dict` returned; the state of another span is left alone, so the window starts anew."""
+    def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
+        """Restore what `state_dict` returned; the state of another span is left alone, so the window starts anew.
+
+        Without a clock yet (`wall` None) a window of seconds counts on from the first time it is asked.
+        """
         if state.get("unit") != self.unit or state.get("n") != self.n:
             return
-        self._mark = wall - state["open_for"] if "open_for" in state else state.get("mark")
+        self._mark, self._open_for = state.get("mark"), state.get("open_for", 0.0)
+        if self._open_for and wall is not None:
+            self.start(0, wall)

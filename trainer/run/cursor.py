@@ -36,13 +36,20 @@ class Cursor:
         self.meter = LossMeter()
         self.base = {"epoch": progress.epoch, "step": progress.global_step}
         self._progress = progress
+        self._of_all: tuple[Any, dict[str, Any]] | None = None
         if valid_every is not None:
             valid_every.start(progress)
+
+    def of_all(self) -> dict[str, Any]:
+        """Return the position of all processes; before a snapshot all call it together."""
+        if self._of_all is None or self._of_all[0] is not self.position:
+            self._of_all = self.position, self.source.of_all(dict(self.position))
+        return self._of_all[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the limits count from, and position, what a position means, loss sums and cadence."""
         loop = {
-            "position": self.source.resolve(dict(self.position)),
+            "position": self.of_all(),
             "source": describe(self.source),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),

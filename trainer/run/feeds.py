@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable
@@ -67,7 +68,8 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     check_trainable(trainer.network, trainer.optimizer)
 
     def batches_per_call(item: Item) -> int:
-        steps = 1 if source.separate else steps_per_call
+        alone = source.separate or (source.in_step and feed.ragged.cells)
+        steps = 1 if alone else steps_per_call
         if steps is None:
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
@@ -139,7 +141,7 @@ def find_tables(trainer: Trainer, feed: Feed) -> None:
     """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
     if trainer.tables is not None or not has_tables(trainer.network):
         return
-    with DATA_WAIT:
+    with contextlib.nullcontext() if feed.source.in_step else DATA_WAIT:
         sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
     takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate)

@@ -61,6 +61,7 @@ def end(run: Run) -> None:
     logger.info("training ended: %s", state.stop_reason)
     call("on_train_end", trainer)
     trainer.saver.wait()
+    run.settle()
 
 
 def _train_epoch(run: Run) -> bool:

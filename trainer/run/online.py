@@ -6,7 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..data.feed import Chunk, Feed
+from ..data.shared_stream import Agreed
+from ..distributed.group import SINGLE, Group
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..state import Stateful, StepOutputs
@@ -24,16 +28,26 @@ class OnlineMetrics(Stateful):
         window: when windows close.
         scoring: what is counted of predictions and labels, or None for the loss alone.
         tasks: the loss of several tasks, whose means go into the windows, or None.
+        group: the processes; their windows are one, and all see the same results.
     """
 
-    def __init__(self, feed: Feed, window: Window, scoring: Scoring | None, tasks: MultiTaskLoss | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        window: Window,
+        scoring: Scoring | None,
+        tasks: MultiTaskLoss | None = None,
+        group: Group = SINGLE,
+    ) -> None:
         self.feed = feed
+        self.group = group
         self.scoring = scoring
         self.tasks = tasks
         self.clock = WindowClock(window)
         self.loss = LossMeter()
         self._newest_extras: list[Mapping[str, Any] | None] = []
         self._restored_event_time = float("nan")
+        self._agreed: Agreed | None = None
         self._opened = time.monotonic()
         self._rows_at_open = 0
 
@@ -47,21 +61,30 @@ class OnlineMetrics(Stateful):
         """Open the first window; `rows_seen` is the number of rows trained on so far."""
         self._opened = time.monotonic()
         self._rows_at_open = rows_seen
-        self.clock.start(self._rows_at_open, self._opened)
+        if self.group.size == 1 or self.clock.unit != "seconds":  # several begin with the first clock they agree on
+            self.clock.start(self._rows_at_open, self._opened)
 
     def after_step(self, chunk: Chunk, outputs: StepOutputs, rows_seen: int) -> dict[str, float] | None:
         """Take in one trained chunk; return the results of the window that closed with it, if one did."""
         self.loss.add(outputs)
-        self._newest_extras = chunk.extras
+        self._newest_extras, self._agreed = chunk.extras, chunk.agreed
         if self.scoring is not None:
             self.scoring.keep(chunk, outputs)
         event_time = self._event_time() if self.clock.unit == "event_time" else None
-        if self.clock.closed(rows_seen, time.monotonic(), event_time):
+        if self.clock.closed(rows_seen, self._now(), event_time):
             return self._close_window(rows_seen)
         return None
 
+    def _now(self) -> float:
+        """Return the seconds that windows count, of one clock for all processes."""
+        return time.monotonic() if self._agreed is None else self._agreed.clock
+
     def _event_time(self) -> float:
         """Return the greatest event time of the chunk trained on last, seconds since the epoch; NaN without any."""
+        if self._agreed is not None:
+            known = self._agreed.event_time == self._agreed.event_time
+            self._restored_event_time = self._agreed.event_time if known else self._restored_event_time
+            return self._restored_event_time
         times = [extras["event_time"].max() for extras in self._newest_extras if extras and "event_time" in extras]
         return float(max(times)) if times else self._restored_event_time
 
@@ -69,18 +92,21 @@ class OnlineMetrics(Stateful):
         """Return lag (rows), staleness (seconds), rows per second of the open window, and queue depth (chunks)."""
         now = time.monotonic()
         rows = rows_seen - self._rows_at_open
-        lag = self.feed.source.stream.lag()
-        return {
-            "lag": float("nan") if lag is None else float(lag),
-            "staleness": time.time() - self._event_time(),
-            "rows_per_second": rows / max(now - self._opened, 1e-9),
-            "queue_depth": float(self.feed.depth),
-        }
+        lag = self.feed.source.lag()
+        found = [
+            float("nan") if lag is None else float(lag),
+            time.time() - self._event_time(),
+            rows / max(now - self._opened, 1e-9),
+            float(self.feed.depth),
+        ]
+        if self.group.size > 1:
+            found = self.group.broadcast(np.array(found)).tolist()
+        return dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), found, strict=True))
 
     def _close_window(self, rows_seen: int) -> dict[str, float]:
         results = {"window_loss": self.loss.value(), **self._task_losses()}
         if self.scoring is not None:
-            results |= self.scoring.close_window()
+            results |= self.scoring.close_window(self.group)
         results |= self.figures(rows_seen)
         self.loss.clear()
         self._opened, self._rows_at_open = time.monotonic(), rows_seen
@@ -96,7 +122,7 @@ class OnlineMetrics(Stateful):
             return None
         if ended:
             return self._close_window(rows_seen)
-        scored = {} if self.scoring is None else self.scoring.peek()
+        scored = {} if self.scoring is None else self.scoring.peek(self.group)
         losses = self._task_losses(keep=True)
         return {"window_loss": self.loss.value(), **losses, **scored, **self.figures(rows_seen)}
 
@@ -105,6 +131,16 @@ class OnlineMetrics(Stateful):
             return {}
         return {f"window_{name}": value for name, value in self.tasks.read_losses(keep=keep).items()}
 
+    def put_together(self, group: Group) -> None:
+        """Let rank 0 have the open window of all processes; the mean loss and the clock are the same on all."""
+        if self.scoring is not None:
+            self.scoring.put_together(group)
+
+    def forget_open(self) -> None:
+        """Leave the open window to rank 0."""
+        if self.scoring is not None:
+            self.scoring.forget_open()
+
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
         metrics: dict[str, Any] = {"json": None, "arrays": {}}
@@ -112,7 +148,7 @@ class OnlineMetrics(Stateful):
             metrics = self.scoring.state_dict()
         state = {
             "metrics": metrics["json"],
-            "clock": self.clock.state_dict(time.monotonic()),
+            "clock": self.clock.state_dict(self._now()),
             "loss": self.loss.state_dict(),
             "event_time": self._event_time(),
         }
@@ -123,6 +159,6 @@ class OnlineMetrics(Stateful):
         saved = state["json"]
         if self.scoring is not None and saved["metrics"] is not None:
             self.scoring.load_state_dict({"json": saved["metrics"], "arrays": state["arrays"]})
-        self.clock.load_state_dict(saved["clock"], time.monotonic())
+        self.clock.load_state_dict(saved["clock"], time.monotonic() if self.group.size == 1 else None)
         self.loss.load_state_dict(saved["loss"])
         self._newest_extras, self._restored_event_time = [], saved["event_time"]

@@ -96,7 +96,7 @@ class Run:
 
     def _decide(self, chunk: Chunk, scoring: Scoring) -> StepOptions:
         """Let the first rows say what windows count; return the options, without predictions where nothing does."""
-        scoring.decide(chunk, self._sample(chunk))
+        scoring.decide(chunk, self._sample(chunk), self.group)
         check_monitors(self.trainer, produced_names(self.trainer, (), self.online))
         return dataclasses.replace(self.options, keep_predictions=scoring.wanted)
 
@@ -188,11 +188,20 @@ class Run:
     def agree(self) -> None:
         """Settle with the other processes whether to stop: where one wishes to, all do."""
         state = self.trainer.state
-        if self.group.size == 1 or state.stop_reason is not None:
+        if self.group.size == 1 or state.stop_reason is not None or self.feed.source.in_step:
             return
+        state.stop_reason = agree_to_stop(self.group, self.wish())
+
+    def wish(self) -> StopReason | None:
+        """Return why this process, of several, wants the run to end, or None."""
         late = self.limits.out_of_time()
-        wish = state.stop_wish or (None if late is None else StopReason("limit", late))
-        state.stop_reason = agree_to_stop(self.group, wish)
+        return self.trainer.state.stop_wish or (None if late is None else StopReason("limit", late))
+
+    def settle(self) -> None:
+        """Let every process tell its source which rows are in durable snapshots; after the last one was written."""
+        if self.group.size > 1 and self.feed.source.in_step:
+            saver = self.trainer.saver
+            saver.settle(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
 
 
 def train(

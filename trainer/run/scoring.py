@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..data.feed import Chunk
+from ..distributed.group import SINGLE, Group
+from ..distributed.states import gather_states
 from ..errors import DataError
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.adapters import BySlice
@@ -54,6 +56,7 @@ class Scoring:
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = self._silent
         self._restored: Mapping[str, Any] | None = None
+        self._leave_open = False  # what is restored is not for this process to go on with
         self._label_places: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._predictions = OutputBuffer()
@@ -106,12 +109,18 @@ class Scoring:
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
 
-    def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None) -> None:
+    @property
+    def unmergeable(self) -> list[str]:
+        """Names of the chosen metrics that cannot be put together from the windows of several processes."""
+        return [name for name, metric in self._chosen.items() if not isinstance(metric, WindowMetric)]
+
+    def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
         """Find out what to count, and that the metrics chosen can read the first rows.
 
         Args:
             chunk: the first chunk.
             predictions: the network's outputs for its first batch, one a task; None when they do not have its rows.
+            group: the processes; they decide by the first rows of all.
 
         Raises:
             DataError: a metric that was chosen cannot read these predictions and labels.
@@ -129,7 +138,11 @@ class Scoring:
         self._shapes = [prediction.shape[1:] for prediction in predictions]
         size = len(predictions[0])
         labels = [chunk.rows(place)[:size] for place in self._label_places]
-        groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
+        groups = {}
+        if chunk.num_samples:
+            groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
+        if group.size > 1:
+            predictions, labels, groups = _first_rows(group, predictions, labels, groups, made_up=not chunk.num_samples)
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
             rows = slice(None) if rows is None else rows
             of_rows = {name: values[rows] for name, values in groups.items()}
@@ -137,6 +150,8 @@ class Scoring:
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
+            if self._leave_open:
+                self.forget_open()
 
     def _decide_task(self, task: str, prediction: np.ndarray, label: np.ndarray, groups: Mapping[str, Any]) -> None:
         target = target_of(self._loss_of(task), prediction, label)
@@ -177,7 +192,7 @@ class Scoring:
 
     def keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
         """Take in one trained chunk."""
-        if not self._windows:
+        if not self._windows or not chunk.num_samples:
             return
         row_size = sum(math.prod(shape) for shape in self._shapes)
         self._predictions.add(outputs.predictions_device, chunk.num_samples * row_size)
@@ -208,21 +223,40 @@ class Scoring:
                 self._windows[task].update(prediction, label, groups=of_rows)
             start = stop
 
-    def close_window(self) -> dict[str, float]:
-        """Close the window and return its metrics."""
+    def close_window(self, group: Group = SINGLE) -> dict[str, float]:
+        """Close the window of all processes, which call it together, and return its metrics, the same on all."""
         self._score()
         results: dict[str, float] = {}
         for windows in self._windows.values():
+            if group.size > 1:
+                windows.put_window(gather_states(group, windows.take_window()))
             results |= windows.close_window()
         return results
 
-    def peek(self) -> dict[str, float]:
+    def peek(self, group: Group = SINGLE) -> dict[str, float]:
         """Return what `close_window` would, leaving everything as it is."""
         self._score()
-        results: dict[str, float] = {}
+        kept, self._windows = self._windows, copy.deepcopy(self._windows)
+        try:
+            return self.close_window(group)
+        finally:
+            self._windows = kept
+
+    def put_together(self, group: Group) -> None:
+        """Let rank 0 have the open window of all processes, and the others empty ones."""
+        if self._restored is not None:
+            return
+        self._score()
         for windows in self._windows.values():
-            results |= windows.peek()
-        return results
+            states = gather_states(group, windows.take_window())
+            if group.is_main:
+                windows.put_window(states)
+
+    def forget_open(self) -> None:
+        """Empty the open window, which rank 0 goes on with."""
+        self._leave_open = self._restored is not None
+        for windows in self._windows.values():
+            windows.forget_window()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
@@ -249,3 +283,24 @@ class Scoring:
                 prefix = f"{task}/" if task else ""
                 mine = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
                 windows.load_state_dict({"json": of_tasks[task], "arrays": mine})
+
+
+def _first_rows(
+    group: Group,
+    predictions: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray],
+    groups: Mapping[str, np.ndarray],
+    *,
+    made_up: bool,
+) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
+    """Return the same of all processes one after the other, without made-up rows."""
+    arrays = {f"p{place}": array for place, array in enumerate(predictions)}
+    arrays |= {f"l{place}": array for place, array in enumerate(labels)}
+    arrays |= {f"g{name}": array for name, array in groups.items()}
+    states = [one["arrays"] for one in gather_states(group, {"json": None, "arrays": {} if made_up else arrays})]
+    joined = {name: np.concatenate([one[name] for one in states if one]) for name in next(filter(None, states))}
+    return (
+        [joined[f"p{place}"] for place in range(len(predictions))],
+        [joined[f"l{place}"] for place in range(len(labels))],
+        {name[1:]: array for name, array in joined.items() if name.startswith("g")},
+    )

@@ -11,12 +11,14 @@ from .. import checks
 from ..data import column_checks
 from ..data.feed import Feed
 from ..data.shards import make_shard
-from ..data.sources import is_arrays, make_source
+from ..data.shared_stream import JobHooks, SharedStream
+from ..data.sources import Source, is_arrays, make_source
 from ..data.stream_source import StreamSource, as_stream
+from ..distributed.supported import check_stream
 from ..errors import ConfigurationError, DataError
 from ..hooks import History
 from ..metrics.window import Window
-from ..state import Phase
+from ..state import Phase, StopReason
 from .call import call, check_idle, make_callbacks
 from .cursor import Cursor
 from .feeds import inference_feed, run_options, training_feed
@@ -175,7 +177,7 @@ def online_train(
         scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count)
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn the network's label is not known")
-    source = StreamSource(
+    source: Source = StreamSource(
         as_stream(stream),
         batch_size,
         inputs=column_checks.arguments_of(trainer.network)[2],
@@ -185,14 +187,18 @@ def online_train(
         weight="weight" if trainer.label_count > 1 and tasks is None else None,
         extras=() if scoring is None else scoring.groups,
         flush_after=flush_after,
-        idle_timeout=idle_timeout,
+        idle_timeout=idle_timeout if trainer.group.size == 1 else None,
     )
+    if trainer.group.size > 1:
+        check_stream(trainer, source.stream, scoring)
+        ahead = steps_per_call * trainer.accumulate
+        source = SharedStream(source, trainer.group, ahead, _hooks(trainer), idle_timeout)
     scored = scoring is not None and scoring.wanted
     output = -1 if tasks is not None else window.prediction or 0
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer, trainer.callbacks, keep_predictions=scored, output=output)
         feed = training_feed(trainer, source, options, steps_per_call)
-        online = OnlineMetrics(feed, window, scoring, tasks)
+        online = OnlineMetrics(feed, window, scoring, tasks, group=trainer.group)
         trainer.parts["online"] = online
         try:
             train(
@@ -210,3 +216,15 @@ def online_train(
             del trainer.parts["online"]
     signals.leave()
     return trainer.history
+
+
+def _hooks(trainer: Trainer) -> JobHooks:
+    """Return what agreements on a stream have to know of the run under way."""
+
+    def wish() -> StopReason | None:
+        return trainer.state.stop_wish if trainer.run is None else trainer.run.wish()
+
+    def stop(reason: StopReason) -> None:
+        trainer.state.stop_reason = trainer.state.stop_reason or reason
+
+    return JobHooks(wish, stop, lambda: trainer.saver.durable_count, trainer.saver.settle)

@@ -163,11 +163,28 @@ class Stream:
         schema: what is declared of the columns; gives a run the label and the event time. None: nothing is.
         event_time: name of the column that holds the event time, where no schema tells.
         reads_pipeline: whether `poll` reads a `mindspore.dataset` pipeline and so must stay on the thread that made it.
+        partitioned: whether several processes can divide the stream's partitions among them (`deal`).
+        repeatable: whether every process that makes the stream reads the same rows in the same order, so that each may
+            take every n-th batch.
     """
 
     schema: Schema | None = None
     event_time: str | None = None
     reads_pipeline: bool = False
+    partitioned: bool = False
+    repeatable: bool = False
+
+    def deal(self, rank: int, world: int) -> None:
+        """Read only the partitions of process `rank` of `world`; called before anything is read, if `partitioned`.
+
+        All processes divide by one rule that follows from the partitions' names alone: none is read twice or left out,
+        those that appear later included. `seek` is given a position of all partitions and takes what is read here.
+        """
+        raise NotImplementedError
+
+    def join(self, positions: Sequence[Position]) -> Position:
+        """Return the position of the whole stream from those of all processes, in the order of ranks."""
+        return {name: value for position in positions for name, value in position.items()}
 
     @property
     def exhausted(self) -> bool:

@@ -15,6 +15,7 @@ from .base import BufferedStream, Position, require_partitions
 from .dead_letter import DeadLetter
 from .decode import Decoder
 from .fingerprint import Fingerprint
+from .lanes import END, LANES, PARTITION, Lanes, is_laned, lane_of, parse
 from .retry import Retry
 from .schema import Schema
 from .segment_names import SegmentNames, kind_of
@@ -22,7 +23,6 @@ from .segments import CsvReader, Reader, TableReader, TextReader
 
 logger = logging.getLogger(__name__)
 
-PARTITION = "files"
 DONE = "_DONE"
 _ENDS = ("never", "at_last")
 _FORMATS = ("jsonl", "csv", "parquet", "arrow")
@@ -43,6 +43,9 @@ class FileStream(BufferedStream):
     is followed and at a resume, and `on_change` says what then. (A change that leaves the first 16 KiB and the last
     4 KiB read as they were is not seen.) A segment that has been read to its end may be emptied or deleted, safely
     once a checkpoint lies behind it; deleting one that has not raises StreamError.
+
+    Several processes share a folder segment by segment (`trainer.streams.lanes`): consecutive numbers in the names go
+    to them in turn. A position then has one partition ``files:<lane>`` for every lane begun.
 
     Args:
         path: the folder, or a single file.
@@ -65,6 +68,8 @@ class FileStream(BufferedStream):
     Raises:
         ConfigurationError: an unknown option, a path that does not exist, or pyarrow is needed and missing.
     """
+
+    partitioned = True
 
     def __init__(
         self,
@@ -112,6 +117,18 @@ class FileStream(BufferedStream):
         self._ended = False
         self._rows_read = self._bytes_read = 0
         self._reader: Reader | None = None
+        self._lanes: Lanes | None = None
+        self._start_at(None, 0, 0)
+
+    def deal(self, rank: int, world: int) -> None:
+        """Read only the segments of process `rank` of `world`, by the numbers in their names.
+
+        Raises:
+            ConfigurationError: there are more processes than lanes.
+        """
+        if world > LANES:
+            raise ConfigurationError(f"FileStream divides a folder among at most {LANES} processes; there are {world}")
+        self._lanes = Lanes(rank, world)
         self._start_at(None, 0, 0)
 
     @property
@@ -143,19 +160,34 @@ class FileStream(BufferedStream):
         names, entries = self._segments.look()
         self._done = self.end == "at_last" or DONE in entries
         present, known = set(names), set(self._listing)
-        current = self._name or ""
-        gone = [name for name in self._listing if name > current and name not in present]
+        gone = [name for name in self._listing if name not in present and self._wants(name)]
         if gone:
             raise StreamError(f"segment {gone[0]} in {self.folder} was deleted before it was read")
-        late = [name for name in names if name < current and name not in known] if self._listing else []
+        new = [name for name in names if name not in known and name != self._name] if self._listing else []
+        late = [name for name in new if self._is_past(name)]
         if late:
-            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], current)
+            begun = self._name if self._lanes is None else self._lanes.place(late[0]).name
+            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], begun)
         self._listing = names
         self._listed_at = monotonic()
 
+    def _wants(self, name: str) -> bool:
+        """Return whether a segment is to be read after the one under way."""
+        if self._lanes is None:
+            return name > (self._name or "")
+        return name != self._name and self._lanes.wants(name)
+
+    def _is_past(self, name: str) -> bool:
+        if self._lanes is None:
+            return name < (self._name or "")
+        return self._lanes.reads(lane_of(name)) and not self._lanes.wants(name)
+
     def _later(self) -> str | None:
-        current = self._name or ""
-        return next((name for name in self._listing if name > current), None)
+        return next((name for name in self._listing if self._wants(name)), None)
+
+    def _is_finished(self) -> bool:
+        """Return whether the segment under way will not grow: a later one exists, whosever it is."""
+        return self._done or any(name > self._name for name in self._listing)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
@@ -179,21 +211,31 @@ class FileStream(BufferedStream):
             return True
         # Listed before the segment is read again: what is written before a later one appears is not missed.
         self._list()
-        later = self._later()
-        if self._name is not None and self._read(finished=later is not None or self._done):
+        if self._name is not None and self._read(finished=self._is_finished()):
             return True
+        later = self._later()
+        if self._name is not None and (later is not None or (self._lanes is not None and self._is_finished())):
+            self._remember_end(later or "")
         if later is not None:
-            if self._name is not None:
-                self._remember_end(later)
-            self._start_at(later, 0, 0)
+            self._begin(later)
             return True
         self._ended = self._done
         return False
+
+    def _begin(self, name: str) -> None:
+        place = None if self._lanes is None else self._lanes.place(name)
+        if place is not None and place.name == name and not place.done:
+            self._start_at(name, place.address, place.row, place.read)
+        else:
+            self._start_at(name, 0, 0)
 
     def _remember_end(self, later: str) -> None:
         self._finished[self._name] = (self._address, later)
         if len(self._finished) > 1000:
             del self._finished[next(iter(self._finished))]
+        if self._lanes is not None:
+            self._lanes.finish(self._name)
+            self._start_at(None, 0, 0)
 
     def _read(self, finished: bool = False) -> bool:
         """Read one piece of the current segment; return whether there was one.
@@ -222,7 +264,8 @@ class FileStream(BufferedStream):
         self._bytes_read += piece.end - start
         self._address, self._skip = piece.end, max(0, skip - rows)
         at, after = f"{self._name}@{start}", f"{self._name}@{piece.end}"
-        batch = self._decoder.batch(piece.decoded, [(PARTITION, at, after)], {0: skip} if skip else None)
+        partition = PARTITION if self._lanes is None else f"{PARTITION}:{lane_of(self._name)}"
+        batch = self._decoder.batch(piece.decoded, [(partition, at, after)], {0: skip} if skip else None)
         if batch is not None:
             # Added here: the dead-letter file's places stay the same whatever is read together with them.
             at, after = f"{at}:{self._print}", f"{after}:{self._print}"
@@ -305,33 +348,37 @@ class FileStream(BufferedStream):
         Raises:
             StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
         """
-        require_partitions(self, position, (PARTITION,))
         self._clear()
         self._listing = []
+        if self._lanes is None and is_laned(position):
+            self._lanes = Lanes()  # several processes have read it; this one reads on alone
+        if self._lanes is not None:
+            self._position = self._lanes.seek(position)
+            self._start_at(None, 0, 0)
+            for place in self._lanes.begun():
+                self._check_place(place.name, place.address, place.row)
+            return
+        require_partitions(self, position, (PARTITION,))
         self._position = dict(position)
         if PARTITION not in position:
             self._start_at(None, 0, 0)
             return
-        try:
-            offset, row = position[PARTITION]
-            name, at, address, read = _parse(offset)
-            row = int(row)
-        except (TypeError, ValueError):
-            name, at = "", ""
-        if not at or not name:
-            raise StreamError(
-                f"a position of FileStream is {{'files': ['<name>@<address>', row]}}; received {position!r}"
-            )
+        place = parse(position[PARTITION])
+        self._check_place(place.name, place.address, place.row, place.read)
+
+    def _check_place(self, name: str, address: int, row: int, read: Fingerprint | None = None) -> None:
+        """Make sure that the segment of a position is there, and with `read` start at it."""
         if not self._segments.takes(name):
             raise StreamError(
                 f"the position is in {name!r}, which is no segment of {self.folder} (pattern={self.pattern!r}, "
                 f"format={self.format!r})"
             )
-        self._start_at(name, address, row, read)
+        if read is not None:
+            self._start_at(name, address, row, read)
         path = self.folder / name
         there = path.is_file()
         if there and path.stat().st_size > 0:
-            if read.bytes:
+            if read is not None and read.bytes:
                 self._check()
         elif address or row:
             message = (
@@ -345,12 +392,16 @@ class FileStream(BufferedStream):
 
     def resolve(self, position: Position) -> Position:
         """Return `position`, moved to the next segment where it is the end of a finished one."""
-        offset, row = position.get(PARTITION, ("", 0))
-        name, _, address, _ = _parse(offset)
-        end, later = self._finished.get(name, (None, ""))
-        if end is None or row or address < end:
-            return position
-        return {**position, PARTITION: [f"{later}@0", 0]}
+        return {partition: self._resolved(partition, value) for partition, value in position.items()}
+
+    def _resolved(self, partition: str, value: Any) -> Any:
+        if partition.startswith("@"):
+            return value
+        place = parse(value)
+        end, later = self._finished.get(place.name, (None, ""))
+        if end is None or place.done or place.row or place.address < end:
+            return value
+        return [f"{place.name}@{END}" if partition != PARTITION else f"{later}@0", 0]
 
     def lag(self) -> int | None:
         """Return the rows waiting: estimated from bytes in text files; None while that cannot be told."""
@@ -360,7 +411,8 @@ class FileStream(BufferedStream):
         if not self._rows_read:
             return None
         try:
-            sizes = [(self.folder / name).stat().st_size for name in self._listing if name >= (self._name or "")]
+            unread = [name for name in self._listing if name == self._name or self._wants(name)]
+            sizes = [(self.folder / name).stat().st_size for name in unread]
         except OSError:
             return None
         waiting = max(0, sum(sizes) - self._address)
@@ -371,14 +423,3 @@ class FileStream(BufferedStream):
         super().close()
         self._retry.stop()
         self.dead_letter.close()
-
-
-def _parse(offset: Any) -> tuple[str, str, int, Fingerprint]:
-    """Return name, the sign before the address, address and fingerprint of ``<name>@<address>:<fingerprint>``.
-
-    Raises:
-        ValueError: the address or fingerprint is none. Positions of old snapshots have no fingerprint.
-    """
-    name, at, rest = str(offset).rpartition("@")
-    address, _, read = rest.partition(":")
-    return name, at, int(address or 0), Fingerprint.parse(read) if read else Fingerprint()

@@ -73,6 +73,7 @@ class IterableStream(BufferedStream):
         self._states: dict[int, Any] = {}
         self._lock = Lock()
         self.reads_pipeline = self._is_dataset
+        self.repeatable = not self._once
         self._iterator: Iterator[Any] | None = None
         self._item = 0
         self._skip = 0

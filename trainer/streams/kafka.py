@@ -31,7 +31,8 @@ class KafkaStream(BrokerStream):
     """Messages of a topic's partitions, JSON or Arrow IPC.
 
     Partitions are assigned, not subscribed to, and offsets sought: a position is ``{"topic:0": [offset, row], ...}``,
-    and what the broker's group holds is written by `commit` as a hint. One process reads all partitions it is given.
+    and what the broker's group holds is written by `commit` as a hint. Several processes that train together share the
+    partitions: in the order of their numbers they go to the processes in turn.
 
     Order: with "round_robin", the default, partitions take turns of `quota` offsets each. Turns are counted from the
     offsets alone (the position keeps where they began under ``"@start"``), so the same logs give the same row order
@@ -61,6 +62,8 @@ class KafkaStream(BrokerStream):
     Raises:
         ConfigurationError: confluent-kafka is missing, or an option is not one of those accepted.
     """
+
+    partitioned = True
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class KafkaStream(BrokerStream):
         self.topic, self.start, self.order, self.quota = topic, start, order, quota
         self.turn_timeout = turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
+        self._share = slice(None)
         self._trouble: Any = None
         self._kafka = _library()
         settings = {
@@ -135,6 +139,20 @@ class KafkaStream(BrokerStream):
     def _on_commit(self, error: Any, partitions: Any) -> None:
         if error is not None:
             logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+
+    def deal(self, rank: int, world: int) -> None:
+        """Read only the partitions whose place in the order of numbers leaves `rank` when divided by `world`."""
+        self._share = slice(rank, None, world)
+        self._assigned = False
+
+    def join(self, positions: Sequence[Position]) -> Position:
+        """Return the position of all partitions; where their turns began is put together as well."""
+        joined = super().join(positions)
+        begun = [position[_START] for position in positions if _START in position]
+        if begun:
+            offsets = {name: offset for start in begun for name, offset in start["offsets"].items()}
+            joined[_START] = {"quota": begun[0]["quota"], "offsets": offsets}
+        return joined
 
     def _name(self, partition: int) -> str:
         return f"{self.topic}:{partition}"
@@ -189,7 +207,8 @@ class KafkaStream(BrokerStream):
 
     def _assign(self) -> None:
         """Find the partitions and where each begins, and assign them."""
-        topics = [self._kafka.TopicPartition(self.topic, number) for number in self._find_partitions()]
+        mine = self._find_partitions()[self._share]
+        topics = [self._kafka.TopicPartition(self.topic, number) for number in mine]
         position: Position = {}
         starts: dict[int, int] = {}
         skip: dict[int, tuple[int, int]] = {}
@@ -278,7 +297,7 @@ class KafkaStream(BrokerStream):
             # A call waits until it has all that it was asked for, so the wait is for one message.
             messages = self._consumer.consume(2000, 0)
             if not messages and timeout:
-                messages = self._consumer.consume(1, timeout)
+                messages = self._consumer.consume(1, timeout)  # without partitions too: it waits, and serves callbacks
             self._note_ends()
         for message in messages:
             error = message.error()

@@ -40,6 +40,8 @@ class RedisStream(BrokerStream):
     does not tell the trimming of the last entry read from that of the next one, so the last one read must stay:
     `trim` leaves it, and a MAXLEN must be generous.
 
+    Several processes that train together share the keys: sorted by name they go to the processes in turn.
+
     Args:
         keys: the stream key, or several.
         schema: what the columns are to be, or a mapping of `Schema`'s arguments.
@@ -59,6 +61,8 @@ class RedisStream(BrokerStream):
     Raises:
         ConfigurationError: redis-py is missing, or an option is not one of those accepted.
     """
+
+    partitioned = True
 
     def __init__(
         self,
@@ -96,7 +100,14 @@ class RedisStream(BrokerStream):
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
         self.commit_key = commit_key or f"{self.keys[0]}:position"
         self.trim = trim
+        self._all_keys = tuple(self.keys)
         self._redis, self._client = _connect(url)
+        self._reset({})
+
+    def deal(self, rank: int, world: int) -> None:
+        """Read only the keys whose place in the order of names leaves `rank` when divided by `world`."""
+        mine = sorted(self._all_keys)[rank::world]
+        self.keys = [key for key in self._all_keys if key in mine]  # their order decides between equal ids
         self._reset({})
 
     def _reset(self, position: Position) -> None:
@@ -147,7 +158,7 @@ class RedisStream(BrokerStream):
         Raises:
             StreamError: it has something that is no id, or a key that is not read here.
         """
-        require_partitions(self, position, self.keys)
+        require_partitions(self, position, self._all_keys)
         try:
             self._reset(position)
         except (TypeError, ValueError) as error:
@@ -191,6 +202,8 @@ class RedisStream(BrokerStream):
 
     def _read(self) -> None:
         """Fetch the next entries of every key in one transaction and push those whose order is settled."""
+        if not self.keys:
+            return
         self._newest()
         wanted = [key for key in self.keys if len(self._buffers[key]) < self.count]
         with self._client.pipeline(transaction=True) as pipe:
@@ -264,6 +277,9 @@ class RedisStream(BrokerStream):
 
     def _await(self, timeout: float) -> None:
         """Wait on the server until a key has a new entry."""
+        if not self.keys:
+            self._retry.pause(timeout)
+            return
         if any(self._buffers.values()):
             self._retry.pause(min(timeout, 0.001))  # until the millisecond of the newest entry is over
             return

@@ -34,6 +34,8 @@ class ReplayStream(Stream):
         DataError: columns of different length.
     """
 
+    repeatable = True
+
     def __init__(
         self,
         table: Mapping[str, Any],

@@ -98,6 +98,8 @@ class RoundRobinMerger:
         return self._done(partition), partition
 
     def _choose(self) -> int | None:
+        if not self._buffers:
+            return None
         waited_for = [self._order(number) for number in self._buffers if number not in self._passed]
         front = min(waited_for) if waited_for else max(map(self._order, self._buffers))
         # Not before the front: a partition passed over at its place in a round is not waited for again in it.

@@ -7,11 +7,10 @@ from mindspore import nn
 
 from trainer import Trainer
 from trainer.data.sources import make_source
-from trainer.data.stream_source import StreamSource
 from trainer.distributed.group import Group
-from trainer.distributed.supported import check_training
+from trainer.distributed.supported import check_stream, check_training
 from trainer.errors import ConfigurationError
-from trainer.streams import ReplayStream
+from trainer.streams import IterableStream, ReplayStream
 
 
 class TwoProcesses(Group):
@@ -51,10 +50,12 @@ def test_a_whole_training_step_is_refused(make, source):
         check_training(make(optimizer=None), source)
 
 
-def test_a_stream_is_refused(make):
-    stream = StreamSource(ReplayStream({"x": np.zeros((8, 30), np.float32), "label": np.zeros((8, 1), np.float32)}))
-    with pytest.raises(ConfigurationError, match="streams are not yet divided"):
-        check_training(make(), stream)
+def test_a_stream_that_nobody_can_divide_is_refused(make):
+    table = {"x": np.zeros((8, 30), np.float32), "label": np.zeros((8, 1), np.float32)}
+    check_stream(make(), ReplayStream(table), None)
+    check_stream(make(), IterableStream(lambda: iter([table])), None)
+    with pytest.raises(ConfigurationError, match="IterableStream cannot be divided among 2 processes"):
+        check_stream(make(), IterableStream(iter([table])), None)
 
 
 def test_accumulation_over_parts_of_unknown_size_is_refused(make, source):

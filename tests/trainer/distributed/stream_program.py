@@ -1,0 +1,149 @@
+"""Trainings on streams that N processes and one do alike; run on every rank by test_streams.py, and by the test alone.
+
+python stream_program.py FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from mindspore import nn
+
+from callbacks import Callback, ModelCheckpoint
+from tests.trainer.distributed.fit_program import data, make_network
+from trainer import Trainer, Window
+from trainer.distributed.group import join
+from trainer.errors import ConfigurationError, DataError
+from trainer.streams import Column, FileStream, ReplayStream, Schema
+
+SEGMENTS = [90, 70, 100, 60, 80, 9]  # rows of each
+BATCH = 16
+SCHEMA = Schema(
+    {"x": Column("float32", (30,)), "number": "int32", "time": "float64", "label": Column("float32", (1,))},
+    label="label",
+    event_time="time",
+)
+
+
+def table():
+    x, y = data()
+    number = np.arange(len(x), dtype=np.int32)
+    return {"x": x, "number": number, "time": number * 1.0, "label": y}
+
+
+def write_segments(folder, sizes):
+    """Write the first rows of the table as segments; the folder is complete."""
+    folder.mkdir()
+    columns, first = table(), 0
+    for place, size in enumerate(sizes):
+        rows = [{name: column[at].tolist() for name, column in columns.items()} for at in range(first, first + size)]
+        (folder / f"part-{place:03d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        first += size
+    (folder / "_DONE").touch()
+
+
+class Numbered(nn.Cell):
+    """A network that is given the number of each row as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = make_network()
+
+    def construct(self, x, number):
+        return self.network(x)
+
+
+class Diary(Callback):
+    """Notes the rows of every step with their predictions, and the windows; one rank may ask to stop."""
+
+    def __init__(self, stop_at=None):
+        self.steps, self.windows, self.predicted, self.losses, self.stop_at = [], [], [], [], stop_at
+
+    def on_train_step_end(self, trainer):
+        outputs = trainer.state.outputs
+        rows = outputs.chunk.rows(1)[: outputs.chunk.num_samples]
+        self.steps.append(rows.tolist())
+        self.predicted += outputs.predictions.reshape(-1)[: len(rows)].tolist()
+        self.losses += outputs.losses.tolist()
+        if self.stop_at is not None and trainer.state.progress.global_step >= self.stop_at:
+            trainer.stop("enough")
+
+    def on_window_end(self, trainer):
+        self.windows.append({**trainer.state.window, "after": trainer.state.progress.global_step})
+
+
+class Commits(FileStream):
+    """Notes what it was told to be safe, and when."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.commits = []
+
+    def commit(self, position):
+        self.commits.append(position)
+
+
+class Trained:
+    """What is left of the trainings of one process."""
+
+    def __init__(self, group):
+        self.group, self.found = group, {}
+
+    def train(self, name, stream, *, stop_at=None, callbacks=(), **arguments):
+        network = Numbered()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=["auc"])
+        diary = Diary(stop_at)
+        arguments = {"batch_size": BATCH, "window": Window(rows=100), **arguments}
+        trainer.online_train(stream, [diary, *callbacks], **arguments)
+        self.found[name] = {
+            "steps": diary.steps,
+            "predicted": diary.predicted,
+            "windows": diary.windows,
+            "losses": diary.losses,
+            "open": trainer.state.window,
+            "progress": trainer.state.progress.state_dict(),
+            "stop": trainer.state.stop_reason.kind,
+            "parameters": [p.asnumpy().reshape(-1).tolist() for p in network.trainable_params()],
+        }
+        return trainer
+
+    def refused(self, name, kind, stream, **options):
+        network = Numbered()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), **options)
+        try:
+            trainer.online_train(stream, [], batch_size=BATCH, max_steps=3)
+        except kind as error:
+            self.found[name] = str(error)
+
+
+def main(folder):
+    group = join()
+    run = Trained(group)
+    folder = Path(folder)
+    stream = Commits(folder / "segments", SCHEMA)
+    run.train(
+        "files", stream, callbacks=[ModelCheckpoint(folder / f"snapshots_{group.size}", every=5, background=True)]
+    )
+    run.found["files"]["commits"] = stream.commits
+    # The only segment falls to rank 0: the others never have a row of their own.
+    run.train("one sided", FileStream(folder / "segments", SCHEMA, pattern="part-002*"), flush_after=0.2)
+    replayed = {name: column[:500] for name, column in table().items()}
+    run.train("replayed", ReplayStream(replayed), batch_size=2 * BATCH // group.size, sink_size=4)
+    if group.size > 1:
+        run.train("stopped", FileStream(folder / "segments", SCHEMA), stop_at=3 if group.rank else None)
+        run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
+        run.train("event time", FileStream(folder / "segments", SCHEMA), window=Window(event_time=100))
+        idle = FileStream(folder / "followed", SCHEMA)
+        run.train("idle", idle, idle_timeout=0.7, flush_after=0.2, sink_size=4)
+        shuffled = np.random.default_rng(group.rank).permutation(500)
+        own = ReplayStream({name: column[shuffled] for name, column in replayed.items()})
+        run.refused("other rows", DataError, own)
+        batches = ({name: column[:BATCH] for name, column in replayed.items()} for _ in range(3))
+        run.refused("generator", ConfigurationError, batches)
+        run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})
+    (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,142 @@
+"""`online_train` on two real processes: each reads its part of the stream, all take the same steps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tests.trainer.distributed import jobs, stream_program
+from trainer import checkpoint
+from trainer.streams.lanes import lane_of
+
+ROWS = sum(stream_program.SEGMENTS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("streams")
+    stream_program.write_segments(folder / "segments", stream_program.SEGMENTS)
+    stream_program.write_segments(folder / "followed", [40, 40])
+    (folder / "followed" / "_DONE").unlink()
+    code, output = jobs.run("python", Path(stream_program.__file__), folder)
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    return [json.loads((folder / f"found_2_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    stream_program.main(folder / ".")
+    return json.loads((folder / "found_1_0.json").read_text())
+
+
+def rows_of(found, name):
+    return [row for step in found[name]["steps"] for row in step]
+
+
+NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_processes_take_the_same_steps_to_the_same_bits(two, name):
+    for kind in ("parameters", "progress", "stop", "windows", "losses"):
+        # as text, for a window may hold NaN
+        assert json.dumps(two[1][name][kind]) == json.dumps(two[0][name][kind]), kind
+    assert len(two[1][name]["steps"]) == len(two[0][name]["steps"])
+
+
+@pytest.mark.parametrize("name", ["files", "seconds", "event time"])
+def test_every_row_is_trained_on_once_by_the_process_its_segment_falls_to(two, name):
+    assert sorted(rows_of(two[0], name) + rows_of(two[1], name)) == list(range(ROWS))
+    ends = np.cumsum(stream_program.SEGMENTS)
+    for rank in range(2):
+        segments = {int(np.searchsorted(ends, row, side="right")) for row in rows_of(two[rank], name)}
+        assert segments == {0, 2, 4} if rank == 0 else {1, 3, 5}
+    assert two[0][name]["progress"]["samples_seen"] == ROWS
+    assert lane_of("part-003.jsonl") == 3
+
+
+def test_a_process_whose_part_has_ended_goes_on_with_empty_batches(two):
+    counts = [[len(step) for step in found["files"]["steps"]] for found in two]
+    assert counts[0][-1] > 0
+    assert counts[1][-1] == 0
+    assert two[0]["files"]["stop"] == "stream_end"
+
+
+def test_a_process_that_never_has_a_row_changes_nothing(one, two):
+    assert rows_of(two[1], "one sided") == []
+    assert rows_of(two[0], "one sided") == rows_of(one, "one sided")
+    for mine, theirs in zip(one["one sided"]["parameters"], two[0]["one sided"]["parameters"], strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-6)
+
+
+def test_a_stream_without_partitions_is_shared_batch_by_batch(one, two):
+    assert sorted(rows_of(two[0], "replayed") + rows_of(two[1], "replayed")) == list(range(500))
+    assert rows_of(two[1], "replayed")[:16] == list(range(16, 32))
+    np.testing.assert_allclose(two[0]["replayed"]["losses"], one["replayed"]["losses"], rtol=0, atol=1e-6)
+    for mine, theirs in zip(one["replayed"]["parameters"], two[0]["replayed"]["parameters"], strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-6)
+
+
+def test_windows_count_the_rows_of_all_processes(two):
+    label = stream_program.table()["label"].reshape(-1)
+    windows = two[0]["files"]["windows"]
+    rows, scores, first, place = [], [], [0, 0], 0
+    for window in windows:
+        rows, scores = [], []
+        for rank, found in enumerate(two):
+            steps = found["files"]["steps"][place : window["after"]]
+            count = sum(map(len, steps))
+            rows += [row for step in steps for row in step]
+            scores += found["files"]["predicted"][first[rank] : first[rank] + count]
+            first[rank] += count
+        place = window["after"]
+        assert window["window_rows"] == len(rows)
+        if len(set(label[rows])) > 1:
+            assert window["window_auc"] == pytest.approx(roc_auc_score(label[rows], scores), abs=1e-4)
+    assert windows[-1]["lifetime_rows"] == ROWS
+
+
+def test_windows_of_event_time_close_with_the_newest_row_of_any_process(two):
+    assert len(two[0]["event time"]["windows"]) >= 4
+
+
+def test_one_process_that_asks_to_stop_stops_all_at_the_same_step(two):
+    for found in two:
+        assert found["stopped"]["progress"]["global_step"] == 3
+        assert found["stopped"]["stop"] == "user"
+        assert found["stopped"]["open"]["window_rows"] == 96
+
+
+def test_a_stream_is_idle_when_it_is_idle_on_all_processes(two):
+    for rank, found in enumerate(two):
+        assert found["idle"]["stop"] == "idle"
+        assert sorted(rows_of(found, "idle")) == list(range(rank * 40, rank * 40 + 40))
+
+
+def test_the_position_of_all_is_in_one_snapshot(folder):
+    snapshot = checkpoint.find(folder / "snapshots_2")
+    position = snapshot.state["loop"]["position"]
+    assert [len(names) for names in position["dealt"]] == [3, 3]
+    assert position["state"] == {f"files:{place}": [f"part-{place:03d}.jsonl@end", 0] for place in range(6)}
+
+
+def test_every_process_commits_its_own_partitions_up_to_the_last_snapshot(two):
+    for rank, found in enumerate(two):
+        commits = found["files"]["commits"]
+        assert len(commits) >= 2
+        assert {int(name.rpartition(":")[2]) % 2 for position in commits for name in position} == {rank}
+        assert len(commits[-1]) == 3
+
+
+def test_what_cannot_be_shared_is_refused_with_the_cure(two):
+    for found in two:
+        assert "the processes read different rows" in found["other rows"]
+        assert "a function that returns the same rows on every process" in found["generator"]
+        assert "cannot be put together for the metrics p" in found["metric"]
