@@ -25,7 +25,6 @@ from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
 from .graph_errors import to_graph_error
-from .losses import fused_loss
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
 from .program import (
@@ -85,7 +84,7 @@ class StepBuilder:
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
         self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
-        self.forward = Forward(network, fused_loss(loss_fn), labels=self.label_count, cast=cast)
+        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
         self.tables: SparseTables | None = None
         self.step: TrainStep | CustomStep | None = None
         self._step_options: StepOptions | None = None

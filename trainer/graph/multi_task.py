@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 
 from ..checks import number, refuse
 from ..errors import ConfigurationError, did_you_mean
+from .labels import LabelCast
 
 
 class MultiTaskLoss(nn.Cell):
@@ -81,6 +82,7 @@ class MultiTaskLoss(nn.Cell):
         self.mask_places = tuple(place_of[masks[task]] if task in masks else -1 for task in self.tasks)
         self.ignores_nan = tuple(task in ignored for task in self.tasks)
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
+        self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         for place, task in enumerate(self.tasks):
             self._check_reduction(place, task, losses[task])
         zeros = np.zeros(len(self.tasks), np.float32)
@@ -122,7 +124,7 @@ class MultiTaskLoss(nn.Cell):
         counts = ()
         for place in range(len(self.tasks)):
             prediction = predictions[place]
-            label = _fitted(labels[place], prediction)
+            label = self.label_casts[place](_fitted(labels[place], prediction), prediction)
             rows = prediction.shape[0]
             if self.leaves_out(place):
                 counted = ops.ones((rows,), mstype.float32)

@@ -14,6 +14,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from .labels import LabelCast
+from .losses import fused_loss
 from .multi_task import MultiTaskLoss
 
 RECORDED_BAD_STEPS = 16
@@ -66,7 +68,8 @@ class Forward(nn.Cell):
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
-        self.loss_fn = loss_fn
+        self.loss_fn = fused_loss(loss_fn)
+        self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
         self.several = isinstance(loss_fn, MultiTaskLoss)
         self.labels = labels
@@ -80,7 +83,10 @@ class Forward(nn.Cell):
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = _to_float32(prediction)
-            loss = self.loss_fn(prediction, *columns[-self.labels :])
+            labels = columns[-self.labels :]
+            if isinstance(prediction, Tensor):
+                labels = (self.label_cast(labels[0], prediction), *labels[1:])
+            loss = self.loss_fn(prediction, *labels)
             return _scalar_loss(loss) if self.training else ops.mean(loss), prediction
         outputs = self.network(*columns)
         if self.cast_outputs:

@@ -1,0 +1,71 @@
+"""Labels are converted to what MindSpore's losses take, and a broadcast that nobody meant is named."""
+
+import logging
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn
+
+from trainer import MultiTaskLoss, Trainer
+from trainer.streams import ReplayStream
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+STARS = np.arange(12) % 3
+LIKED = (X > 0).astype(np.float32)
+
+
+def trained(loss, labels, outputs=3, online=False):
+    network = nn.Dense(3, outputs, weight_init=mindspore.Tensor(np.ones((outputs, 3), np.float32)), bias_init="zeros")
+    trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    if online:
+        trainer.online_train(ReplayStream({"x": X, "label": labels}), [], batch_size=4)
+        return trainer.state.window["window_loss"], trainer
+    trainer.fit((X, labels), 2, (X, labels), callbacks=[], batch_size=4, shuffle=False)
+    return trainer.state.metrics["val_loss"], trainer
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "right"),
+    [
+        (nn.CrossEntropyLoss, STARS.astype(np.int64), STARS.astype(np.int32)),
+        (nn.CrossEntropyLoss, np.eye(3)[STARS].astype(np.int64), np.eye(3)[STARS].astype(np.float32)),
+        (nn.BCEWithLogitsLoss, LIKED.astype(bool), LIKED),
+        (nn.HuberLoss, LIKED.astype(np.int32), LIKED),
+    ],
+)
+def test_labels_of_another_dtype_give_the_same_training(loss, labels, right, caplog):
+    with caplog.at_level(logging.INFO):
+        converted, _ = trained(loss(), labels)
+    told = [record.message for record in caplog.records if "labels are converted" in record.message]
+    assert len(told) == 1
+    assert loss.__name__ in told[0]
+    assert converted == trained(loss(), right)[0]
+
+
+def test_streams_and_tasks_convert_too():
+    assert trained(nn.BCEWithLogitsLoss(), LIKED.astype(np.int64), online=True)[0] > 0
+    network = nn.Dense(3, 3)
+    loss = MultiTaskLoss({"stars": nn.CrossEntropyLoss()})
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.top = network
+
+        def construct(self, x):
+            return (self.top(x),)
+
+    trainer = Trainer(Net(), loss, nn.SGD(network.trainable_params(), 0.1))
+    trainer.fit({"x": X, "stars": STARS.astype(np.int64)}, callbacks=[], batch_size=4)
+    assert trainer.state.task_losses["stars_loss"] > 0
+
+
+def test_labels_that_would_be_broadcast_are_named_once(caplog):
+    trained(nn.MSELoss(), LIKED[:, 0], outputs=1)
+    (told,) = [record for record in caplog.records if "each prediction with each label" in record.message]
+    assert told.levelno == logging.WARNING
+    assert "labels have the shape [4] and predictions [4, 1]: MSELoss" in told.message
+    caplog.clear()
+    trained(nn.MSELoss(), LIKED[:, :1], outputs=1)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

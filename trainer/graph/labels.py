@@ -1,0 +1,94 @@
+"""Labels in the dtype that a loss takes, and a word about shapes that MindSpore would broadcast in silence."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+
+logger = logging.getLogger(__name__)
+
+CLASSES, VALUES, OTHER = 2, 1, 0
+_VALUE_LOSSES = (
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MAELoss, nn.MSELoss, nn.RMSELoss),
+    *(nn.SmoothL1Loss, nn.SoftMarginLoss),
+)
+_numbers = itertools.count()
+_said: set[tuple[int, str]] = set()
+
+
+def kind_of(loss_fn: Any) -> int:
+    """Return what the labels of MindSpore's own losses are: class numbers, values like predictions; else `OTHER`."""
+    if type(loss_fn) in _VALUE_LOSSES:
+        return VALUES
+    if type(loss_fn) is nn.SoftmaxCrossEntropyWithLogits:
+        return OTHER if loss_fn.sparse else VALUES
+    return CLASSES if type(loss_fn) is nn.CrossEntropyLoss else OTHER
+
+
+class LabelCast(nn.Cell):
+    """Gives a label the dtype that one of MindSpore's losses takes; what was changed is logged once a cell.
+
+    Class numbers become int32, and values that are integers or bool the prediction's dtype. Labels of a loss that is
+    not MindSpore's own stay as they are.
+
+    Args:
+        loss_fn: the loss.
+
+    Inputs:
+        label, prediction: tensors.
+
+    Outputs:
+        The label.
+    """
+
+    def __init__(self, loss_fn: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.kind = kind_of(loss_fn)
+        self.loss = type(loss_fn).__name__
+        self.number = next(_numbers)
+
+    def construct(self, label, prediction):
+        """Return the label; graph code."""
+        if self.kind == VALUES:
+            if label.ndim != prediction.ndim and label.size == prediction.size:
+                _tell_broadcast(self.number, self.loss, label.shape, prediction.shape)
+            if not ops.is_floating_point(label):
+                _tell_cast(self.number, self.loss, str(label.dtype), str(prediction.dtype))
+                return ops.cast(label, prediction.dtype)
+        if self.kind == CLASSES:
+            if label.ndim == prediction.ndim and not ops.is_floating_point(label):
+                _tell_cast(self.number, self.loss, str(label.dtype), str(prediction.dtype))
+                return ops.cast(label, prediction.dtype)
+            if label.ndim < prediction.ndim and label.dtype != mstype.int32:
+                _tell_cast(self.number, self.loss, str(label.dtype), "Int32")
+                return ops.cast(label, mstype.int32)
+        return label
+
+
+def _say(number: int, level: int, key: str, text: str, *values: Any) -> bool:
+    if (number, key) not in _said:
+        _said.add((number, key))
+        logger.log(level, text, *values)
+    return True
+
+
+# constexpr: Python that runs when the graph is made, not when it is run
+
+
+@ops.constexpr
+def _tell_cast(number, loss, received, wanted):
+    text = "labels are converted from %s to %s, which %s takes"
+    return _say(number, logging.INFO, "cast", text, received, wanted, loss)
+
+
+@ops.constexpr
+def _tell_broadcast(number, loss, label, prediction):
+    text = (
+        "labels have the shape %s and predictions %s: %s compares each prediction with each label, or fails; give both "
+        "one shape, e.g. labels[:, None] or prediction.squeeze(1)"
+    )
+    return _say(number, logging.WARNING, "broadcast", text, list(label), list(prediction), loss)
