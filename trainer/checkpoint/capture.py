@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
+WINDOW = "window"  # of gradients being accumulated; in snapshots that were taken inside one
 DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
 
 
@@ -57,6 +58,8 @@ def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
         for group, parameters in named_parameters(trainer).items()
         if parameters
     }
+    if trainer.builder.window.is_open:
+        groups[WINDOW] = {name: gathered.asnumpy() for name, gathered in trainer.builder.window.parameters().items()}
     parts = {name: part.state_dict() for name, part in trainer.parts.items()}
     groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
     state = {
@@ -82,6 +85,8 @@ def fitting_tensors(
     expected = named_parameters(trainer)
     if weights_only:
         expected = {MODEL: expected[MODEL]}
+    elif WINDOW in groups:
+        expected[WINDOW] = trainer.builder.window.parameters()
     groups = {group: groups.get(group, {}) for group in expected}
     problems = compare(_flat(expected), _flat(groups))
     if problems and strict:
@@ -138,7 +143,15 @@ def restore_all(
         raise CheckpointError(f"{snapshot.path} holds no usable state of {place[0]}: {said}") from error
     if tables:
         trainer.tables.load_states(tables)
+    if WINDOW not in snapshot.groups:
+        trainer.builder.window.forget()
     assign(tensors)
+    if WINDOW not in snapshot.groups and trainer.builder.window.is_open:
+        logger.warning(
+            "%s was written inside an accumulation window without its gradients; the rest of it makes up for them",
+            snapshot.path,
+        )
+        trainer.builder.window.forget(keep_count=True)
     trainer.state.snapshot = snapshot.path
 
 

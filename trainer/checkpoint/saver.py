@@ -262,7 +262,10 @@ class Saver:
         states = capture.table_states(self._trainer, snapshot)
         if self._trainer.tables is not None:
             self._trainer.tables.rewind(states)
-        capture.assign(tensors)
+        # Of an accumulation window it is the data that says how far it is, and the data goes on.
+        window = self._trainer.builder.window
+        capture.assign((one, value) for one, value in tensors if one is not window.count)
+        window.forget(keep_count=True)
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore import nn
 
+from ..embedding import open_rows
 from ..embedding.delta_policy import DeltaPolicy
 from ..embedding.fields import embedding_cells
 from ..embedding.saved_tables import check_states
@@ -85,9 +86,12 @@ class TableFeed(ChunkTransform, Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
 
-        All of them, or what changed since the snapshot before, as `delta_policy` has decided.
+        All of them, or what changed since the snapshot before, as `delta_policy` has decided; and what an accumulation
+        window that is open has gathered.
         """
-        return self.tables.take(DeltaPolicy.CONSUMER, full=not self.delta_policy.delta)
+        state = self.tables.take(DeltaPolicy.CONSUMER, full=not self.delta_policy.delta)
+        state["arrays"] |= open_rows.take(self.tables)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore one full state that `state_dict` returned."""
@@ -96,12 +100,14 @@ class TableFeed(ChunkTransform, Stateful):
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Check that such states can be restored; nothing is changed. Errors of `saved_tables.check_states`."""
         check_states(self.tables.tables, states)
+        open_rows.check(self.tables, states[-1])
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order; a full state starts over."""
         self.delta_policy.broken()
         for state in states:
             self.tables.restore(state)
+        open_rows.restore(self.tables, states[-1]["arrays"])
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""

@@ -11,7 +11,7 @@ from ..errors import DataError
 from .fields import Component, FieldMap, to_plain
 from .hashing import to_ids
 from .row_groups import Bundle, RowGroup, separate_tables
-from .sparse_plan import SparsePlan, TablePlan, marker, padded_size, padding_of
+from .sparse_plan import Carry, SparsePlan, TablePlan, marker, padded_size, padding_of
 from .table import SparseTable
 from .unique_indexer import UniqueIndexer
 from .windows import Windows
@@ -48,7 +48,7 @@ class Planner:
         self._step_sizes = [0] * len(self.groups)
         self._map_sizes: dict[int, int] = {}
         # of an unfinished accumulation window: (component, rows of its tables in the order of the groups) of every row
-        self._carry: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.carry: Carry = {}
         self._rows, self._steps = UniqueIndexer(), UniqueIndexer()
 
     def plan(
@@ -98,8 +98,9 @@ class Planner:
                 positions = self._train(number, components, ids, windows, batches, plan, inputs, now)
             for component, part in zip(components, positions, strict=True):
                 self._scatter(component, part, columns, out, stacked, num_batches)
-        if flush or (fill + num_batches) % self.accumulate == 0:
-            self._carry.clear()
+        if train and (flush or (fill + num_batches) % self.accumulate == 0):
+            self.carry.clear()
+        plan.carry = dict(self.carry)
         plan.tables.sort(key=lambda part: part.table)
         plan.inputs = tuple([array if stacked else array[0] for array in inputs])
         plan.prepared_in = time.perf_counter() - began
@@ -163,7 +164,7 @@ class Planner:
         """Number the rows of a bundle; returns the positions of every component's ids, [count, batch, elements]."""
         bundle, count = self.bundles[number], len(windows)
         nothing = np.zeros(0, np.int32), np.zeros((len(bundle.groups), 0), np.int32)
-        carried_by, carried = self._carry.get(number, nothing)
+        carried_by, carried = self.carry.get(number, nothing)
         head = np.zeros(len(carried_by), np.int32)
         chunk: list[np.ndarray] = []
         rows_of: list[list[np.ndarray]] = [[] for _ in bundle.groups]
@@ -196,7 +197,7 @@ class Planner:
         if self.accumulate > 1:
             last = steps[int(windows[-1])] - 1
             everything = np.stack([np.concatenate(rows) for rows in rows_of])
-            self._carry[number] = np.concatenate(component_of)[last], everything[:, last]
+            self.carry[number] = np.concatenate(component_of)[last], everything[:, last]
         ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
         return [part.reshape(one.shape) for part, one in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
@@ -287,7 +288,7 @@ class Planner:
     def _working_set(self, group: int, index: int, ids: np.ndarray, windows, batches: int, plan: SparsePlan, now):
         """Return (plan, positions of each step's rows in the working set [batches, step_size], inverse [count, n])."""
         key = -1 - group
-        carried_by, carried = self._carry.get(key, (np.zeros(0, np.int32), np.zeros((1, 0), np.int32)))
+        carried_by, carried = self.carry.get(key, (np.zeros(0, np.int32), np.zeros((1, 0), np.int32)))
         (distinct,), chunk = self._distinct([index], ids, carried, now)
         head = np.arange(1, len(carried_by) + 1, dtype=np.int32)
         steps, positions = self._number_steps(chunk, windows, head, len(distinct) + 1)
@@ -296,12 +297,16 @@ class Planner:
         step_rows = _step_rows(steps, windows, batches, plan.step_sizes[group])
         if self.accumulate > 1:
             last = steps[int(windows[-1])] - 1
-            self._carry[key] = np.zeros(len(last), np.int32), distinct[last][None]
+            self.carry[key] = np.zeros(len(last), np.int32), distinct[last][None]
         return TablePlan(index, distinct, group), step_rows, positions
 
     def reset(self) -> None:
         """Forget an unfinished accumulation window; called together with `SparseTable.rollback`."""
-        self._carry.clear()
+        self.carry.clear()
+
+    def reserve(self, group: int, rows: int) -> int:
+        """Let steps of a group, the first of its bundle, have at least so many distinct rows; return how many."""
+        return self._grow(self._step_sizes, group, rows + 1)
 
     def _grow(self, sizes: list[int], group: int, needed: int) -> int:
         if needed > sizes[group]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .table import SparseTable
 
+Carry = dict[int, tuple[np.ndarray, np.ndarray]]
 SMALLEST = 64
 _COARSE = 8192
 
@@ -55,6 +56,7 @@ class SparsePlan:
         map_sizes: length of the position map of each table that has one.
         inputs: extra columns of the program, int32 or int8, [K, ...] when the chunk is stacked.
         prepared_in: seconds it took.
+        carry: rows of an accumulation window that the chunk leaves open, see `Planner`.
     """
 
     train: bool
@@ -64,6 +66,7 @@ class SparsePlan:
     map_sizes: dict[int, int] = field(default_factory=dict)
     inputs: tuple[np.ndarray, ...] = ()
     prepared_in: float = 0.0
+    carry: Carry = field(default_factory=dict)
 
 
 def padding_of(table: SparseTable, ids: np.ndarray) -> np.ndarray | None:

@@ -20,7 +20,7 @@ from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
 from .planner import Planner
 from .row_groups import Bundle, RowGroup, group_tables
 from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
-from .sparse_plan import SparsePlan, TablePlan
+from .sparse_plan import Carry, SparsePlan, TablePlan
 from .working_set import GroupProgram
 
 _logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class SparseTables(nn.Cell):
         gradient_sums: parameters of the same shapes for accumulation, empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
+        carried: rows of the accumulation window that the last trained chunk left open, see `Planner`.
         on_host: whether kernels train the rows in the host tables, where the row optimizer has one; None: on CPU.
             Otherwise a chunk's rows are kept in the graph while it is trained.
     """
@@ -102,6 +103,7 @@ class SparseTables(nn.Cell):
         for program in trained:
             program.rows.requires_grad = True
         hide(self, "params", [program.rows for program in trained])
+        hide(self, "carried", {})
         hide(self, "gradient_sums", [])
         if accumulate > 1:
             for program in trained:
@@ -230,12 +232,39 @@ class SparseTables(nn.Cell):
         for program, parts in zip(self.programs, _by_group(plan, len(self.programs)), strict=True):
             if program.trainable and parts:
                 program.write_back(parts)
+        if self.gradient_sums:
+            hide(self, "carried", plan.carry)
 
     def rollback(self) -> None:
         """Forget every plan that was made and not trained, once the preparing thread has stopped."""
         for table in self.tables.values():
             table.rollback()
         self.planner.reset()
+
+    # -- open accumulation windows -------------------------------------------------------------------------------
+
+    def gradient_sum(self, group: int) -> Parameter | None:
+        """Return what a row group's gradients are added up in, [positions, dim]; None where they are not."""
+        return None if self._sums[group] is None else self._sums[group].parameter
+
+    def set_gradient_sums(self, groups: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
+        """Give the row groups of a bundle these sums, float32 [positions, dim]; None makes all of them zero."""
+        rows = 0 if sums is None else max((len(value) for value in sums if value is not None), default=1) - 1
+        size = self.planner.reserve(groups[0], rows)
+        for place, group in enumerate(groups):
+            mirror = self._sums[group]
+            if mirror is None:
+                continue
+            array = mirror.array(max(size, FIRST_WINDOW))
+            array[:] = 0.0
+            if sums is not None:
+                array[: rows + 1] = sums[place]
+            mirror.push()
+
+    def go_on_with(self, carry: Carry) -> None:
+        """Let the next chunk find the rows `carry` of an open window at their positions; no thread may be planning."""
+        hide(self, "carried", carry)
+        self.planner.carry = dict(carry)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
-from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
 from .graph_errors import to_graph_error
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
+from .open_window import OpenWindow
 from .program import (
     CustomStep,
     EvalStep,
@@ -302,12 +302,10 @@ class StepBuilder:
             self._predict = PredictStep(self.network, cast=self.cast, table_inputs=self.table_inputs)
         return self._predict
 
-    def forget_open_window(self) -> None:
-        """Let the next batch begin an accumulation window, whatever a training that was stopped inside one has left."""
-        step = self.step
-        if isinstance(step, TrainStep) and step.accumulate > 1 and int(step.micro_step.asnumpy()):
-            for parameter in (step.micro_step, step.weight_sum, *step.gradient_sum):
-                overwrite(parameter, np.zeros(parameter.shape, parameter.asnumpy().dtype))
+    @property
+    def window(self) -> OpenWindow:
+        """The accumulation window of the step."""
+        return OpenWindow(self.step)
 
     def read_counters(self) -> dict[str, int] | None:
         """Return the step's counts of skipped updates (see `Trainer.read_counters`), copied to the host, or None."""

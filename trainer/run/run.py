@@ -242,7 +242,7 @@ def train(
                 )
         align(trainer.group, trained_parameters(trainer))
         if not cursor.position.get("fill"):
-            trainer.builder.forget_open_window()
+            trainer.builder.window.forget()  # what a training that was stopped inside one has left
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,

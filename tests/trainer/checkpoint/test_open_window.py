@@ -1,0 +1,171 @@
+"""A snapshot taken inside an accumulation window holds the gradients gathered so far, of dense parameters and rows."""
+
+import functools
+import os
+import signal
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from trainer import LambdaCallback, ModelCheckpoint, Trainer, checkpoint
+from trainer.embedding import Embedding
+from trainer.errors import CheckpointError
+
+SIZES = (8, 4, 8, 8, 4, 8, 4, 4)  # batches of changing shape come one by one, so calls end inside windows of three
+
+
+class Mixed(nn.Cell):
+    """Two tables over the same ids, one with ids of its own, moving statistics and a dense part."""
+
+    def __init__(self, sparse=True, seed=0):
+        super().__init__()
+        self.sparse = sparse
+        width = 3
+        if sparse:
+            self.taste = Embedding(4, mode="sparse", name="taste", padding=0, scale=1.0)
+            self.bias = Embedding(1, mode="sparse", name="bias", padding=0, scale=1.0)
+            self.film = Embedding(4, mode="sparse", name="film", scale=1.0)
+            width += 9
+        self.norm = nn.BatchNorm1d(width)
+        self.top = nn.Dense(width, 1, bias_init="zeros")
+        weights = np.random.default_rng(seed).standard_normal((1, width)).astype(np.float32)
+        self.top.weight.set_data(Tensor(weights))
+
+    def construct(self, users, films, x):
+        if self.sparse:
+            x = ops.concat((self.taste(users).sum(axis=1), self.bias(users).sum(axis=1), self.film(films), x), 1)
+        return self.top(self.norm(x))
+
+
+def batches():
+    random = np.random.default_rng(0)
+    made = []
+    for rows in SIZES:
+        users, films = random.integers(0, 30, (rows, 3)), random.integers(0, 20, rows)
+        x = random.standard_normal((rows, 3)).astype(np.float32)
+        made.append({"users": users, "films": films, "x": x, "y": (users[:, :1] % 2).astype(np.float32)})
+    return made
+
+
+def make(sparse, seed=0, lr=0.05, **options):
+    net = Mixed(sparse, seed)
+    options = {"amp_level": "O2", "gradient_accumulation_steps": 3, "clip_norm": 0.5, "seed": 3, **options}
+    return Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), lr), **options)
+
+
+def content(trainer):
+    """Every parameter of network and optimizer, and the tables' rows with their slots in the order of the ids."""
+    cells = (trainer.network, trainer.optimizer)
+    found = {f"{place} {p.name}": p.asnumpy().copy() for place, cell in enumerate(cells) for p in cell.get_parameters()}
+    for name, table in trainer.tables.tables.tables.items() if trainer.tables else ():
+        ids, rows = table.map.items()
+        order = np.argsort(ids)
+        found[f"{name} ids"], found[f"{name} rows"] = ids[order], table.store.read(rows[order])
+    return found
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def stop_at(calls, how):
+    """Return a callback that ends the training after so many calls."""
+    left = [calls]
+
+    def count(trainer):
+        left[0] -= 1
+        if not left[0]:
+            how(trainer)
+
+    return LambdaCallback(on_train_step_end=count)
+
+
+def interrupt(trainer):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a function: what an undisturbed run ends in, snapshots of runs cut inside windows, a trainer of those."""
+
+    @functools.cache
+    def cut(sparse):
+        whole = make(sparse)
+        whole.fit(batches(), 2, callbacks=[])
+        assert whole.read_counters()["skipped"] <= 1  # by the loss scale, which begins high
+        root = tmp_path_factory.mktemp("cut")
+        trainer = make(sparse)
+        stop = stop_at(5, lambda trainer: trainer.stop())
+        trainer.fit(batches(), 2, callbacks=[ModelCheckpoint(root / "stop"), stop])
+        with pytest.raises(SystemExit):
+            make(sparse).fit(batches(), 2, callbacks=[ModelCheckpoint(root / "signal"), stop_at(12, interrupt)])
+        return content(whole), root, trainer
+
+    return cut
+
+
+@pytest.mark.parametrize(("way", "step", "fill"), [("stop", 1, 2), ("signal", 4, 1)])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "tables"])
+def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, way, step, fill, runs):
+    whole, root, _ = runs(sparse)
+    snapshot = checkpoint.find(root / way)
+    assert (snapshot.step, snapshot.state["loop"]["position"]["fill"]) == (step, fill)
+    resumed = make(sparse, seed=1)
+    resumed.fit(batches(), 2, callbacks=[], resume=root / way)
+    assert resumed.state.progress.global_step == 6
+    assert_same(content(resumed), whole)
+
+
+def test_nothing_of_a_window_is_left_in_a_trainer_that_goes_back_to_a_snapshot_between_windows(runs, tmp_path):
+    whole, _, stopped = runs(True)
+    make(True).fit(batches(), 2, callbacks=[ModelCheckpoint(tmp_path)], max_steps=4)
+    stopped.fit(batches(), 2, callbacks=[], resume=tmp_path)
+    assert_same(content(stopped), whole)
+
+
+def test_a_snapshot_without_the_gradients_of_its_window_lets_the_rest_of_it_decide(runs, tmp_path, caplog):
+    """So were snapshots of earlier versions."""
+    _, root, _ = runs(True)
+    found = checkpoint.find(root / "signal")
+    groups = {group: found.tensors(group) for group in found.groups if group != "window"}
+    groups["part.tables"] = {key: value for key, value in groups["part.tables"].items() if "window" not in key}
+    checkpoint.write(tmp_path, found.step, groups, found.state)
+    resumed = make(True, seed=1)
+    resumed.fit(batches(), 2, callbacks=[], resume=tmp_path)
+    assert "inside an accumulation window without its gradients" in caplog.text
+    assert resumed.state.progress.global_step == 6
+
+
+def test_a_rollback_inside_a_window_lets_it_close_where_the_data_says(tmp_path):
+    steps, weights = [], []
+
+    def look(trainer):
+        steps.append(trainer.state.progress.global_step)
+        if len(steps) == 5:  # two batches into a window of three, while the snapshot was taken between windows
+            trainer.rollback()
+        weights.append(trainer.network.top.weight.asnumpy().copy())
+
+    callbacks = [ModelCheckpoint(tmp_path, every=1), LambdaCallback(on_train_step_end=look)]
+    make(True, amp_level="O0").fit(batches(), 1, callbacks=callbacks)
+    assert steps == [0, 0, 1, 1, 1, 2, 2, 3]
+    moved = [not np.array_equal(*weights[place : place + 2]) for place in range(7)]
+    assert moved == [False, True, False, False, True, False, True]
+
+
+def test_forged_gradients_of_rows_are_refused(runs, tmp_path):
+    _, root, _ = runs(True)
+    found = checkpoint.find(root / "signal")
+    groups = {group: dict(found.tensors(group)) for group in found.groups}
+    resumed = make(True, seed=1)
+    for key, wrong in {
+        "window_rows": lambda array: array + 1000,
+        "window_positions": lambda array: array * 0,
+        "window_gradients": lambda array: array[1:],
+    }.items():
+        forged = {**groups["part.tables"], f"bias/{key}": wrong(groups["part.tables"][f"bias/{key}"])}
+        checkpoint.write(tmp_path, found.step, {**groups, "part.tables": forged}, found.state)
+        with pytest.raises(CheckpointError, match="gradients saved for table 'bias'"):
+            resumed.fit(batches(), 2, callbacks=[], resume=tmp_path)
