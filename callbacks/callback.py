@@ -4,23 +4,28 @@ Every hook has one signature, ``hook(self, trainer)``. A callback reads ``traine
 ``trainer.stop(reason)``. The loop, with every hook in its place:
 
     setup
+    on_load_checkpoint                         when a snapshot has been restored
     on_train_begin
     while not done:
         on_train_epoch_begin
         for chunk in feed:
             on_train_step_begin
             ... 1 to sink_size optimizer steps in one call ...
-            on_train_step_end
             on_window_end                      when an online metric window has closed
+                on_drift                       when a drift detector fires in it
+            on_train_step_end
             validation, when due:
                 on_eval_begin
                 (on_eval_step_begin, on_eval_step_end) per batch
                 on_eval_end
             on_train_epoch_end                 after the last chunk of an epoch; streams have no epochs
             on_checkpoint                      last of all: counters, metrics and position agree here
+                on_save_checkpoint             when the snapshot has become durable; later where it is written aside
     on_train_end
     on_exception                               when an exception leaves the loop
     teardown                                   always
+
+`predict` calls on_predict_begin, on_predict_step_end after each batch, and on_predict_end.
 
 Order within a hook: user callbacks as given, then callbacks with a higher `order` (early stopping 50,
 checkpoints 100).

@@ -39,6 +39,17 @@ class DataWait:
             with self.gate:
                 self.active = False
 
+    def leave(self) -> None:
+        """Raise Interrupted out of the wait; nothing where the main thread, which calls this, is not inside.
+
+        Whatever line of ours the signal has struck, the wait is over for everybody before the exception is under way.
+        """
+        # taken: by `__exit__`, which is on its way out, or by whoever winds the run up
+        if self.active and self.gate.acquire(blocking=False):
+            self.active = False
+            self.gate.release()
+            raise Interrupted
+
     def goes_on(self) -> None:
         """Say that the main thread has waited a while and waits on."""
         if self.before is not None and threading.current_thread() is threading.main_thread():

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ..data.waiting import DATA_WAIT, Interrupted
+from ..data.waiting import DATA_WAIT
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ class StopOnSignal:
         self.received = number
         DATA_WAIT.leaving = True
         self._stop(signal.Signals(number).name)
-        if DATA_WAIT.active:
-            raise Interrupted
+        DATA_WAIT.leave()
 
     def take_over(self, number: int) -> None:
         """Wind the run up and end the process; the main thread waits for data and is kept there."""

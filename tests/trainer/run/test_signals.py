@@ -10,6 +10,7 @@ import pytest
 from mindspore import nn
 
 from trainer import Callback, Every, ModelCheckpoint, Trainer, checkpoint
+from trainer.data import waiting
 from trainer.run.signals import StopOnSignal
 
 SCRIPT = """
@@ -173,3 +174,42 @@ def test_an_interactive_session_gets_a_keyboard_interrupt_and_goes_on(trainer, b
         with pytest.raises(KeyboardInterrupt):
             trainer.evaluate(batches(64), Send("on_eval_step_end", number, trainer.state.progress.global_step % 9))
     assert trainer.evaluate(batches(64))["loss"] > 0
+
+
+def test_wherever_a_signal_strikes_a_wait_the_wait_is_over():
+    """A wait taken for one still under way would be wound up a second time, by the thread that watches."""
+    struck, left = [], []
+
+    def strike(at):
+        lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal lines
+            if frame.f_code.co_filename != waiting.__file__ or frame.f_code.co_name == "leave":
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at:
+                    struck.append((frame.f_code.co_name, frame.f_lineno))
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return trace
+
+        asked = []
+        with StopOnSignal(asked.append):
+            tracer = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                with waiting.DATA_WAIT:
+                    pass
+            except waiting.Interrupted:
+                left.append(at)
+            finally:
+                sys.settrace(tracer)
+            assert not waiting.DATA_WAIT.active
+        return asked == ["SIGTERM"]
+
+    at = 1
+    while strike(at):
+        at += 1
+    assert {name for name, _ in struck} == {"__enter__", "__exit__"}
+    assert left
