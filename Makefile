@@ -29,7 +29,7 @@ run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselin
 	@.venv/bin/trainer fit $(CONFIG) $(ARGS)
 
 test: venv ## run all tests
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: venv ## check style, formatting, which package imports which, and the types of the public API
 	@$(PY) -m ruff check .

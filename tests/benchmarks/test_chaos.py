@@ -103,11 +103,10 @@ def run_source(folder: Path, source: str, kills: int, terms: int) -> chaos.Resul
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
-def test_twenty_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
-    result = run_source(tmp_path, "fit", kills=20, terms=1)
+def test_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
+    result = run_source(tmp_path, "fit", kills=6, terms=1)  # twenty and more by `make chaos`
     assert set(result.kills) >= {chaos.STEP, chaos.WRITE, chaos.EVALUATION}
-    # a process that is killed while it starts may not have come to its snapshot
-    assert 21 - result.kills[chaos.START] <= result.resumes + result.restarts <= 21
+    assert result.resumes + result.restarts == 7
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
