@@ -2,7 +2,7 @@
 
     python benchmarks/online_quality.py
 
-One Wide & Deep learns the ratings in the order of time, one update a row (`trainer.online_train`). Five models score
+One Wide & Deep learns the ratings in the order of time, one update per row (`trainer.online_train`). Five models score
 every rating before it is learned: the learning one itself, copies of it that are brought up to date every 30, 300 and
 3,000 ratings, and one that is left as it was after the first 9,000. All five see the same rows, so their lifetime AUCs
 differ by their age alone. Prints a table, draws a picture, and ends with exit code 1 when the AUC does not fall as the

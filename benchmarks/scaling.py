@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py [--processes 1 2 4] [--steps 60]
 
-Two networks on generated data, 1,024 rows a step over all processes: an MLP (39 numbers, 400-400-400-1), and raw ids
+Two networks on generated data, 1,024 rows per step over all processes: an MLP (39 numbers, 400-400-400-1), and raw ids
 (39 a row of 100,000, dim 16) under the same MLP. More processes than cores only show that results agree and what
 travels; the speed of several machines is estimated in docs/scaling.md.
 """
@@ -55,9 +55,9 @@ def main() -> int:
 def table(folder: Path, counts: list[int], cases: list[str]) -> str:
     """Return what was measured as Markdown."""
     lines = [
-        f"{os.cpu_count()} cores; {ROWS} rows a step over all processes",
+        f"{os.cpu_count()} cores; {ROWS} rows per step over all processes",
         "",
-        "| network | processes | samples/s | messages a step | MB a step and process | largest difference |",
+        "| network | processes | samples/s | messages per step | MB per step and process | largest difference |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for case in cases:

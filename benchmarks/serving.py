@@ -2,9 +2,9 @@
 
     python benchmarks/serving.py [--rows 1000000] [--seconds 30] [--int8]
 
-One process trains Wide & Deep (39 ids a row, dimension 16) on events that carry the time they were made, Zipf(1.2) ids
-over a table of the given size, and publishes; another follows and predicts all the while. The delay of a version runs
-from its newest event to the moment all of its rows are served.
+One process trains Wide & Deep (39 ids per row, dimension 16) on events that carry the time they were made, Zipf(1.2)
+ids over a table of the given size, and publishes; another follows and predicts all the while. The delay of a version
+runs from its newest event to the moment all of its rows are served.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class History(Callback):
     """Records the mean loss of every epoch, every validation, every online window, and a loss curve between them.
 
     Args:
-        every: cadence of the loss curve (one host copy a point); a number of optimizer steps or an `Every`.
+        every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`.
         max_points: bound of the loss curve and of each window series; beyond it they are thinned evenly.
 
     Attributes:

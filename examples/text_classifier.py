@@ -112,7 +112,7 @@ def word_vectors(words: np.ndarray, dim: int = 32, least: int = 3, window: int =
 
 
 def write_word2vec(vectors: dict[str, np.ndarray], path: Path) -> Path:
-    """Write vectors in word2vec's text format: a line with number and length, then a word and its numbers a line."""
+    """Write vectors in word2vec's text format: a line with number and length, then a word and its numbers per line."""
     dim = len(next(iter(vectors.values())))
     lines = [f"{len(vectors)} {dim}", *(f"{word} {' '.join(f'{x:.6g}' for x in v)}" for word, v in vectors.items())]
     path.write_text("\n".join(lines) + "\n", "utf-8")

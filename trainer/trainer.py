@@ -39,7 +39,7 @@ class Trainer:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
         loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
-            `trainer.graph.multi_task.MultiTaskLoss`, with one label column a task.
+            `trainer.graph.multi_task.MultiTaskLoss`, with one label column per task.
         optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or
             with arguments, as ("adam", {"learning_rate": 1e-3}); a function of the trainable parameters that returns an
             optimizer; for a network of sparse tables alone a row optimizer.

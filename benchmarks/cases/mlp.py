@@ -15,7 +15,7 @@ BATCH = 32
 RATE = 1e-3
 CHECKED = 50
 
-RAW, SINGLE, DEFAULT, SUNK = "raw MindSpore loop", "fit", "fit, default callbacks", "fit, 32 steps a call"
+RAW, SINGLE, DEFAULT, SUNK = "raw MindSpore loop", "fit", "fit, default callbacks", "fit, 32 steps per call"
 PROGRAM, MODEL, TORCH = "program alone", "Model.train", "hand-written torch loop"
 LIGHTNING, KERAS = "Lightning, defaults", "Keras on torch, defaults"
 

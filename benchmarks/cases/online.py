@@ -1,4 +1,4 @@
-"""(d) Online training from source to update: rows a second with a [64, 32] MLP on 16 features, batch 1,024.
+"""(d) Online training from source to update: rows per second with a [64, 32] MLP on 16 features, batch 1,024.
 
 What is timed is `Trainer.online_train` as a user calls it, progressive validation included: fetching, decoding,
 checking against the schema, batching, scoring, training. Messages hold 1,024 rows, lines of text one each. Every window

@@ -1,4 +1,4 @@
-"""A guard against slow steps that no busy machine can upset: Python calls a step are counted; times are only told."""
+"""A guard against slow steps that no busy machine can upset: Python calls per step are counted; times are only told."""
 
 from __future__ import annotations
 

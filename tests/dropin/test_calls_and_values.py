@@ -100,7 +100,7 @@ def _(kind, folder):
     return [(name, type(value).__name__, plain(value)) for name, value in results.items()]
 
 
-@case("train with a loss of one number a row", differs="refused here, with the cure; MindSpore adds the rows up")
+@case("train with a loss of one number per row", differs="refused here, with the cure; MindSpore adds the rows up")
 def _(kind, folder):
     made = model(kind, None, nn.MSELoss(reduction="none"))
     try:

@@ -173,7 +173,7 @@ class Embedding(nn.Cell):
         self.indirect = indirect
         hide(self, "window", window)
         for attribute in ("rows", "reading", "step_map", "reading_map"):
-            hide(self, f"window_{attribute}", getattr(window, attribute))
+            hide(self, f"working_{attribute}", getattr(window, attribute))
         if (group := self.__dict__.get("group")) is not None:
             group.refresh()
 
@@ -259,11 +259,11 @@ class Embedding(nn.Cell):
         """Return places in the table's window for `positions` of a chunk's column, 0 being padding; graph code."""
         if not self.indirect:
             return positions
-        return ops.gather(self.window_reading_map if self.reading else self.window_step_map, positions, 0)
+        return ops.gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
 
     def vectors(self, places):
         """Return the vectors at `places` of the window; graph code."""
-        return ops.gather(self.window_reading if self.reading else self.window_rows, places, 0)
+        return ops.gather(self.working_reading if self.reading else self.working_rows, places, 0)
 
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""

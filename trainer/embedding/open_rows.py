@@ -1,7 +1,7 @@
 """The rows of an accumulation window that is not complete yet: how a snapshot holds their gradients.
 
-For each table: ``window_rows`` int32 [n], ``window_positions`` int32 [n], their places in the step's working set, and
-where the table is trained ``window_gradients`` float32 [n + 1, dim], the first of them that of the padding.
+For each table: ``accumulated_rows`` int32 [n]; ``accumulated_positions`` int32 [n], their places in the step's working
+set; and where the table is trained ``accumulated_gradients`` float32 [n + 1, dim], first that of the padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import CheckpointDamagedError
 if TYPE_CHECKING:
     from .tables import SparseTables
 
-ROWS, POSITIONS, GRADIENTS = "window_rows", "window_positions", "window_gradients"
+ROWS, POSITIONS, GRADIENTS = "accumulated_rows", "accumulated_positions", "accumulated_gradients"
 
 
 def _units(tables: SparseTables) -> Iterator[tuple[int, list[int], list[list[str]]]]:

@@ -1,4 +1,4 @@
-"""Which tables are read and updated together: those of one width and row optimizer, in one numbering of rows a step.
+"""Which tables are read and updated together: those of one width and row optimizer, in one numbering of rows per step.
 
 A step's distinct ids are numbered once for a whole bundle of columns. Every table of the bundle keeps the row of an id
 under the id's number, so tables on the same ids need no translation, and many tables need one padded size, one read and

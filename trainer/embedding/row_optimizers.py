@@ -71,7 +71,7 @@ class RowAdagrad(RowOptimizer):
     """``a += g*g; w -= lr * g / sqrt(a)``, as in `nn.Adagrad`.
 
     Source: J. Duchi, E. Hazan, Y. Singer, JMLR 2011; the row-wise form keeps one accumulator per row, the mean of g*g
-    (D. Mudigere et al., ISCA 2022, section 4.1.4), and so takes 4 bytes a row instead of 4 * dim.
+    (D. Mudigere et al., ISCA 2022, section 4.1.4), and so takes 4 bytes per row instead of 4 * dim.
 
     Args:
         lr: see `RowOptimizer`.

@@ -14,7 +14,7 @@ _COARSE = 8192
 
 
 def padded_size(count: int) -> int:
-    """Return `count` rounded up, 2 % to spare: to a power of two where that costs little, else one of 16 an octave.
+    """Return `count` rounded up, 2 % to spare: to a power of two where that costs little, else one of 16 per octave.
 
     Every size is a program of its own, so there should be few.
     """

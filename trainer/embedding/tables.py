@@ -52,7 +52,7 @@ class SparseTables(nn.Cell):
         accumulate: batches of one optimizer update.
 
     Attributes:
-        params: parameters to differentiate, one a trained row group, each [n, dim].
+        params: parameters to differentiate, one per trained row group, each [n, dim].
         gradient_sums: parameters of the same shapes for accumulation, empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
@@ -113,7 +113,7 @@ class SparseTables(nn.Cell):
         sums = iter(self.gradient_sums)
         hide(self, "_sums", [Mirror(next(sums)) if self.gradient_sums and p.trainable else None for p in self.programs])
         for name, table in self.tables.items():
-            _logger.info("table %s: sparse, %d columns a row with its slots", name, table.width)
+            _logger.info("table %s: sparse, %d columns per row with its slots", name, table.width)
         _logger.info("%d sparse tables are read and updated as %d", len(tables), len(groups))
 
     def _make_groups(

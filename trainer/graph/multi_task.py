@@ -31,7 +31,7 @@ class MultiTaskLoss(nn.Cell):
     mean is over the rows that remain, and 0 when none do.
 
     Args:
-        losses: loss of (prediction, label) by task; Cells or functions. A loss that gives a value a row is averaged.
+        losses: loss of (prediction, label) by task; Cells or functions. A loss that gives a value per row is averaged.
             Labels are given the shape of the prediction where they are as many, and its dtype where they are integers.
         weights: weight of a task's loss in the sum; 1 for tasks not named.
         masks: task -> task whose label must be above 0 for a row to count.
@@ -43,7 +43,7 @@ class MultiTaskLoss(nn.Cell):
             is averaged where rows are left out.
 
     Inputs:
-        predictions (dict, tuple or list), then one label tensor a task.
+        predictions (dict, tuple or list), then one label tensor per task.
 
     Outputs:
         Scalar.

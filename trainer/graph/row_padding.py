@@ -49,7 +49,7 @@ class RowPadding:
         most = max(2 * rows, FINE)
         return min((size for size in self._sizes if rows <= size <= most), default=padded_size(rows))
 
-    def judge(self, plain: Any, filled: Any) -> None:
+    def decide(self, plain: Any, filled: Any) -> None:
         """Find out whether filling up is exact from both ways' predictions for the same rows."""
         ones, others = (value if isinstance(value, tuple) else (value,) for value in (plain, filled))
         self.exact = len(ones) == len(others) and all(_same(a, b) for a, b in zip(ones, others, strict=False))

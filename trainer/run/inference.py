@@ -72,7 +72,7 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
             feed = inference_feed(trainer, tail, None, predict=True)
             feed.options.fill_up_to = padded_size(tail.rows) if tail.rows < source.last_rows else size
             filled = _concatenate(list(_predictions(trainer, feed)))
-            padding.judge(_rows(predictions, slice(-tail.rows, None)), filled)
+            padding.decide(_rows(predictions, slice(-tail.rows, None)), filled)
     return predictions
 
 

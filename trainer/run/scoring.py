@@ -119,7 +119,7 @@ class Scoring:
 
         Args:
             chunk: the first chunk.
-            predictions: the network's outputs for its first batch, one a task; None when they do not have its rows.
+            predictions: the network's outputs for its first batch, one per task; None when they do not have its rows.
             group: the processes; they decide by the first rows of all.
 
         Raises:

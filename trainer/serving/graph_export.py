@@ -93,7 +93,7 @@ def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]
 def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]) -> Iterator[list[Parameter]]:
     """Let the network's cells read from parameters of the described sizes, and give them theirs back afterwards."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
-    before = [(cell, cell.reading, cell.indirect, cell.window_reading, cell.window_reading_map) for cell in cells]
+    before = [(cell, cell.reading, cell.indirect, cell.working_reading, cell.working_reading_map) for cell in cells]
     windows: dict[str, tuple[Parameter, Parameter | None]] = {}
     for one in described:
         rows = Parameter(Tensor(np.zeros((one["size"], one["dim"]), np.float32)), name=f"embedding.{one['name']}.rows")
@@ -109,15 +109,15 @@ def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]
         for cell in cells:
             rows, places = windows[cell.spec.name]
             cell.reading, cell.indirect = True, places is not None
-            hide(cell, "window_reading", rows)
+            hide(cell, "working_reading", rows)
             if places is not None:
-                hide(cell, "window_reading_map", places)
+                hide(cell, "working_reading_map", places)
         yield [window for pair in windows.values() for window in pair if window is not None]
     finally:
         for cell, reading, indirect, rows, places in before:
             cell.reading, cell.indirect = reading, indirect
-            hide(cell, "window_reading", rows)
-            hide(cell, "window_reading_map", places)
+            hide(cell, "working_reading", rows)
+            hide(cell, "working_reading_map", places)
         for group in groups:
             group.refresh()
 

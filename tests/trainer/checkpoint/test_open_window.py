@@ -131,7 +131,7 @@ def test_a_snapshot_without_the_gradients_of_its_window_lets_the_rest_of_it_deci
     _, root, _ = runs(True)
     found = checkpoint.find(root / "signal")
     groups = {group: found.tensors(group) for group in found.groups if group != "window"}
-    groups["part.tables"] = {key: value for key, value in groups["part.tables"].items() if "window" not in key}
+    groups["part.tables"] = {key: value for key, value in groups["part.tables"].items() if "accumulated" not in key}
     checkpoint.write(tmp_path, found.step, groups, found.state)
     resumed = make(True, seed=1)
     resumed.fit(batches(), 2, callbacks=[], resume=tmp_path)
@@ -161,9 +161,9 @@ def test_forged_gradients_of_rows_are_refused(runs, tmp_path):
     groups = {group: dict(found.tensors(group)) for group in found.groups}
     resumed = make(True, seed=1)
     for key, wrong in {
-        "window_rows": lambda array: array + 1000,
-        "window_positions": lambda array: array * 0,
-        "window_gradients": lambda array: array[1:],
+        "accumulated_rows": lambda array: array + 1000,
+        "accumulated_positions": lambda array: array * 0,
+        "accumulated_gradients": lambda array: array[1:],
     }.items():
         forged = {**groups["part.tables"], f"bias/{key}": wrong(groups["part.tables"][f"bias/{key}"])}
         checkpoint.write(tmp_path, found.step, {**groups, "part.tables": forged}, found.state)

@@ -103,7 +103,7 @@ def test_eight_steps_a_call_are_eight_single_steps(data, reference):
     assert_same(content(fit(data, clip_norm=1.0, sink_size=8)), reference)
     distinct = np.unique(data["ids"])
     np.testing.assert_array_equal(reference["taste ids"][1:], distinct)  # the first is the default row
-    assert reference["taste rows"].shape == (len(distinct) + 1, 12)  # lazy Adam keeps two slots a column
+    assert reference["taste rows"].shape == (len(distinct) + 1, 12)  # lazy Adam keeps two slots per column
     assert np.abs(reference["bias rows"][1:, 0]).min() > 0
 
 
@@ -187,7 +187,7 @@ def test_tables_and_dense_parameters_have_optimizers_of_their_own(data):
     untouched = {p.name: p.asnumpy() for p in Taste().trainable_params()}
     for name, value in untouched.items():
         np.testing.assert_array_equal(trained[name], value)  # Adam at rate 0
-    assert trained["taste rows"].shape[1] == 8  # one accumulator a column
+    assert trained["taste rows"].shape[1] == 8  # one accumulator per column
     assert (trained["taste rows"][1:, 4:] >= np.float32(0.1)).all()  # where it began
     assert np.abs(trained["bias rows"][1:, 0]).max() > 0.3
 
