@@ -100,14 +100,16 @@ class TableFeed(ChunkTransform, Stateful):
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Check that such states can be restored; nothing is changed. Errors of `saved_tables.check_states`."""
         check_states(self.tables.tables, states)
-        open_rows.check(self.tables, states[-1])
+        for state in states[-1:]:
+            open_rows.check(self.tables, state)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order; a full state starts over."""
         self.delta_policy.broken()
         for state in states:
             self.tables.restore(state)
-        open_rows.restore(self.tables, states[-1]["arrays"])
+        for state in states[-1:]:
+            open_rows.restore(self.tables, state["arrays"])
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""

@@ -34,6 +34,7 @@ class TablePlan:
         rows: distinct rows of the chunk, int32 [u]; of a chunk that is only read, the row of every id, -1 for none.
         group: index of the table's row group.
         start: position of the first of `rows` in the group's working set, or window.
+        ids: of a chunk that is only read from a table that evicts, the ids that `rows` were found for; else None.
         reading_map: position of every id of a chunk that is only read, int32 [map size], where the table translates.
     """
 
@@ -41,6 +42,7 @@ class TablePlan:
     rows: np.ndarray
     group: int
     start: int = 1
+    ids: np.ndarray | None = None
     reading_map: np.ndarray | None = None
 
 

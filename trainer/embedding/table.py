@@ -176,6 +176,20 @@ class SparseTable:
             rows[padding] = PADDING
         return rows
 
+    def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
+        """Write the weights that `ids` (int64 [n]) had after the last committed plan to `out`, float32 [n, dim].
+
+        That is the default row where an id was unknown. At `padding` (bool [n]) nothing is written.
+        """
+        with self.lock:
+            self.store.read_part(self.lookup(ids, padding), out)
+            # plans ahead may have taken their rows already; what the earliest one found is what was trained
+            for evicted in (one for plan in reversed(self.pending) for one in reversed(plan.evicted)):
+                order = np.argsort(evicted.ids)
+                places = order[np.minimum(np.searchsorted(evicted.ids, ids, sorter=order), len(order) - 1)]
+                same = (evicted.ids[places] == ids) & ~padding
+                out[same] = evicted.values[places[same], : self.spec.dim]
+
     # -- planning ------------------------------------------------------------------------------------------------
 
     def plan(

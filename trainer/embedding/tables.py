@@ -218,8 +218,11 @@ class SparseTables(nn.Cell):
         window = self._reading[index].array(plan.sizes[index])
         window[0] = 0.0
         for part in parts:
-            table = self.planner.tables[part.table]
-            table.store.read_part(part.rows, window[part.start : part.start + len(part.rows)])
+            table, out = self.planner.tables[part.table], window[part.start : part.start + len(part.rows)]
+            if part.ids is None:
+                table.store.read_part(part.rows, out)
+            else:
+                table.read_trained(part.ids, part.rows < 0, out)
         self._reading[index].push()
         if (places := parts[0].reading_map) is not None:
             self._reading_maps[index].array(len(places))[:] = places

@@ -46,7 +46,7 @@ class Windows:
             for group in bundle.groups:
                 index = self.groups[group].tables[place]
                 rows = self.tables[index].lookup(flat, padding_of(self.tables[index], flat))
-                plan.tables.append(TablePlan(index, rows, group, start))
+                plan.tables.append(TablePlan(index, rows, group, start, self._kept(index, flat)))
             # tables of one bundle agree on what is padding
             positions.append(np.where(rows < 0, np.int32(0), place_of).reshape(part.shape))
             start += len(flat)
@@ -63,7 +63,7 @@ class Windows:
             table = self.tables[index]
             flat = ids[:, :, reads].reshape(-1)
             rows = table.lookup(flat, padding_of(table, flat))
-            part = TablePlan(index, rows, group)
+            part = TablePlan(index, rows, group, ids=self._kept(index, flat))
             plan.sizes[group] = self._size(group, len(rows) + 1)
             plan.map_sizes[index] = self._map_size(index, ids.size + 1)
             part.reading_map = np.zeros(plan.map_sizes[index], np.int32)
@@ -72,6 +72,10 @@ class Windows:
             inputs += [marker(batches, plan.sizes[group]), marker(batches, plan.map_sizes[index])]
             plan.tables.append(part)
         return places
+
+    def _kept(self, index: int, ids: np.ndarray) -> np.ndarray | None:
+        # until the rows are read, training that is prepared meanwhile may give them to other ids
+        return ids if self.tables[index].spec.eviction is not None else None
 
     def _size(self, group: int, needed: int) -> int:
         # programs go on finding the parameter they were compiled with, so a window never shrinks

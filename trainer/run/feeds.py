@@ -90,8 +90,12 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     if options.guard:
         feed_options.inspect = describe_non_finite
     feed = Feed(source, feed_options)
-    find_tables(trainer, feed)
-    check_training(trainer, source)
+    try:
+        find_tables(trainer, feed)
+        check_training(trainer, source)
+    except Exception:
+        feed.close()
+        raise
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
         if trainer.group.size > 1:

@@ -89,11 +89,12 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 
 def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
-    read_tables(trainer, feed)
-    synchronize(trainer)
-    cell = trainer.builder.predict_cell()
-    with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
-        yield from loop.predict(trainer, feed, cell)
+    with contextlib.closing(feed):
+        read_tables(trainer, feed)
+        synchronize(trainer)
+        cell = trainer.builder.predict_cell()
+        with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
+            yield from loop.predict(trainer, feed, cell)
     signals.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,22 +53,21 @@ def fit(
 ) -> History:
     """Do what `Trainer.fit` says."""
     checks.epochs(epochs)
-    valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size)
-    in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
-    if in_memory and not is_arrays(train_dataset):
-        batch_size = None  # it was for the validation arrays
-    source = make_shard(
-        train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
-    )
-    every = Every(valid_every) if isinstance(valid_every, int) else valid_every
-    trainer.state.progress.step_in_epoch = 0
-    with call(trainer, Phase.FIT, callbacks) as signals:
-        options = run_options(trainer, trainer.callbacks)
-        feed = training_feed(trainer, source, options, steps_per_call)
-        try:
+    with contextlib.ExitStack() as opened:
+        valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, opened)
+        in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
+        if in_memory and not is_arrays(train_dataset):
+            batch_size = None  # it was for the validation arrays
+        source = make_shard(
+            train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
+        )
+        every = Every(valid_every) if isinstance(valid_every, int) else valid_every
+        trainer.state.progress.step_in_epoch = 0
+        with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
+            options = run_options(trainer, trainer.callbacks)
             train(
                 trainer,
-                feed,
+                training_feed(trainer, source, options, steps_per_call),
                 options,
                 Cursor(source, trainer.state.progress, every),
                 resume=resume,
@@ -77,9 +77,6 @@ def fit(
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
                 valid_sets=tuple(valid),
             )
-        finally:
-            for valid_feed in valid.values():
-                valid_feed.close()
     signals.leave()
     return trainer.history
 
@@ -108,12 +105,13 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _validation_feeds(
-    trainer: Trainer, train_dataset: Any, valid_dataset: Any, batch_size: int | None
+    trainer: Trainer, train_dataset: Any, valid_dataset: Any, batch_size: int | None, opened: contextlib.ExitStack
 ) -> dict[str, Feed]:
     feeds = {}
     for name, data in named_sets(valid_dataset).items():
         data = column_checks.in_order_of(train_dataset, data)
         feeds[name] = inference_feed(trainer, data, batch_size if is_arrays(data) else None)
+        opened.callback(feeds[name].close)
     return feeds
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from trainer import Every, ModelCheckpoint, Trainer
+from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad
 from trainer.embedding.hashing import first_rows
 from trainer.errors import CheckpointMismatchError, ConfigurationError
@@ -312,3 +312,36 @@ def test_a_network_without_an_optimizer_is_applied_but_not_trained(data):
     assert trainer.predict(data["ids"][:5], data["x"][:5]).shape == (5, 1)
     with pytest.raises(ConfigurationError, match="2 sparse Embedding cells"):
         trainer.fit(data, batch_size=BATCH)
+
+
+class Recent(nn.Cell):
+    """A table that keeps the ids seen last."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Embedding(2, 96, mode="sparse", name="recent", eviction=Eviction("lru"), scale=1.0)
+        self.top = nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, ids):
+        return self.top(self.table(ids))
+
+
+def test_a_validation_reads_what_was_trained_whatever_is_evicted_ahead():
+    ids = np.arange(20 * 8).reshape(20, 8)
+    data = [{"ids": part, "label": (part[:, None] % 2).astype(np.float32)} for part in ids]
+
+    def losses(steps, callbacks=(), valid=None, every=None):
+        network = Recent()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.5))
+        trainer.fit(data, 1, valid, every, callbacks=list(callbacks), max_steps=steps, sink_size=1)
+        return trainer
+
+    # give the thread that prepares time to plan, and evict for, the steps that come next
+    wait = LambdaCallback(
+        on_train_step_end=lambda trainer: time.sleep(0.3 if trainer.state.progress.global_step > 9 else 0)
+    )
+    trained = losses(14, [wait], data[:14], Every(steps=1))
+    measured = dict(zip(trained.history.steps["val_loss"], trained.history.history["val_loss"], strict=True))
+    assert len({measured[step] for step in (11, 12, 13)}) == 3
+    assert measured[12] == losses(12).evaluate(data[:14])["loss"]
+    assert trained.tables.tables.tables["recent"].counters["evicted"] > 0
