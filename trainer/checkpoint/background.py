@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import CheckpointError
+from .frozen import Frozen
 from .snapshot_writer import Contents, TensorGroups, prepare, store
-
-_logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
@@ -25,39 +23,22 @@ class BackgroundWriter:
     The tensors are copied into buffers that are kept from one snapshot to the next, so their memory is held as long as
     the writer. Touching fresh memory is what makes a copy slow: 1 GB took 2.5 s into new and 0.06 s into kept buffers.
 
-    Args:
-        then: called in the writing thread with the path of each snapshot once it is durable, for example to move the
-            `last` pointer and prune. What it raises counts as a failure of the write.
-
     Attributes:
         hold_seconds: for each of the newest 1000 snapshots, how long `submit` held its caller, waiting for the write
             before included.
-        max_hold: the longest of all, 0.0 before the first.
     """
 
-    def __init__(self, then: Callable[[Path], None] | None = None) -> None:
-        self._then = then
+    def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._durable: list[Path] = []
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
         self.hold_seconds: deque[float] = deque(maxlen=1000)
-        self.max_hold = 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a write is in flight."""
-        return self._thread is not None and self._thread.is_alive()
 
     @property
     def has_news(self) -> bool:
         """Whether `check` has anything to report."""
         return bool(self._durable) or self._failure is not None
-
-    @property
-    def last_hold(self) -> float:
-        """Seconds the newest snapshot held its caller; 0.0 before the first."""
-        return self.hold_seconds[-1] if self.hold_seconds else 0.0
 
     def submit(
         self,
@@ -65,16 +46,11 @@ class BackgroundWriter:
         step: int,
         tensors: TensorGroups,
         state: Mapping[str, Any],
-        *,
-        config: str | None = None,
-        files: Mapping[str, Path | bytes] | None = None,
-        base: str | tuple[str, str] | None = None,
-        identity: str | None = None,
+        **options: Any,
     ) -> None:
         """Copy the tensors, encode the state and start writing; waits first while a write is in flight.
 
-        Arguments as in `trainer.checkpoint.write`. On return the tensors and the state may change; paths in `files` may
-        not until the write is done.
+        Arguments as in `trainer.checkpoint.write`. On return the tensors and the state may change.
 
         Raises:
             CheckpointError: the write before this one failed (this one is then not started), or something given cannot
@@ -83,12 +59,11 @@ class BackgroundWriter:
         started = time.perf_counter()
         self.wait()
         copied = self._copied(tensors)
-        contents = prepare(step, copied, state, config=config, files=files, base=base, identity=identity)
+        contents = prepare(step, copied, state, **options)
         # Not a daemon: an interpreter that exits finishes the write instead of leaving half of it.
         self._thread = threading.Thread(target=self._write, args=(Path(root), contents), name="snapshot-writer")
         self._thread.start()
         self.hold_seconds.append(time.perf_counter() - started)
-        self.max_hold = max(self.max_hold, self.last_hold)
 
     def check(self) -> list[Path]:
         """Return the snapshots that became durable since the last call; never waits. Call it at every step.
@@ -127,23 +102,9 @@ class BackgroundWriter:
         finally:
             self._buffers.clear()
 
-    def __enter__(self) -> BackgroundWriter:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        try:
-            self.close()
-        except CheckpointError as failure:
-            if error is None:
-                raise
-            _logger.error("the snapshot being written failed too: %s", str(failure))  # the first error matters more
-
     def _write(self, root: Path, contents: Contents) -> None:
         try:
-            path = store(root, contents)
-            self._durable = [*self._durable, path]
-            if self._then is not None:
-                self._then(path)
+            self._durable = [*self._durable, store(root, contents)]
         except BaseException as error:
             self._failure = error
 
@@ -153,8 +114,8 @@ class BackgroundWriter:
         for group, arrays in tensors.items():
             copies[group] = {}
             for name, value in arrays.items():
-                if getattr(value, "frozen", False):
-                    copies[group][name] = value  # cannot change any more; becomes an array in the writing thread
+                if isinstance(value, Frozen):  # cannot change any more; becomes an array in the writing thread
+                    copies[group][name] = value
                     continue
                 array = np.asarray(value)
                 buffer = self._buffers.get((group, name))

@@ -1,9 +1,8 @@
-"""Plain MindSpore .ckpt files in and out, and the comparison of what a network expects with what was found."""
+"""Weights from plain MindSpore .ckpt files, and the comparison of what a network expects with what was found."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,74 +18,6 @@ Signature = tuple[tuple[int, ...], Any]
 """Shape and dtype of a parameter; the dtype is anything `numpy.dtype` takes, MindSpore's dtypes included."""
 
 _LISTED = 10
-
-
-def save_ckpt(source: Any, path: str | os.PathLike[str]) -> Path:
-    """Save weights as a plain MindSpore checkpoint that `mindspore.load_checkpoint` reads.
-
-    MindSpore removes the old file before it writes; here the new one is written aside, forced to the disk and renamed
-    over the old one.
-
-    Args:
-        source: a network (nn.Cell), or name -> Parameter, Tensor or NumPy array, or an iterable of Parameters.
-        path: the file; ".ckpt" is appended when missing. Its folder is made when missing.
-
-    Returns:
-        The path written.
-
-    Raises:
-        CheckpointError: `source` is none of the above, or the file cannot be written.
-    """
-    import mindspore
-
-    path = Path(path)
-    if path.suffix != ".ckpt":
-        path = path.with_name(path.name + ".ckpt")
-    content = _savable(source, mindspore)
-    aside = durable.temporary_name(path, "tmp").with_suffix(".ckpt")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # MindSpore logs a critical error and raises an error without errno: find a folder that refuses first.
-        with open(aside, "xb"):
-            pass
-        mindspore.save_checkpoint(content, str(aside))
-        with open(aside, "rb") as file:
-            durable.sync_file(file.fileno())
-        os.chmod(aside, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
-        os.replace(aside, path)
-        durable.sync_folder(path.parent)
-    except OSError as error:
-        raise durable.write_error("checkpoint", path, error) from error
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise CheckpointError(f"cannot write checkpoint {path}: {error}") from error
-    finally:
-        for leftover in (aside, aside.with_suffix(".tmp")):  # the second is MindSpore's own
-            leftover.unlink(missing_ok=True)
-    return path
-
-
-def _savable(source: Any, mindspore: Any) -> Any:
-    if isinstance(source, mindspore.nn.Cell):
-        return source
-    if isinstance(source, Mapping):
-        pairs = list(source.items())
-    elif isinstance(source, Iterable) and not isinstance(source, str | bytes | np.ndarray | mindspore.Tensor):
-        pairs = [(getattr(parameter, "name", None), parameter) for parameter in source]
-    else:
-        pairs = [(None, source)]
-    entries = []
-    for name, value in pairs:
-        if isinstance(value, np.ndarray | np.generic):
-            value = mindspore.Tensor(np.asarray(value))
-        if not isinstance(name, str) or not isinstance(value, mindspore.Tensor):
-            raise CheckpointError(
-                "save_ckpt takes a network, a mapping of names to Parameters, Tensors or arrays, or Parameters; "
-                f"received {type(source).__name__} with {name!r}: {type(value).__name__}"
-            )
-        entries.append({"name": name, "data": value})
-    if not entries:
-        raise CheckpointError("save_ckpt received no parameters")
-    return entries
 
 
 def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

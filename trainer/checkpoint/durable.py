@@ -12,7 +12,7 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
@@ -169,17 +169,6 @@ def sum_and_sync(path: Path) -> tuple[int, int]:
             size, crc = size + len(block), zlib.crc32(block, crc)
         sync_file(file.fileno())
     return size, crc
-
-
-def file_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in blocks.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            yield block
 
 
 def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:

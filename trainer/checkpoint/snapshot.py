@@ -153,35 +153,12 @@ class Snapshot:
             raise CheckpointError(f"{self.path} has no tensor group {group!r}; it has {list(self._tensors)}{hint}")
         return dict(self._tensors[group])
 
-    def file(self, name: str) -> Path:
-        """Return the path of a file given to `write` as `files`.
-
-        Raises:
-            CheckpointError: there is no such file.
-        """
-        if name not in self.manifest.files:
-            hint = did_you_mean(name, self.manifest.files)
-            raise CheckpointError(f"{self.path} has no file {name!r}; it has {sorted(self.manifest.files)}{hint}")
-        return self.path / name
-
     def chain(self) -> list[Snapshot]:
         """Return the snapshots to apply in order: the one that builds on nothing first, this one last."""
         snapshots = [self]
         while snapshots[-1].base is not None:
             snapshots.append(snapshots[-1].base)
         return snapshots[::-1]
-
-    def verify(self) -> None:
-        """Check every file, of the bases too, against its checksum once more, and that nobody replaced a base.
-
-        Raises:
-            CheckpointDamagedError: naming the file and what is wrong with it.
-        """
-        for snapshot in self.chain():
-            if Manifest.load(snapshot.path).digest != snapshot.manifest.digest:
-                raise CheckpointDamagedError(f"{snapshot.path} was replaced since it was read")
-            for file, (size, crc) in snapshot.manifest.files.items():
-                manifest.verified(snapshot.path / file, size, crc)
 
     def __repr__(self) -> str:
         return f"Snapshot({str(self.path)!r}, step={self.step}, groups={list(self._tensors)})"

@@ -6,7 +6,6 @@ A snapshot is a folder ``root/step_00001000/``:
     state.json            everything else, as JSON that round-trips exactly (see `trainer.checkpoint.strict_json`)
     config.yaml           the resolved configuration, when there is one
     versions.json         versions of Python, NumPy, MindSpore and this package
-    <file>                further files given to `write`
     manifest.json         sizes and CRC-32 sums of all of them, and of itself; written last
 
 It is written under a hidden temporary name in the same root, every file and the folder forced to the disk, and only
@@ -38,7 +37,7 @@ from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
 from .folder_writer import FolderWriter
 from .manifest import FILE_NAME
-from .snapshot import CONFIG, KIND, RESERVED, STATE, STEP_NAME, TENSOR_SUFFIX, VERSIONS, Manifest
+from .snapshot import CONFIG, KIND, STATE, STEP_NAME, TENSOR_SUFFIX, VERSIONS, Manifest
 
 TensorGroups = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -52,7 +51,6 @@ class Contents:
     step: int
     tensors: TensorGroups
     documents: Mapping[str, bytes]
-    files: Mapping[str, Path | bytes]
     base: str | tuple[str, str] | None
     id: str | None = None
 
@@ -70,28 +68,27 @@ def prepare(
     state: Mapping[str, Any],
     *,
     config: str | None = None,
-    files: Mapping[str, Path | bytes] | None = None,
     base: str | tuple[str, str] | None = None,
     identity: str | None = None,
 ) -> Contents:
-    """Check what is to be written and encode all but the tensors. Arguments as in `write`.
+    """Check what is to be written and encode all but the tensors.
+
+    Args:
+        step: optimizer steps done.
+        tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not change meanwhile.
+        state: everything else (see `trainer.checkpoint.strict_json` for what it may hold).
+        config: text for config.yaml.
+        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
+            was replaced since; it is kept as long as this one.
+        identity: the snapshot's id, unique to this write; None makes one.
 
     Raises:
         CheckpointError: a name that is no plain file name, or a value that cannot be stored; the message names it.
     """
     name = step_name(step)
-    files = dict(files or {})
     for group in tensors:
         if not isinstance(group, str) or not FILE_NAME.fullmatch(group):
             raise CheckpointError(f"tensor group {group!r} is no plain file name (letters, digits, '_', '-', '.')")
-    for file in files:
-        if (
-            not isinstance(file, str)
-            or not FILE_NAME.fullmatch(file)
-            or file.endswith(TENSOR_SUFFIX)
-            or file in RESERVED
-        ):
-            raise CheckpointError(f"file name {file!r} is not accepted; it takes a plain name other than {RESERVED}")
     base_name = base[0] if isinstance(base, tuple) else base
     if base_name == name:
         raise CheckpointError(f"{name} cannot build on itself")
@@ -104,35 +101,19 @@ def prepare(
             documents[CONFIG] = config.encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"state or config of {name} cannot be stored: {error}") from error
-    return Contents(int(step), tensors, documents, files, base, identity)
+    return Contents(int(step), tensors, documents, base, identity)
 
 
 def write(
-    root: str | os.PathLike[str],
-    step: int,
-    tensors: TensorGroups,
-    state: Mapping[str, Any],
-    *,
-    config: str | None = None,
-    files: Mapping[str, Path | bytes] | None = None,
-    base: str | tuple[str, str] | None = None,
-    identity: str | None = None,
+    root: str | os.PathLike[str], step: int, tensors: TensorGroups, state: Mapping[str, Any], **options: Any
 ) -> Path:
-    """Write a snapshot; when this returns it is on the disk for good.
+    """Write a snapshot, with the arguments of `prepare`; when this returns it is on the disk for good.
 
     A snapshot of the same step is replaced; at every moment one of the two is whole and found. Whatever fails, earlier
     snapshots stay as they are.
 
     Args:
         root: folder of snapshots; made when missing.
-        step: optimizer steps done.
-        tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not change meanwhile.
-        state: everything else (see `trainer.checkpoint.strict_json` for what it may hold).
-        config: text for config.yaml.
-        files: name -> bytes, or a path to copy.
-        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
-            was replaced since; it is kept as long as this one.
-        identity: the snapshot's id, unique to this write; None makes one.
 
     Returns:
         The folder of the snapshot, ``root/step_00001000``.
@@ -141,8 +122,7 @@ def write(
         CheckpointError: disk full, folder read-only, no permission, or something that cannot be stored; the message
             names the path, what the system said and what to do.
     """
-    contents = prepare(step, tensors, state, config=config, files=files, base=base, identity=identity)
-    return store(root, contents)
+    return store(root, prepare(step, tensors, state, **options))
 
 
 def store(root: str | os.PathLike[str], contents: Contents) -> Path:
@@ -176,15 +156,6 @@ def _file_contents(contents: Contents) -> Iterator[tuple[str, Any]]:
         yield name, [content]
     for group, tensors in contents.tensors.items():
         yield group + TENSOR_SUFFIX, tensor_file.blocks(tensors)
-    for name, source in contents.files.items():
-        yield name, [source] if isinstance(source, bytes) else _copy_of(Path(source))
-
-
-def _copy_of(source: Path) -> Iterator[bytes]:
-    try:
-        yield from durable.file_blocks(source)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {source} to put it into a snapshot: {error.strerror or error}") from error
 
 
 def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, Any] | None:

@@ -8,45 +8,17 @@ Taking a state happens between two steps and only remembers what is meant. It is
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..checkpoint.frozen import Frozen
 from ..errors import CheckpointDamagedError
 from .row_store import CopyOnWriteView
 from .saved_tables import check_identity
 from .table import DEFAULT_ROW, SparseTable, dirty_column
 from .undo_log import Evicted, UndoRecord
-
-
-class Frozen:
-    """An array as it is at one moment, made when somebody asks for it, on any thread.
-
-    Attributes:
-        frozen: tells writers that no copy is needed to protect it from changes.
-        dtype: type of its elements.
-    """
-
-    frozen = True
-
-    def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:
-        self._make: Callable[[], np.ndarray] | None = make
-        self._array: np.ndarray | None = None
-        self._lock = threading.Lock()
-        self.dtype = np.dtype(dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape; makes the array."""
-        return np.asarray(self).shape
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        with self._lock:
-            if self._array is None:
-                self._array, self._make = self._make(), None
-        return self._array if dtype is None else self._array.astype(dtype, copy=False)
 
 
 class _Shot:

@@ -58,7 +58,6 @@ def tmpfs(folder: Path, size: str):
 
 class TestContents:
     def test_everything_comes_back_as_given(self, tmp_path):
-        (tmp_path / "table.bin").write_bytes(b"rows" * 1000)
         random.seed(5)
         state = {
             "progress": {"global_step": 7, "samples_seen": 2**70},
@@ -74,15 +73,13 @@ class TestContents:
             "none": None,
             "flag": True,
         }
-        files = {"table.bin": tmp_path / "table.bin", "map.json": b"{}"}
-        path = checkpoint.write(tmp_path / "a" / "run", 7, tensors(7), state, config="lr: 0.1  # ü\n", files=files)
+        path = checkpoint.write(tmp_path / "a" / "run", 7, tensors(7), state, config="lr: 0.1  # ü\n")
 
         snapshot = checkpoint.read(path)
         assert path == tmp_path / "a" / "run" / "step_00000007"
         assert_holds(snapshot, 7)
         assert snapshot.groups == ("model", "optimizer")
         assert snapshot.config == "lr: 0.1  # ü\n"
-        assert snapshot.file("table.bin").read_bytes() == b"rows" * 1000
         assert snapshot.versions["numpy"] == np.__version__
         assert math.isnan(snapshot.state["last"])
         assert snapshot.state["numpy"][1].dtype == np.uint32
@@ -118,8 +115,6 @@ class TestContents:
             ({"state": {"callbacks": [{"x": object()}]}}, r"callbacks\[0\].x is a builtins.object"),
             ({"tensors": {"model": {"w": np.array(["a"])}}}, "tensor 'w' has dtype <U1"),
             ({"tensors": {"../model": {}}}, "'../model' is no plain file name"),
-            ({"files": {"state.json": b""}}, "'state.json' is not accepted"),
-            ({"files": {"x": Path("/nowhere/at/all")}}, "cannot read /nowhere/at/all"),
             ({"config": "name: \ud800"}, "config of step_00000004 cannot be stored"),
             ({"step": -1}, "step takes a whole number >= 0; received -1"),
             ({"base": "step_00000003"}, "there is no such snapshot"),
@@ -131,13 +126,11 @@ class TestContents:
             checkpoint.write(tmp_path, given.pop("step"), given.pop("tensors"), given.pop("state"), **given)
         assert os.listdir(tmp_path) == []
 
-    def test_unknown_group_and_file_name_the_nearest(self, tmp_path):
+    def test_an_unknown_group_names_the_nearest(self, tmp_path):
         write(tmp_path, 1)
         snapshot = checkpoint.find(tmp_path)
         with pytest.raises(CheckpointError, match="did you mean 'optimizer'"):
             snapshot.tensors("optimiser")
-        with pytest.raises(CheckpointError, match=r"did you mean 'state.json'"):
-            snapshot.file("sate.json")
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
     def test_every_file_is_on_the_disk_before_the_name_appears(self, tmp_path, monkeypatch):
@@ -149,7 +142,7 @@ class TestContents:
         monkeypatch.setattr(
             os, "rename", lambda old, new: (events.append(("rename", Path(old).name)), rename(old, new))
         )
-        path = checkpoint.write(tmp_path, 1, tensors(1), {}, config="a: 1\n", files={"x": b"1"})
+        path = checkpoint.write(tmp_path, 1, tensors(1), {}, config="a: 1\n")
         renamed = next(index for index, event in enumerate(events) if event[0] == "rename")
         assert set(os.listdir(path)) < set(events[:renamed])
         assert events[renamed - 2] == "manifest.json"
