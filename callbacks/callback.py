@@ -74,14 +74,14 @@ class Callback:
         non_finite: what the training step does about a loss or gradient that is not finite: "skip" leaves the update
             out, "terminate" all later ones too; None: this callback asks for neither.
         main_only: whether it runs on rank 0 alone of several processes: for what shows or writes what all know.
-        root: folder of this callback's snapshots, where a resumed run looks for the newest; None for none.
+        snapshot_root: folder of this callback's snapshots, where a resumed run looks for the newest; None for none.
     """
 
     order: int = 0
     monitor: str | None = None
     non_finite: str | None = None
     main_only: bool = False
-    root: Path | None = None
+    snapshot_root: Path | None = None
 
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""

@@ -181,7 +181,7 @@ class AdaptedCallback(Callback):
         params.clear()
         # A new context, since a stop once requested stays in the old one.
         self.run_context = RunContext(params)
-        limit = getattr(state.limits, "epochs", None)
+        limit = None if state.limits is None else state.limits.epochs
         params.update(
             mode="train",
             network=trainer.network,

@@ -80,6 +80,11 @@ class ModelCheckpoint(Callback):
         self._measured: float | None = None
         self._saved_step: int | None = None
 
+    @property
+    def snapshot_root(self) -> Path | None:
+        """The folder, once `setup` has decided on it."""
+        return self.root
+
     # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:

@@ -142,7 +142,8 @@ class ProgressBar(Callback):
     def _title(self, trainer: Trainer) -> str:
         if self._online:
             return "online"
-        total = getattr(trainer.state.limits, "epochs", None)
+        limits = trainer.state.limits
+        total = None if limits is None else limits.epochs
         return f"epoch {self._epoch}/{total}" if total else f"epoch {self._epoch}"
 
     def _draw(self, trainer: Trainer, loss: dict[str, float]) -> None:

@@ -46,9 +46,9 @@ def test_a_row_that_is_lost_a_value_that_is_changed_and_an_exception_of_python_a
     def wrong(column, *rest):
         return convert(column, *rest)[0] + 1, None
 
-    convert, push = Column.convert, files.FileStream._push
+    convert, poll = Column.convert, files.FileStream.poll
     for name, replace in (
-        ("lost", lambda m: m.setattr(files.FileStream, "_push", lambda self, batch: push(self, lossy(batch)))),
+        ("lost", lambda m: m.setattr(files.FileStream, "poll", lambda *given: lossy(poll(*given)))),
         ("changed", lambda m: m.setattr(Column, "convert", wrong)),
         ("raised", lambda m: m.setattr(files, "kind_of", lambda name, format: 1 / 0)),
     ):

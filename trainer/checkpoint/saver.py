@@ -234,7 +234,7 @@ class Saver:
             self.load(path, cursor=cursor)
             return True
         folders = [self._trainer.run_dir / FOLDER] if self._trainer.run_dir else []
-        folders += [Path(c.root) for c in self._trainer.callbacks if c.root is not None]
+        folders += [Path(c.snapshot_root) for c in self._trainer.callbacks if c.snapshot_root is not None]
         if not folders:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
         reasons = []

@@ -22,7 +22,12 @@ class RowOptimizer(nn.Cell):
 
     Args:
         lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
+
+    Attributes:
+        numbers: names of the attributes that define the update.
     """
+
+    numbers: tuple[str, ...] = ("lr",)
 
     def __init__(self, lr: float | None = None) -> None:
         super().__init__(auto_prefix=False)
@@ -50,9 +55,7 @@ class RowOptimizer(nn.Cell):
 
     def settings(self) -> dict[str, float | bool | str | None]:
         """Return the name and the numbers that define the update, for checks on restore."""
-        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self._numbers}}
-
-    _numbers: tuple[str, ...] = ("lr",)
+        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}
 
 
 class RowSGD(RowOptimizer):
@@ -79,7 +82,7 @@ class RowAdagrad(RowOptimizer):
         row_wise: one accumulator per row.
     """
 
-    _numbers = ("lr", "accum", "row_wise")
+    numbers = ("lr", "accum", "row_wise")
 
     def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
         super().__init__(lr)
@@ -113,7 +116,7 @@ class RowAdam(RowOptimizer):
         eps: added to the root of the second moment.
     """
 
-    _numbers = ("lr", "beta1", "beta2", "eps")
+    numbers = ("lr", "beta1", "beta2", "eps")
 
     def __init__(self, lr: float | None = None, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
         super().__init__(lr)
@@ -153,7 +156,7 @@ class RowFTRL(RowOptimizer):
         l2: L2 regularization.
     """
 
-    _numbers = ("lr", "accum", "lr_power", "l1", "l2")
+    numbers = ("lr", "accum", "lr_power", "l1", "l2")
 
     def __init__(
         self,

@@ -263,7 +263,7 @@ class TableReader:
         try:
             self._refresh()
             if address >= self._starts[-1]:
-                if finished and getattr(self._file, "incomplete", False):
+                if finished and isinstance(self._file, self._arrow.StreamFile) and self._file.incomplete:
                     raise StreamError(f"segment {self.path} is damaged: its last record batch is incomplete")
                 return None
             group = int(np.searchsorted(self._starts, address, side="right")) - 1

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
+import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -345,3 +347,27 @@ def test_a_validation_reads_what_was_trained_whatever_is_evicted_ahead():
     assert len({measured[step] for step in (11, 12, 13)}) == 3
     assert measured[12] == losses(12).evaluate(data[:14])["loss"]
     assert trained.tables.tables.tables["recent"].counters["evicted"] > 0
+
+
+def test_a_pipeline_is_stopped_when_its_columns_turn_out_to_be_unusable(data):
+    class Shifted(Recent):
+        def construct(self, x):
+            return self.top(self.table((x * 2).astype("int32")).sum(axis=1))
+
+    pipeline = ms_dataset.NumpySlicesDataset({"x": data["x"], "label": data["label"]}).batch(BATCH)
+    made, make = [], pipeline.create_tuple_iterator
+
+    def watched(*given, **options):
+        made.append(mock.MagicMock())
+        iterator = make(*given, **options)
+        made[-1].__iter__.side_effect = lambda: iter(iterator)
+        made[-1].stop.side_effect = iterator.stop
+        return made[-1]
+
+    pipeline.create_tuple_iterator = watched
+    network = Shifted()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(ConfigurationError, match="no input column holds integers"):
+        trainer.fit(pipeline, callbacks=[])
+    assert made
+    assert all(iterator.stop.called for iterator in made)

@@ -133,7 +133,7 @@ def test_training_on_does_not_change_a_state_that_was_taken():
     run(table, 30, 90, ahead=0)
     assert np.array_equal(np.array(arrays["values"]), expected["values"])
     assert not np.array_equal(table.store.read(expected["rows"]), expected["values"])
-    assert not table.store._views
+    assert not table.store.is_frozen
 
 
 def test_a_cut_survives_growth_and_partial_copies(tmp_path):

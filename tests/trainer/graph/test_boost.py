@@ -91,7 +91,6 @@ class TestConfiguration:
                 assert trainer.boost_parts == ("gradient_centralization", off)
             trainer.evaluate(data, batch_size=32)
         assert caplog.text.count("gradient freezing is off: embedding tables train in whole steps") == 1
-        assert trainer.builder._frozen == {}
 
     def test_a_whole_step_cannot_be_boosted(self, linear):
         network = linear()

@@ -48,7 +48,7 @@ def test_adwin_follows_the_mean_and_forgets_the_old_one():
     assert detector.width == 3000
     assert detector.mean == pytest.approx(values.mean(), rel=1e-12)
     assert detector.variance == pytest.approx(values.var(), rel=1e-9)
-    assert sum(map(len, detector._levels)) < 60
+    assert sum(map(len, detector.state_dict()["levels"])) < 60
     fired = [detector.update(value) for value in generator.normal(0.5, 0.1, 1000)]
     assert 0 < fired.index(True) < 60
     assert detector.mean == pytest.approx(0.5, abs=0.02)

@@ -18,7 +18,6 @@ from sklearn.metrics import roc_auc_score
 
 from callbacks import Callback, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
-from trainer.embedding import Embedding, RowSGD
 from trainer.errors import CheckpointError, ConfigurationError, DataError
 from trainer.streams import Column, FileStream, IterableStream, ReplayStream, Schema
 
@@ -254,25 +253,3 @@ def test_a_stream_of_batches_of_many_sizes_is_told_what_they_cost(table, caplog)
     caplog.clear()
     make().online_train(uneven, callbacks=[], batch_size=6)
     assert "rows so far" not in caplog.text
-
-
-def test_a_stream_is_closed_when_its_columns_turn_out_to_be_unusable(table):
-    class Closing(ReplayStream):
-        closed = False
-
-        def close(self):
-            self.closed = True
-            super().close()
-
-    class Shifted(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.table = Embedding(2, mode="sparse")
-
-        def construct(self, x):
-            return self.table((x * 2).astype("int32")).sum()
-
-    stream, network = Closing(table, event_time="time"), Shifted()
-    with pytest.raises(ConfigurationError):
-        Trainer(network, None, RowSGD(0.1)).online_train(stream, [])
-    assert stream.closed
