@@ -59,9 +59,11 @@ class Group:
         options: handed to whoever makes a contender.
         ratios: what is compared.
         same: sets of contenders whose losses must agree.
-        unit: of the figures: "us/step", "rows/s", "ms" or "s".
+        unit: of the figures: "us/step", "rows/s", "ms" or "s"; any other is that of a window's "value".
         goals: smallest value wanted, by contender, where there is no peer.
         most: largest value wanted, likewise.
+        programs: largest number of compiled programs wanted, likewise.
+        windows: rounds, or None for as many as are asked for; for work that takes long.
     """
 
     case: str
@@ -74,6 +76,8 @@ class Group:
     unit: str = "us/step"
     goals: dict[str, float] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
+    programs: dict[str, float] = field(default_factory=dict)
+    windows: int | None = None
 
 
 class ContenderError(RuntimeError):
@@ -167,12 +171,14 @@ class Measured:
         return found
 
     def ratio(self, ratio: Ratio) -> tuple[float, float, float] | None:
-        """Return the median of the paired ratios and their quartiles; None when one side is missing."""
+        """Return the median of the paired ratios of times and their quartiles; None when one side is missing."""
         if not (self.values.get(ratio.ours) and self.values.get(ratio.other)):
             return None
         ours, other = np.array(self.values[ratio.ours]), np.array(self.values[ratio.other])
         count = min(len(ours), len(other))
         pairs = ours[:count] / other[:count]
+        if self.group.unit == "rows/s":
+            pairs = 1 / pairs
         low, middle, high = np.percentile(pairs, [25, 50, 75])
         return float(middle), float(low), float(high)
 
@@ -187,14 +193,21 @@ class Measured:
         return found[0] <= ratio.goal
 
     def met_alone(self, name: str) -> tuple[str, bool] | None:
-        """Return a contender's own goal in words and whether its median meets it; None when it has none."""
-        values = self.values.get(name)
-        if not values or not (name in self.group.goals or name in self.group.most):
+        """Return a contender's own goals in words and whether its medians meet them; None when it has none."""
+        values, group = self.values.get(name), self.group
+        if not values:
             return None
-        middle = float(np.median(values))
-        if name in self.group.goals:
-            return f">= {self.group.goals[name]:,.0f}", middle >= self.group.goals[name]
-        return f"<= {self.group.most[name]:,.0f}", middle <= self.group.most[name]
+        middle, words, met = float(np.median(values)), [], True
+        if name in group.goals:
+            words.append(f">= {group.goals[name]:,.0f}")
+            met = met and middle >= group.goals[name]
+        if name in group.most:
+            words.append(f"<= {group.most[name]:,.0f}")
+            met = met and middle <= group.most[name]
+        if name in group.programs:
+            words.append(f"<= {group.programs[name]:,.0f} programs")
+            met = met and self.extra[name]["programs"] <= group.programs[name]
+        return (", ".join(words), met) if words else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in plain form."""
@@ -210,6 +223,7 @@ class Measured:
             "problems": self.problems,
             "goals": self.group.goals,
             "most": self.group.most,
+            "programs": self.group.programs,
             "ratios": [
                 {"ours": r.ours, "other": r.other, "goal": r.goal, "plus": r.plus, "found": self.ratio(r)}
                 for r in self.group.ratios
@@ -222,7 +236,7 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
 
     Args:
         group: what to measure.
-        windows: rounds.
+        windows: rounds, where the group has no number of its own.
         interpreters: environment -> interpreter; contenders without one are left out.
         folder: for the contenders' logs.
         check: whether to compare losses first.
@@ -248,7 +262,7 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
                 with _noting(measured, contender, contenders):
                     losses[contender.name] = contender.ask("losses")
             compare(measured, losses)
-        for number in range(windows):
+        for number in range(group.windows or windows):
             # back and forth, so that nobody is always measured right after the same neighbour
             for contender in list(contenders if number % 2 == 0 else contenders[::-1]):
                 with _noting(measured, contender, contenders):
@@ -301,9 +315,11 @@ def collect(measured: Measured, contender: Contender) -> None:
             values.append(window["seconds"] / window["steps"] * 1e6)
         elif unit == "rows/s":
             values.append(window["rows"] / window["seconds"])
-        else:
+        elif unit in ("ms", "s"):
             values.append(window["seconds"] * (1e3 if unit == "ms" else 1.0))
+        else:
+            values.append(window["value"])
     measured.values[contender.name] = values
-    names = {name for window in contender.windows for name in window} - {"seconds", "steps", "rows"}
+    names = {name for window in contender.windows for name in window} - {"seconds", "steps", "rows", "value"}
     medians = {name: [window[name] for window in contender.windows if name in window] for name in sorted(names)}
     measured.extra[contender.name] = {name: float(np.median(found)) for name, found in medians.items()}

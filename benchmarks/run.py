@@ -1,6 +1,6 @@
 """Measure this trainer side by side with what a user would pick instead.
 
-    python benchmarks/run.py                       all cases; about 40 minutes on two quiet cores
+    python benchmarks/run.py                       all cases; about 35 minutes on two quiet cores
     python benchmarks/run.py --cases loop --quick  small sizes, few windows: to see that it works
     python benchmarks/run.py --readme              write the table of the last measurement into docs/benchmarks.md
 
@@ -33,10 +33,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import lifetime, measure, peers  # noqa: E402
 from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
-CASES = ("mlp", "lenet", "wide_deep", "online", "evaluation", "startup", "checkpoint", "loop", "many_tables", "reading")
+CASES = (
+    *("criteo", "many_tables", "wide_deep", "adagrad", "vocabulary", "reading", "sizes", "pipeline", "online"),
+    *("evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
+)
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-PACKAGES = ("mindspore", "numpy", "torch", "lightning", "keras")
+PACKAGES = ("mindspore", "numpy", "torch", "fbgemm_gpu-cpu", "lightning", "keras")
 SCRIPT = (
     "import importlib.metadata as m, json; "
     "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
@@ -104,6 +107,8 @@ def lines_of(measured: Measured) -> list[str]:
     for name in measured.values:
         if goal := measured.met_alone(name):
             lines.append(f"{name}: goal {goal[0]} {measured.group.unit} {'met' if goal[1] else 'MISSED'}")
+        if "programs" in (extra := measured.extra.get(name, {})):
+            lines.append(f"{name}: {extra['programs']:.0f} programs")
     if measured.load is not None:
         lines.append(f"load before {measured.load[0]:.1f}, after {measured.load[1]:.1f}")
     lines += [f"NOISY: windows of {name} differ by {apart:.0%}" for name, apart in measured.noisy.items()]
@@ -155,19 +160,28 @@ def table(report: dict[str, Any]) -> str:
                 goal = goal_text(ratio).removeprefix("goal: ") + verdict
                 title = result["title"] + _disturbed(group, ratio.ours, ratio.other)
                 lines.append(f"| {title} | {ours} | {other} | {spread(found)} | {goal} |")
-    alone = [result for result in report["results"] if not result["ratios"]]
-    if alone:
-        lines += ["", "| case | measured | goal |", "| --- | --- | --- |"]
-    for result in alone:
+    return "\n".join([*lines, *_alone(report["results"])])
+
+
+def _alone(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the table of what stands by itself: contenders with goals of their own, or that nothing is compared to."""
+    lines = []
+    for result in results:
+        measured = rebuilt(result)
         for name, values in result["values"].items():
-            goal = rebuilt(result).met_alone(name)
-            extra = "; ".join(f"{key} {value:.4g}" for key, value in result["extra"].get(name, {}).items())
-            shown = number(values, result["unit"]) if goal else extra
+            goal = measured.met_alone(name)
+            if not values or (result["ratios"] and not goal):
+                continue
+            extra = result["extra"].get(name, {})
+            shown = number(values, result["unit"])
+            if "programs" in extra:
+                shown += f", {extra['programs']:.0f} programs"
+            if not goal and result["unit"] == "s" and "programs" not in extra:
+                shown = "; ".join(f"{key} {value:.4g}" for key, value in extra.items()) or shown
             verdict = "" if not goal else f"{goal[0]}, {'met' if goal[1] else 'missed'}"
             title = result["title"] if len(result["values"]) == 1 else f"{name}: {result['title']}"
-            title += _disturbed(rebuilt(result), name)
-            lines.append(f"| {title} | {shown} | {verdict} |")
-    return "\n".join(lines)
+            lines.append(f"| {title}{_disturbed(measured, name)} | {shown} | {verdict} |")
+    return ["", "| case | measured | goal |", "| --- | --- | --- |", *lines] if lines else []
 
 
 def _disturbed(measured: Measured, *names: str) -> str:
@@ -178,8 +192,8 @@ def _disturbed(measured: Measured, *names: str) -> str:
 def rebuilt(result: dict[str, Any]) -> Measured:
     """Return the `Measured` behind its plain form."""
     ratios = tuple(Ratio(r["ours"], r["other"], r["goal"], r["plus"]) for r in result["ratios"])
-    goals, most = result["goals"], result.get("most", {})
-    group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"], goals=goals, most=most)
+    goals = {kind: result.get(kind, {}) for kind in ("goals", "most", "programs")}
+    group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"], **goals)
     return Measured(group, result["values"], result["extra"], result["agreement"], result["problems"])
 
 
@@ -231,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="small sizes and three windows")
-    parser.add_argument("--windows", type=int, help="rounds; default 9, or 3 with --quick")
+    parser.add_argument("--windows", type=int, help="rounds; default 5, or 3 with --quick")
     parser.add_argument("--only", help="groups whose title contains this text")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of results.json, table.md, ratios.png")
     parser.add_argument("--readme", action="store_true", help="write the last table into docs/benchmarks.md")
@@ -243,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    report = measure_all(given.cases, given.quick, given.windows or (3 if given.quick else 9), given.only)
+    report = measure_all(given.cases, given.quick, given.windows or (3 if given.quick else 5), given.only)
     given.output.mkdir(parents=True, exist_ok=True)
     (given.output / "results.json").write_text(json.dumps(report, indent=1), "utf-8")
     (given.output / "table.md").write_text(table(report) + "\n", "utf-8")

@@ -1,51 +1,92 @@
-"""A table for each of 26 features, width 8, Zipf(1.3) ids, a small MLP, batch 1024: the usual recommender.
+"""A table for each feature, Zipf(1.3) ids, a small MLP, batch 1,024: the usual recommender.
 
-As 26 `Embedding` cells, as one `EmbeddingGroup`, as one `Embedding` on all columns; in PyTorch with 26 sparse tables.
+As `Embedding` cells, as one `EmbeddingGroup`, as one `Embedding` on all columns; in PyTorch with sparse tables, in
+`mindspore.Model` with `nn.Embedding`, and with FBGEMM's tables, which train with Adagrad. Strings are hashed by every
+side; PyTorch's loop does so with NumPy, eight characters as one number.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
+from benchmarks import fbgemm
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
 from benchmarks.nets import dense_weights, mindspore_mlp, torch_mlp
 
-FIELDS, DIM, BATCH, HIDDEN, ROWS = 26, 8, 1024, 64, 1_000_000
+BATCH, HIDDEN, ROWS, RATE = 1024, 64, 1_000_000, 1e-3
+MODEL_ROWS, MODEL_STEPS = 100_000, 8  # dense Adam passes over every row of every table in every step
 CHECKED = 50
-CELLS, GROUP, ONE, TORCH = "fit, 26 cells", "fit, EmbeddingGroup", "fit, one Embedding", "torch, SparseAdam"
+CELLS, GROUP, ONE, TORCH = "fit, cells", "fit, EmbeddingGroup", "fit, one Embedding", "torch, SparseAdam"
+MODEL, FBGEMM, FIRST = "Model.train, 100,000 rows a table", "FBGEMM, Adagrad", "fit, cells, first 200 steps"
+CELLS_ADAGRAD, GROUP_ADAGRAD = "fit, cells, RowAdagrad", "fit, EmbeddingGroup, RowAdagrad"
 
 
 def groups(quick: bool) -> list[Group]:
     """Return what this case measures."""
-    names = {CELLS: OURS, GROUP: OURS, ONE: OURS, TORCH: PEERS}
-    ratios = (Ratio(CELLS, TORCH, 0.6), Ratio(GROUP, TORCH, 0.3), Ratio(GROUP, ONE))
-    options = {"steps": 16 if quick else 200}
-    return [Group("many_tables", "26 tables of width 8, batch 1,024", "many_tables", names, options, ratios)]
+    steps = 16 if quick else 96
+
+    def group(title: str, names: dict[str, str], ratios: tuple[Ratio, ...], **more: Any) -> Group:
+        goals = {name: more.pop(name) for name in ("unit", "most", "programs", "windows", "same") if name in more}
+        options = {"steps": steps, "fields": 26, "widths": [8], "strings": False, **more}
+        return Group("many_tables", title, "many_tables", names, options, ratios, **goals)
+
+    both = {CELLS: OURS, TORCH: PEERS}
+    two = {CELLS: 2}
+    names = {CELLS: OURS, GROUP: OURS, ONE: OURS, MODEL: OURS, TORCH: PEERS}
+    ratios = (Ratio(CELLS, TORCH, 0.6), Ratio(GROUP, TORCH, 0.6), Ratio(CELLS, MODEL), Ratio(GROUP, ONE))
+    engines = {CELLS_ADAGRAD: OURS, GROUP_ADAGRAD: OURS, FBGEMM: PEERS}
+    to_fbgemm = (Ratio(GROUP_ADAGRAD, FBGEMM, 1.0), Ratio(CELLS_ADAGRAD, FBGEMM, 2.0))
+    fast = (Ratio(CELLS, TORCH, 0.6),)
+    return [
+        group("26 tables of width 8, batch 1,024", names, ratios, programs=two, same=((CELLS, GROUP, TORCH),)),
+        group("26 tables of width 8, Adagrad", engines, to_fbgemm, same=((CELLS_ADAGRAD, GROUP_ADAGRAD, FBGEMM),)),
+        group("26 tables of widths 8 and 1", both, fast, programs=two, widths=[8, 1]),
+        group("26 tables of widths 8 and 1, strings", both, fast, programs=two, widths=[8, 1], strings=True),
+        group("200 tables of width 8", both, fast, programs=two, fields=200, steps=steps // 4),
+        group(
+            "26 tables of width 8, compiling included",
+            {FIRST: OURS},
+            (),
+            unit="s",
+            most={FIRST: 6},
+            programs={FIRST: 2},
+            windows=1 if quick else 3,
+            steps=steps if quick else 200,
+        ),
+    ]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:
     """Return a contender."""
-    return {CELLS: Cells, GROUP: Grouped, ONE: One, TORCH: Torch}[name](**options)
+    kinds = {GROUP: Grouped, ONE: One, TORCH: Torch, MODEL: Model, FBGEMM: Fbgemm, FIRST: First}
+    kinds |= {CELLS: Cells, CELLS_ADAGRAD: CellsAdagrad, GROUP_ADAGRAD: GroupAdagrad}
+    return kinds[name](**options)
 
 
 class Base:
-    """Ready batches, the same for all."""
+    """Ready batches, the same for all. First vectors are zeros, so that all sides compute the same."""
 
-    def __init__(self, steps: int) -> None:
+    rows = ROWS
+
+    def __init__(self, steps: int, fields: int, widths: list[int], strings: bool) -> None:
         rng = np.random.default_rng(5)
-        self.steps = steps
-        self.batches = [
-            (rng.zipf(1.3, (BATCH, FIELDS)) % ROWS, (rng.random(BATCH) < 0.3).astype(np.float32)) for _ in range(steps)
-        ]
-        self.deep = dense_weights((FIELDS * DIM, HIDDEN, 1))
+        self.steps, self.fields, self.widths = steps, fields, widths
+        self.batches = []
+        for _ in range(max(steps, CHECKED)):
+            ids = rng.zipf(1.3, (BATCH, fields)) % self.rows
+            ids = np.char.mod("%08x", ids) if strings else ids
+            self.batches.append((ids, (rng.random(BATCH) < 0.3).astype(np.float32)))
+        self.deep = dense_weights((fields * sum(widths), HIDDEN, 1))
         self.build()
 
     def window(self) -> dict[str, float]:
         """Train on all batches."""
-        return timed(self.train, self.steps, **self.more())
+        batches = self.batches[: self.steps]
+        return timed(lambda: self.train(batches), len(batches), **self.more())
 
     def more(self) -> dict[str, float]:
         """Return what else there is to tell."""
@@ -53,7 +94,7 @@ class Base:
 
 
 class Cells(Base):
-    """`Trainer.fit`, an `Embedding` for each column."""
+    """`Trainer.fit`, an `Embedding` for each column and width."""
 
     def build(self) -> None:
         from mindspore import nn
@@ -61,32 +102,36 @@ class Cells(Base):
         from trainer import Trainer
 
         network = self.network()
-        self.trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-3))
+        optimizer = nn.Adam(network.trainable_params(), RATE)
+        self.trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer)
+
+    def options(self) -> dict[str, Any]:
+        """Return how tables begin and are trained."""
+        return {"initializer": "zeros"}
 
     def network(self) -> Any:
         """Return the network."""
-        from mindspore import nn, ops
-
         from trainer.embedding import Embedding
 
-        mlp = mindspore_mlp(self.deep)
+        many, widths = range(self.fields), self.widths
+        cells = [Embedding(d, name=f"field{i}x{d}", **self.options()) for i in many for d in widths]
+        return apart(cells, self.fields, mindspore_mlp(self.deep))
 
-        class Net(nn.Cell):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embeddings = nn.CellList([Embedding(DIM, name=f"field{i}") for i in range(FIELDS)])
-                self.deep = mlp
+    def losses(self) -> list[float]:
+        """Return the losses of the first steps."""
+        from callbacks import Callback
 
-            def construct(self, ids):
-                vectors = ()
-                for i in range(FIELDS):
-                    vectors += (self.embeddings[i](ids[:, i]),)
-                return self.deep(ops.concat(vectors, 1))
+        found: list[float] = []
 
-        return Net()
+        class Losses(Callback):
+            def on_train_step_end(self, trainer):
+                found.extend(map(float, trainer.state.outputs.losses))
 
-    def train(self) -> None:
-        self.trainer.fit(lambda: self.batches, callbacks=[])
+        self.train(self.batches[:CHECKED], [Losses()])
+        return found
+
+    def train(self, batches: list[Any], callbacks: Any = ()) -> None:
+        self.trainer.fit(lambda: batches, callbacks=list(callbacks))
 
     def more(self) -> dict[str, float]:
         """Return the number of programs compiled so far."""
@@ -100,7 +145,8 @@ class Grouped(Cells):
         """Return the network."""
         from trainer.embedding import EmbeddingGroup
 
-        return _around(EmbeddingGroup(DIM, [f"field{i}" for i in range(FIELDS)]), mindspore_mlp(self.deep))
+        names = [f"field{i}" for i in range(self.fields)]
+        return together(EmbeddingGroup(*self.widths, names, **self.options()), self.fields, mindspore_mlp(self.deep))
 
 
 class One(Cells):
@@ -110,10 +156,57 @@ class One(Cells):
         """Return the network."""
         from trainer.embedding import Embedding
 
-        return _around(Embedding(DIM, name="all"), mindspore_mlp(self.deep))
+        cell = Embedding(*self.widths, name="all", **self.options())
+        return together(cell, self.fields, mindspore_mlp(self.deep))
 
 
-def _around(embedding: Any, mlp: Any) -> Any:
+class CellsAdagrad(Cells):
+    """`Cells` trained with `RowAdagrad`."""
+
+    def options(self) -> dict[str, Any]:
+        """Return how tables begin and are trained."""
+        from trainer.embedding import RowAdagrad
+
+        return {"initializer": "zeros", "row_optimizer": RowAdagrad(accum=fbgemm.ACCUMULATOR)}
+
+
+class GroupAdagrad(CellsAdagrad, Grouped):
+    """`Grouped` trained with `RowAdagrad`."""
+
+
+class First(Cells):
+    """A new trainer in every window: what the first steps take, everything compiled."""
+
+    def window(self) -> dict[str, float]:
+        """Begin anew and train on all batches."""
+        began = time.perf_counter()
+        self.build()
+        self.train(self.batches[: self.steps])
+        return {"seconds": time.perf_counter() - began, "steps": self.steps, **self.more()}
+
+
+def apart(cells: list[Any], fields: int, mlp: Any) -> Any:
+    """Return a network in which every column is read by cells of its own."""
+    from mindspore import nn, ops
+
+    each = len(cells) // fields
+
+    class Net(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings, self.deep = nn.CellList(cells), mlp
+
+        def construct(self, ids):
+            vectors = ()
+            for i in range(len(self.embeddings)):
+                vectors += (self.embeddings[i](ids[:, i // each]),)
+            return self.deep(ops.concat(vectors, 1))
+
+    return Net()
+
+
+def together(embedding: Any, fields: int, mlp: Any) -> Any:
+    """Return a network that reads all columns at once."""
     from mindspore import nn
 
     class Net(nn.Cell):
@@ -122,33 +215,99 @@ def _around(embedding: Any, mlp: Any) -> Any:
             self.embedding, self.deep = embedding, mlp
 
         def construct(self, ids):
-            return self.deep(self.embedding(ids).reshape(-1, FIELDS * DIM))
+            return self.deep(self.embedding(ids).reshape(ids.shape[0], -1))
 
     return Net()
 
 
+class Model(Base):
+    """`mindspore.Model.train` with `nn.Embedding` cells and one dense Adam; smaller tables and few steps a window."""
+
+    rows = MODEL_ROWS
+
+    def build(self) -> None:
+        import mindspore as ms
+        import mindspore.dataset as ds
+        from mindspore import nn
+
+        ms.set_context(mode=ms.GRAPH_MODE)
+        cells = [nn.Embedding(self.rows, d, embedding_table="zeros") for _ in range(self.fields) for d in self.widths]
+        network = apart(cells, self.fields, mindspore_mlp(self.deep))
+        optimizer = nn.Adam(network.trainable_params(), RATE)
+        self.model = ms.train.Model(network, nn.BCEWithLogitsLoss(), optimizer)
+        self.batches = [(ids.astype(np.int32), label) for ids, label in self.batches[:MODEL_STEPS]]
+        self.dataset = ds.GeneratorDataset(self.batches, ["ids", "label"], shuffle=False)
+        self.train(self.batches)
+
+    def train(self, batches: list[Any]) -> None:
+        self.model.train(1, self.dataset, dataset_sink_mode=False)
+
+
 class Torch(Base):
-    """A hand-written loop, 26 sparse tables with SparseAdam."""
+    """A hand-written loop, sparse tables with SparseAdam."""
 
     def build(self) -> None:
         import torch
 
-        self.tables = torch.nn.ModuleList([torch.nn.Embedding(ROWS, DIM, sparse=True) for _ in range(FIELDS)])
+        zeros = [torch.zeros(self.rows, d) for _ in range(self.fields) for d in self.widths]
+        self.tables = torch.nn.ModuleList([torch.nn.Embedding(*z.shape, sparse=True, _weight=z) for z in zeros])
         self.mlp = torch_mlp(self.deep)
         self.loss_fn = torch.nn.BCEWithLogitsLoss()
         self.optimizers = [
-            torch.optim.SparseAdam(list(self.tables.parameters()), 1e-3),
-            torch.optim.Adam(self.mlp.parameters(), 1e-3),
+            torch.optim.SparseAdam(list(self.tables.parameters()), RATE),
+            torch.optim.Adam(self.mlp.parameters(), RATE),
         ]
 
-    def train(self) -> None:
+    def losses(self) -> list[float]:
+        """Return the losses of the first steps."""
+        found: list[float] = []
+        self.train(self.batches[:CHECKED], found)
+        return found
+
+    def vectors(self, ids: np.ndarray) -> Any:
+        """Return what the perceptron reads, [batch, all widths]."""
         import torch
 
-        for ids, label in self.batches:
-            ids = torch.from_numpy(ids)
+        numbers, each = torch.from_numpy(hashed(ids, self.rows)), len(self.widths)
+        return torch.cat([table(numbers[:, i // each]) for i, table in enumerate(self.tables)], 1)
+
+    def train(self, batches: list[Any], found: list[float] | None = None) -> None:
+        import torch
+
+        for ids, label in batches:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            vectors = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
-            self.loss_fn(self.mlp(vectors), torch.from_numpy(label)).backward()
+            loss = self.loss_fn(self.mlp(self.vectors(ids)), torch.from_numpy(label))
+            loss.backward()
             for optimizer in self.optimizers:
                 optimizer.step()
+            if found is not None:
+                found.append(loss.item())
+
+
+class Fbgemm(Torch):
+    """A hand-written loop around FBGEMM's tables, which train themselves."""
+
+    def build(self) -> None:
+        import torch
+
+        self.tables = fbgemm.tables(self.rows, *self.widths, self.fields, RATE)
+        self.mlp = torch_mlp(self.deep)
+        self.loss_fn = torch.nn.BCEWithLogitsLoss()
+        self.optimizers = [torch.optim.Adam(self.mlp.parameters(), RATE)]
+        self.offsets = torch.arange(BATCH * self.fields + 1)
+
+    def vectors(self, ids: np.ndarray) -> Any:
+        import torch
+
+        return self.tables(torch.from_numpy(np.ascontiguousarray(ids.T).reshape(-1)), self.offsets)
+
+
+def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
+    """Return numbers below `rows` for ids, int64 of their shape; strings and bytes of eight characters are mixed."""
+    if ids.dtype.kind not in "US":
+        return ids
+    mixed = np.ascontiguousarray(ids.astype("S8")).view(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(rows)).view(np.int64)

@@ -1,4 +1,4 @@
-"""(c) Wide & Deep, 39 fields x 16, MLP of three layers of 400: batches of 64 to 4,096, vocabularies of 10^4 to 5*10^6.
+"""(c) Wide & Deep, 39 fields x 16, MLP of three layers of 400: batches of 64 to 4,096, vocabularies of 10^4 and 5*10^6.
 
 Ids are uniform, the hardest case: nearly all of a batch are distinct. Two kinds of update are compared with their like:
 dense Adam touches every row in every step, lazy Adam (`SparseAdam` in PyTorch) the rows of the batch.
@@ -6,6 +6,7 @@ dense Adam touches every row in every step, lazy Adam (`SparseAdam` in PyTorch) 
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import numpy as np
@@ -24,36 +25,29 @@ FILLED_AT_ONCE = 1 << 19
 DENSE, SPARSE, MODEL = "fit, dense table", "fit, sparse table", "Model.train"
 TORCH_DENSE, TORCH_SPARSE = "torch, Adam", "torch, SparseAdam"
 
-MODEL_GOALS = {10_000: 0.8, 5_000_000: 0.35}
-TORCH_GOALS = {10_000: 0.9, 5_000_000: 0.7}
+SIZES = {64: 96, 1024: 32, 4096: 8}  # batch: steps of a window
+MODEL_GOALS = {10_000: dict.fromkeys(SIZES, 0.8), 5_000_000: {64: 0.35, 1024: 0.25, 4096: 0.5}}
+TORCH_GOALS = {10_000: {1024: 0.9}, 5_000_000: dict.fromkeys(SIZES, 0.6)}
 
 
 def groups(quick: bool) -> list[Group]:
     """Return what this case measures."""
     if quick:
         return [group(1024, 10_000, 8), group(64, 100_000, 8)]
-    steps = {64: 96, 1024: 32, 4096: 8}
-    return [group(batch, rows, steps[batch]) for rows in (10_000, 1_000_000, 5_000_000) for batch in steps]
+    return [group(batch, rows, SIZES[batch]) for rows in (10_000, 5_000_000) for batch in SIZES]
 
 
 def group(batch: int, rows: int, steps: int) -> Group:
     """Return the contenders at one size; tables of up to 10^4 rows are not worth being sparse."""
-    large = rows > 10_000
-    names = {DENSE: OURS, **({SPARSE: OURS} if large else {}), MODEL: OURS, TORCH_DENSE: PEERS}
-    names |= {TORCH_SPARSE: PEERS} if large else {}
-    best = SPARSE if rows >= 1_000_000 else DENSE
-    goals = batch == 1024
-    ratios = [
-        Ratio(best, MODEL, MODEL_GOALS.get(rows)),
-        Ratio(best, TORCH_DENSE, TORCH_GOALS.get(rows) if goals else None),
-    ]
-    if large:
-        ratios[1] = Ratio(best, TORCH_DENSE)
-        ratios.append(Ratio(best, TORCH_SPARSE, TORCH_GOALS.get(rows) if goals else None))
-    same = [(DENSE, MODEL, TORCH_DENSE), *([(SPARSE, TORCH_SPARSE)] if large else [])]
-    title = f"Wide & Deep, batch {batch:,}, {rows:,} ids"
+    ours, torch = (SPARSE, TORCH_SPARSE) if rows > 10_000 else (DENSE, TORCH_DENSE)
+    names = {ours: OURS, MODEL: OURS, torch: PEERS}
+    to_model, to_torch = (goals.get(rows, {}).get(batch) for goals in (MODEL_GOALS, TORCH_GOALS))
+    ratios = (Ratio(ours, torch, to_torch), Ratio(ours, MODEL, to_model))
+    # lazy and dense Adam compute different things
+    same = ((SPARSE, TORCH_SPARSE),) if ours == SPARSE else ((DENSE, MODEL, TORCH_DENSE),)
     options = {"batch": batch, "rows": rows, "steps": steps}
-    return Group("wide_deep", title, "wide_deep", names, options, tuple(ratios), tuple(same))
+    title = f"Wide & Deep, batch {batch:,}, {rows:,} ids"
+    return Group("wide_deep", title, "wide_deep", names, options, ratios, same, windows=4 if rows > 10_000 else None)
 
 
 def make(name: str, options: dict[str, Any]) -> Any:
@@ -65,23 +59,34 @@ def make(name: str, options: dict[str, Any]) -> Any:
 class Base:
     """Ready batches of ids and labels, and first weights, the same for all."""
 
-    def __init__(self, batch: int, rows: int, steps: int) -> None:
+    def __init__(self, batch: int, rows: int, steps: int, exponent: float | None = None) -> None:
         self.rows, self.steps = rows, steps
         rng = np.random.default_rng(11)
         self.batches = []
         for _ in range(max(steps, CHECKED)):
-            ids = rng.integers(0, rows, (batch, FIELDS)).astype(self.id_type)
-            self.batches.append((ids, (rng.random(batch) < 0.3).astype(np.float32)))
+            shape = (batch, FIELDS)
+            ids = rng.integers(0, rows, shape) if exponent is None else rng.zipf(exponent, shape) % rows
+            self.batches.append((ids.astype(self.id_type), (rng.random(batch) < 0.3).astype(np.float32)))
         self.deep = dense_weights((FIELDS * DIM, *HIDDEN, 1))
-        self.table, self.wide = table_weights(rows, DIM), np.zeros((rows, 1), np.float32)
         self.build()
-        self.table = self.wide = None
 
     id_type = np.int32
 
+    def table(self) -> np.ndarray:
+        """Return the first weights of the deep table; those of the wide one are zeros."""
+        table = np.empty((self.rows, DIM), np.float32)
+        for start in range(0, self.rows, FILLED_AT_ONCE):
+            table[start : start + FILLED_AT_ONCE] = self.part_of_table(start)
+        return table
+
+    def part_of_table(self, start: int) -> np.ndarray:
+        """Return `FILLED_AT_ONCE` rows of it."""
+        return table_weights(min(FILLED_AT_ONCE, self.rows - start), DIM, 1 + start)
+
     def window(self) -> dict[str, float]:
         """Train on the first batches."""
-        return timed(lambda: self.train(self.batches[: self.steps]), self.steps)
+        told = timed(lambda: self.train(self.batches[: self.steps]), self.steps)
+        return {**told, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 class MindSporeParts(Base):
@@ -100,8 +105,8 @@ class MindSporeParts(Base):
         """Return the deep and the wide embedding."""
         from mindspore import Tensor, nn
 
-        deep = nn.Embedding(self.rows, DIM, embedding_table=Tensor(self.table))
-        return deep, nn.Embedding(self.rows, 1, embedding_table=Tensor(self.wide))
+        deep = nn.Embedding(self.rows, DIM, embedding_table=Tensor(self.table()))
+        return deep, nn.Embedding(self.rows, 1, embedding_table="zeros")
 
 
 class Dense(MindSporeParts):
@@ -145,10 +150,12 @@ class Sparse(Dense):
         some = [(np.zeros_like(ids), label) for ids, label in self.batches[:PER_CALL]]
         before = {p.name: p.asnumpy().copy() for p in self.network.get_parameters()}
         self.train(some)  # makes the tables
-        for cell, weights in zip(self.tables, (self.table, self.wide), strict=True):
-            for start in range(0, self.rows, FILLED_AT_ONCE):
-                part = weights[start : start + FILLED_AT_ONCE]
-                cell.host_table().put(np.arange(start, start + len(part)), part)
+        deep, wide = (cell.host_table() for cell in self.tables)
+        for start in range(0, self.rows, FILLED_AT_ONCE):
+            part = self.part_of_table(start)
+            numbers = np.arange(start, start + len(part))
+            deep.put(numbers, part)
+            wide.put(numbers, np.zeros((len(part), 1), np.float32))
         self._begin_again(before)
 
     def _begin_again(self, before: dict[str, np.ndarray]) -> None:
@@ -202,7 +209,8 @@ class Torch(Base):
     def build(self) -> None:
         import torch
 
-        self.network = torch_wide_deep(FIELDS, DIM, self.deep, self.table, self.wide, self.sparse)
+        zeros = np.zeros((self.rows, 1), np.float32)
+        self.network = torch_wide_deep(FIELDS, DIM, self.deep, self.table(), zeros, self.sparse)
         self.loss_fn = torch.nn.BCEWithLogitsLoss()
         self.optimizers = self.make_optimizers(torch)
 

@@ -1,0 +1,76 @@
+"""What the size of a table costs: Wide & Deep at batch 1,024, ours against ours, and memory against PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.cases import wide_deep
+from benchmarks.measure import OURS, PEERS, Group, Ratio
+
+DENSE, SMALL, LARGE, HUGE = (
+    "dense, 10,000 ids",
+    "sparse, 100,000 ids",
+    "sparse, 5,000,000 ids",
+    "sparse, 10,000,000 ids",
+)
+ROWS = {DENSE: 10_000, SMALL: 100_000, LARGE: 5_000_000, HUGE: 10_000_000}
+FIT, TORCH = "fit, sparse table", "torch, SparseAdam"
+BATCH, MEGABYTE = 1024, "MB"
+
+
+def groups(quick: bool) -> list[Group]:
+    """Return what this case measures."""
+    options = {"quick": quick, "steps": 8 if quick else 32}
+    zipf = {**options, "exponent": 1.2}
+
+    def group(title: str, ids: dict[str, Any], *ratios: Ratio) -> Group:
+        names = dict.fromkeys([name for ratio in ratios for name in (ratio.ours, ratio.other)], OURS)
+        return Group("vocabulary", f"Wide & Deep, batch 1,024, {title}", "vocabulary", names, ids, ratios)
+
+    return [
+        group("uniform ids", options, Ratio(LARGE, DENSE, 1.35)),
+        group("Zipf(1.2) ids", zipf, Ratio(LARGE, DENSE, 1.1), Ratio(HUGE, SMALL, 1.1)),
+        Group(
+            "vocabulary",
+            "peak memory, Wide & Deep, 5,000,000 uniform ids",
+            "vocabulary",
+            {FIT: OURS, TORCH: PEERS},
+            {**options, "steps": 8 if quick else 128},
+            (Ratio(FIT, TORCH, 1.1),),
+            unit=MEGABYTE,
+            windows=1,
+        ),
+    ]
+
+
+def make(name: str, options: dict[str, Any]) -> Any:
+    """Return a contender."""
+    quick = options.pop("quick")
+    if name in (FIT, TORCH):
+        return {FIT: Memory, TORCH: TorchMemory}[name](BATCH, 50_000 if quick else ROWS[LARGE], **options)
+    rows = min(ROWS[name], 50_000) if quick else ROWS[name]
+    return (wide_deep.Dense if name == DENSE else wide_deep.Sparse)(BATCH, rows, **options)
+
+
+class Memory(wide_deep.Sparse):
+    """`Trainer.fit`: how much memory the process had at most."""
+
+    def window(self) -> dict[str, float]:
+        """Train and return it."""
+        told = super().window()
+        return {**told, "value": told.pop("peak_mb")}
+
+
+class TorchMemory(wide_deep.TorchSparse):
+    """The same of PyTorch's."""
+
+    def table(self) -> Any:
+        """Return zeros: whatever they are, memory of their own is all that they take."""
+        import numpy as np
+
+        return np.zeros((self.rows, wide_deep.DIM), np.float32)
+
+    def window(self) -> dict[str, float]:
+        """Train and return it."""
+        told = super().window()
+        return {**told, "value": told.pop("peak_mb")}
