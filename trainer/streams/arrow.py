@@ -12,6 +12,7 @@ from .column import MISSING, Column
 from .ragged_column import Ragged
 from .schema import Converted, Schema
 
+_SHORT, _ASCII_END = 32, 128  # longest text that is worth padding, in characters; the first code that is not ASCII
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -184,7 +185,31 @@ def flat(array: Any, size: int) -> np.ndarray | None:
 
 
 def text(array: Any) -> np.ndarray:
-    """Return strings, none of them null, as NumPy text: each distinct one is converted once."""
+    """Return strings, none of them null, as NumPy text."""
+    short = _short_ascii(array)
+    if short is not None:
+        return short
+    # each distinct one is converted once
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(str)
     return distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _short_ascii(array: Any) -> np.ndarray | None:
+    """Return strings of a few ASCII characters as NumPy text, straight from Arrow's buffers; None if they are others."""
+    count = len(array)
+    _, offsets, data = array.buffers()
+    if not count or offsets is None or data is None:
+        return None
+    kind = np.int64 if require().types.is_large_string(array.type) else np.int32
+    ends = np.frombuffer(offsets, kind)[array.offset : array.offset + count + 1]
+    lengths = np.diff(ends)
+    longest, characters = int(lengths.max()), np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    if not 0 < longest <= _SHORT or (characters >= _ASCII_END).any() or (characters == 0).any():
+        return None
+    if int(lengths.min()) == longest:
+        codes = characters.astype(np.uint32)
+    else:
+        codes = np.zeros((count, longest), np.uint32)
+        codes[np.arange(longest) < lengths[:, None]] = characters
+    return codes.reshape(-1).view(f"U{longest}")
