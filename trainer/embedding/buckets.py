@@ -28,9 +28,11 @@ class Buckets:
     """
 
     def __init__(self, buckets: int) -> None:
-        from . import kernels
+        from . import id_kernels
 
-        self._find_ids, self._place_ids = kernels.find_ids.ready(), kernels.place_ids.ready()
+        self._find_ids, self._place_ids, self._give_rows = (
+            kernel.ready() for kernel in (id_kernels.find_ids, id_kernels.place_ids, id_kernels.give_rows)
+        )
         self._keys = np.zeros((buckets, WAYS), np.int64)
         self._rows = np.zeros((buckets, WAYS), np.int32)
         self._passed = np.zeros(buckets, np.uint16)
@@ -109,6 +111,15 @@ class Buckets:
         ids, rows = (array if array.flags.carray else np.array(array) for array in (ids, rows))
         count = self._place_ids(*self._cells(), ids, rows, homeless)
         return ids[homeless[:count]], rows[homeless[:count]]
+
+    def give(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
+        """Write the rows of ids into `out`, unknown ones being given those from `first` on; return the places of those.
+
+        From an id on that cannot be placed, or is `ODD_ID`, everything is -1 and nothing is placed.
+        """
+        places = np.empty(len(ids) + 1, np.int64)
+        count = self._give_rows(*self._cells(), ids, first, out, places)
+        return places[:count]
 
     def remove(self, ids: np.ndarray) -> int:
         """Forget `ids` (different from each other) and return how many there were; unknown ones are ignored."""

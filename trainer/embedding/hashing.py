@@ -49,15 +49,15 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
         values = np.asarray([v.decode() if isinstance(v, bytes) else str(v) for v in values.ravel()]).reshape(
             values.shape
         )
-    from . import kernels
+    from . import id_kernels
 
     result = np.empty(values.size, np.uint64)
     if values.dtype.kind == "S":
         codes = _characters(values, np.uint8)
-        if kernels.hash_bytes.ready()(codes, result) < 0:
+        if id_kernels.hash_bytes.ready()(codes, result) < 0:
             return result.view(np.int64).reshape(values.shape)
         values = np.char.decode(values, "utf-8")
-    kernels.hash_codes.ready()(_characters(values, np.uint32), result)
+    id_kernels.hash_codes.ready()(_characters(values, np.uint32), result)
     return result.view(np.int64).reshape(values.shape)
 
 
@@ -90,20 +90,22 @@ def uniform64(ids: np.ndarray, seed: int) -> np.ndarray:
     return (mix64(mix64(ids) ^ np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def first_rows(ids: np.ndarray, dim: int, seed: int, initializer: str = "normal", scale: float = 0.01) -> np.ndarray:
+def first_rows(
+    ids: np.ndarray, dim: int, seed: int | np.ndarray, initializer: str = "normal", scale: float = 0.01
+) -> np.ndarray:
     """Return the first value of every id's row, [n, dim] float32, a function of (seed, id) and nothing else.
 
     Args:
         ids: int64 [n].
         dim: columns of a row.
-        seed: 64-bit seed of the table.
+        seed: 64-bit seed of the table; or one for each id, uint64 [n].
         initializer: "normal" (standard deviation `scale`; Box-Muller), "uniform" (-scale to scale) or "zeros".
         scale: see `initializer`.
     """
     if initializer == "zeros":
         return np.zeros((len(ids), dim), np.float32)
     pairs = (dim + 1) // 2
-    base = mix64(ids) ^ np.uint64(seed)
+    base = mix64(ids) ^ np.asarray(seed, np.uint64)
     counters = (np.arange(1, pairs + 1, dtype=np.uint64) * _GAMMA)[None, :]
     bits = mix64(base[:, None] + counters)
     # 24 bits make every float32 of [0, 1) exact; half a step keeps the logarithm away from zero.

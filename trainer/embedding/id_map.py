@@ -92,6 +92,37 @@ class IdMap:
         self._place(ids, rows)
         self._size += len(ids)
 
+    def give(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
+        """Map unknown `ids` to the rows from `first` on, in the order of their first occurrence.
+
+        Args:
+            ids: int64 [n], contiguous; may repeat.
+            first: int, the first row to give.
+            out: int32 [n], receives the row of every id.
+
+        Returns:
+            Where each new id is first, int64, ascending. None where it cannot be done in one go, because the map lacks
+            room or is being enlarged: nothing has changed then.
+        """
+        if self.growing or self._size + len(ids) > len(self._table) * WAYS * _MAX_LOAD:
+            return None
+        places = self._table.give(ids, first, out)
+        self._size += len(places)
+        if len(out) and out[-1] < 0:
+            rest = int(np.argmax(out < 0))  # from here on nothing was placed
+            places = np.concatenate((places, rest + self._give_rest(ids[rest:], first + len(places), out[rest:])))
+        return places
+
+    def _give_rest(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
+        out[:] = self.get(ids)
+        unknown = np.flatnonzero(out < 0)
+        new, at, inverse = np.unique(ids[unknown], return_index=True, return_inverse=True)
+        rows = np.empty(len(new), np.int32)
+        rows[np.argsort(at)] = np.arange(first, first + len(new), dtype=np.int32)
+        self.add(new, rows)
+        out[unknown] = rows[inverse]
+        return unknown[np.sort(at)]
+
     def _make_room(self, more: int) -> None:
         self.advance(_CELLS_PER_ID * more + self._step)
         cells = len(self._table) * WAYS

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import DataError
+from .bulk_plan import plan_together, takes
 from .fields import Component, FieldMap, to_plain
 from .hashing import to_ids
 from .row_groups import Bundle, RowGroup, separate_tables
@@ -50,6 +51,9 @@ class Planner:
         # of an unfinished accumulation window: (component, rows of its tables in the order of the groups) of every row
         self.carry: Carry = {}
         self._rows, self._steps = UniqueIndexer(), UniqueIndexer()
+        parts = [part for component in fields.components for part in component.parts]
+        self._replaced = {column for column, elements in parts if elements is None}
+        self._together = [takes(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)]
 
     def plan(
         self,
@@ -81,7 +85,11 @@ class Planner:
         """
         began = time.perf_counter()
         now = time.time() if now is None else now
-        out = [to_plain(np.asarray(column)) for column in columns]
+        # ids are replaced as a whole where all of a column are some; text is hashed once
+        out = [
+            column if index in self._replaced else to_plain(column)
+            for index, column in enumerate(map(np.asarray, columns))
+        ]
         self._check_dense(columns, stacked, num_batches)
         plan = SparsePlan(train, sizes=[0] * len(self.groups), step_sizes=[0] * len(self.groups) if train else [])
         batches = len(columns[0]) if stacked else 1
@@ -170,10 +178,12 @@ class Planner:
         rows_of: list[list[np.ndarray]] = [[] for _ in bundle.groups]
         component_of: list[np.ndarray] = []
         start = 1
-        for place, part in enumerate(ids):
-            mine = np.flatnonzero(carried_by == place)
+        ids_of = [part.reshape(count, -1) for part in ids]
+        first_tables = [self.groups[bundle.groups[0]].tables[place] for place in range(len(ids))]
+        for place, rows in enumerate(self._rows_of_all(first_tables, ids_of, now)):
+            mine = np.flatnonzero(carried_by == place) if len(carried_by) else carried_by
             tables = [self.groups[group].tables[place] for group in bundle.groups]
-            distinct, inverse = self._distinct(tables, part.reshape(count, -1), carried[:, mine], now)
+            distinct, inverse = self._distinct(tables, ids_of[place], rows, carried[:, mine], now)
             for group, table, rows, all_rows in zip(bundle.groups, tables, distinct, rows_of, strict=True):
                 plan.tables.append(TablePlan(table, rows, group, start))
                 all_rows.append(rows)
@@ -202,15 +212,14 @@ class Planner:
         return [part.reshape(one.shape) for part, one in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
     def _distinct(
-        self, tables: Sequence[int], ids: np.ndarray, carried: np.ndarray, now: float
+        self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return (distinct rows of each of the tables, int32 [u]; inverse int32 [count, n], counting from 1).
 
-        The distinct rows begin with those that are `carried`, int32 [tables, c]. The first table decides what is
-        distinct; in the others every id has a row of its own as well.
+        The distinct rows begin with those that are `carried`, int32 [tables, c]. The first table, whose `rows` are
+        given, decides what is distinct; in the others every id has a row of its own as well.
         """
         first = self.tables[tables[0]]
-        rows = self._rows_of(tables[0], ids, now)
         width = carried.shape[1]
         everything = np.concatenate((carried[0], rows.reshape(-1))) if width else rows.reshape(-1)
         distinct, inverse = self._rows(everything, first.next_row)
@@ -226,6 +235,12 @@ class Planner:
                 self.tables[index].record(found[-1], inverse, now)
         return found, inverse
 
+    def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
+        """Return the rows of the ids of each of `tables`, int32 [count, n]."""
+        if len(tables) > 1 and all(self._together[index] for index in tables):
+            return plan_together([self.tables[index] for index in tables], ids, now)
+        return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
+
     def _rows_of(self, index: int, ids: np.ndarray, now: float) -> np.ndarray:
         table = self.tables[index]
         padding = padding_of(table, ids)
@@ -240,6 +255,8 @@ class Planner:
 
         Returns ({window: its positions in the chunk}, position in its window of every place of `chunk`).
         """
+        if len(windows) == 1 and not len(head):  # a chunk of one step is numbered like the step
+            return {int(windows[0]): np.arange(1, bound, dtype=np.int32)}, chunk
         positions = np.empty(chunk.shape, np.int32)
         steps: dict[int, np.ndarray] = {}
         for window in np.unique(windows):
@@ -289,7 +306,7 @@ class Planner:
         """Return (plan, positions of each step's rows in the working set [batches, step_size], inverse [count, n])."""
         key = -1 - group
         carried_by, carried = self.carry.get(key, (np.zeros(0, np.int32), np.zeros((1, 0), np.int32)))
-        (distinct,), chunk = self._distinct([index], ids, carried, now)
+        (distinct,), chunk = self._distinct([index], ids, self._rows_of(index, ids, now), carried, now)
         head = np.arange(1, len(carried_by) + 1, dtype=np.int32)
         steps, positions = self._number_steps(chunk, windows, head, len(distinct) + 1)
         plan.sizes[group] = self._grow(self._work_sizes, group, len(distinct) + 1)

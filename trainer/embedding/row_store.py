@@ -82,6 +82,15 @@ class RowStore:
             # Whole rows as single items: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
             self._rows.view(self._item).reshape(-1).put(rows, values.view(self._item).reshape(-1))
 
+    def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
+        """Set the rows from `first` on to `weights`, float32 [n, columns], each followed by the same `slots`."""
+        last, columns = first + len(weights), weights.shape[1]
+        with self.lock:
+            if self._views:
+                self.preserve(np.arange(first, last, dtype=np.int32))
+            self._rows[first:last, :columns] = weights
+            self._rows[first:last, columns:] = slots
+
     def preserve(self, rows: np.ndarray) -> None:
         """Let frozen views copy what they still need of `rows` (int32 [n]), which are about to be changed in place."""
         with self.lock:

@@ -181,7 +181,11 @@ def flat(array: Any, size: int) -> np.ndarray | None:
     if len(array) != rows * size:
         return None
     # Text comes as objects, which the schema would take for mixed values.
-    return text(array) if types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    return (
+        text(array)
+        if types.is_string(array.type) or types.is_large_string(array.type)
+        else array.to_numpy(zero_copy_only=False)
+    )
 
 
 def text(array: Any) -> np.ndarray:
@@ -196,7 +200,7 @@ def text(array: Any) -> np.ndarray:
 
 
 def _short_ascii(array: Any) -> np.ndarray | None:
-    """Return strings of a few ASCII characters as NumPy text, straight from Arrow's buffers; None if they are others."""
+    """Return strings of a few ASCII characters as NumPy text, straight from the buffers; None if they are others."""
     count = len(array)
     _, offsets, data = array.buffers()
     if not count or offsets is None or data is None:

@@ -48,3 +48,27 @@ def test_rotating_ids_leave_no_trace():
     assert size[-1] == size[len(size) // 10]
     table.remove(table.items()[0])
     assert len(table) == 0
+
+
+def test_gives_rows_to_unknown_ids_in_the_order_they_come():
+    rng = np.random.default_rng(1)
+    pool = np.concatenate((np.arange(40_000) << np.int64(40), rng.integers(-(2**63), 2**63 - 1, 40_000), [ODD_ID]))
+    table, model, refused = IdMap(), {}, 0
+    for _ in range(80):
+        ids = rng.choice(pool, 3_000)
+        expected = dict(model)
+        for one in ids.tolist():
+            expected.setdefault(one, len(expected))
+        rows = np.empty(len(ids), np.int32)
+        places = table.give(ids, len(model), rows)
+        if places is None:  # being enlarged
+            refused += 1
+            new = np.array([one for one in expected if one not in model], np.int64)
+            table.add(new, np.arange(len(model), len(expected)))
+        else:
+            assert rows.tolist() == [expected[one] for one in ids.tolist()]
+            assert ids[places].tolist() == list(expected)[len(model) :]
+        model = expected
+        assert len(table) == len(model)
+        assert table.get(ids).tolist() == [model[one] for one in ids.tolist()]
+    assert 0 < refused < 40

@@ -1,0 +1,65 @@
+"""Rows given to many tables at once are those that every table gives for itself."""
+
+import numpy as np
+import pytest
+
+from trainer.embedding import Eviction, MinSightings
+from trainer.embedding.bulk_plan import plan_together, takes
+from trainer.embedding.table import SparseTable, TableSpec
+
+
+def make(names="ab", **options):
+    return [SparseTable(TableSpec(name, 3, **options), np.full(2, 0.25, np.float32)) for name in names]
+
+
+def train(tables, rows):
+    for table, part in zip(tables, rows, strict=True):
+        unique, inverse = np.unique(part, return_inverse=True)
+        table.record(unique.astype(np.int32), inverse.reshape(part.shape) + 1, 0.0)
+        table.commit(None)
+
+
+def test_ids_get_the_values_and_the_bookkeeping_that_each_table_would_give():
+    rng = np.random.default_rng(0)
+    together, apart = make(), make()
+    for _ in range(40):
+        ids = [rng.zipf(1.2, (2, 300)) % 20_000 for _ in together]
+        given = plan_together(together, ids, 0.0)
+        own = [table.plan(part, None, 0.0) for table, part in zip(apart, ids, strict=True)]
+        train(together, given)
+        train(apart, own)
+        for one, other, part in zip(together, apart, ids, strict=True):
+            flat = part.reshape(-1)
+            values = one.store.read(one.lookup(flat))
+            assert np.array_equal(values, other.store.read(other.lookup(flat)))
+            assert (one.step, one.plans, one.next_row, len(one)) == (
+                other.step,
+                other.plans,
+                other.next_row,
+                len(other),
+            )
+            assert one.counters == other.counters
+            assert np.array_equal(one.columns["id"][one.lookup(flat)], flat)
+    assert together[0].next_row > 2_000
+
+
+def test_a_plan_that_was_not_trained_is_taken_back():
+    tables = make()
+    first = [np.array([[5, 6, 5]]), np.array([[7, 8, 9]])]
+    train(tables, plan_together(tables, first, 0.0))
+    plan_together(tables, [np.array([[6, 100, 101]])] * 2, 0.0)
+    for table, known in zip(tables, (2, 3), strict=True):
+        assert table.lookup(np.array([100, 101])).tolist() == [0, 0]  # no row of its own before it is trained
+        table.rollback()
+        assert (len(table), table.next_row, len(table.pending)) == (known, known + 1, 0)
+    again = plan_together(tables, [np.array([[300, 301]])] * 2, 0.0)
+    assert again[0].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"capacity": 9}, {"admission": MinSightings(2)}, {"capacity": 9, "eviction": Eviction("lru")}, {"padding": 0}],
+)
+def test_tables_that_choose_their_ids_plan_for_themselves(options):
+    assert takes(*make("a"))
+    assert not takes(*make("a", **options))
