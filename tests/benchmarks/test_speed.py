@@ -100,10 +100,17 @@ def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     report = {"date": "2026-01-01", "quick": False, "machine": machine, "results": [measured.to_dict()]}
     alone = Group("loop", "added", "loop", {}, unit="us/step", goals={"slow": 9.0}, most={"fit": 40.0, "slow": 1.0})
     report["results"].append(Measured(alone, {"fit": [30.0, 50.0, 39.0], "slow": [8.0]}).to_dict())
+    rate, goals = (Ratio("fast", "slow", 0.5),), {"goals": {"fast": 5.0}, "programs": {"fast": 2}}
+    rows = Measured(Group("criteo", "rows", "criteo", {}, ratios=rate, unit="rows/s", **goals))
+    rows.values, rows.extra = {"fast": [8.0], "slow": [2.0]}, {"fast": {"programs": 3.0}}
+    report["results"].append(rows.to_dict())
     text = run.table(report)
     assert "| 0.38 (0.31 to 0.44) | <= 0.5, met |" in text
     assert "| fit: added (noisy: fit) | 39.0 (34.5 to 44.5) us/step | <= 40, met |" in text
-    assert "| slow: added | 8.00 (8.00 to 8.00) us/step | >= 9, missed |" in text
+    assert "| slow: added | 8.00 (8.00 to 8.00) us/step | >= 9, <= 1, missed |" in text
+    assert "2 (2 to 2) rows/s | 0.25 (0.25 to 0.25) | <= 0.5, met |" in text  # a ratio of times, not of rates
+    assert "| fast: rows | 8 (8 to 8) rows/s, 3 programs | >= 5, <= 2 programs, missed |" in text
+    assert "slow: rows" not in text
     run.draw(report, tmp_path / "ratios.png")
     assert (tmp_path / "ratios.png").read_bytes()[1:4] == b"PNG"
     readme = tmp_path / "README.md"
