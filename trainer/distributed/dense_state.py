@@ -61,7 +61,7 @@ def synchronize(trainer: Trainer) -> None:
         if value.dtype.kind == "f":
             mean = group.gather(value.astype(np.float64)).mean(0)
             ops.assign(parameter, Tensor(mean.astype(value.dtype)))
-    for parameter in getattr(trainer.builder.step, "gradient_sum", ()):
+    for parameter in trainer.builder.window.gradient_sums:
         total = group.total(parameter.asnumpy())
         ops.assign(parameter, Tensor(total if group.is_main else np.zeros_like(total)))
     for part in trainer.parts.values():
@@ -76,5 +76,5 @@ def forget_open_windows(trainer: Trainer) -> None:
         return
     for part in trainer.parts.values():
         part.forget_open()
-    for parameter in getattr(trainer.builder.step, "gradient_sum", ()):
+    for parameter in trainer.builder.window.gradient_sums:
         ops.assign(parameter, ops.zeros_like(parameter))

@@ -291,10 +291,10 @@ def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
 def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
     """Let `step`, which trains the parameters from number `first` on, count and accumulate where `whole` does."""
     share_parameters(step, whole)
-    for attribute, skip in (("saved", 0), ("gradient_sum", first)):
-        if hasattr(whole, attribute):
-            # not setattr: the cell would take another cell's parameters for its own under a name used twice
-            hide(step, attribute, tuple(getattr(whole, attribute))[skip:])
+    # not setattr: the cell would take another cell's parameters for its own under a name used twice
+    hide(step, "saved", tuple(whole.saved))
+    if whole.accumulate > 1:
+        hide(step, "gradient_sum", tuple(whole.gradient_sum)[first:])
 
 
 # -- adasum -----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ class OpenWindow:
         """The number of batches that it has."""
         return None if self._step is None else self._step.micro_step
 
+    @property
+    def gradient_sums(self) -> tuple[Parameter, ...]:
+        """What the gradients are added up in, those of row groups last."""
+        return () if self._step is None else self._step.gradient_sum
+
     def parameters(self) -> dict[str, Parameter]:
         """Return what holds the gathered gradients, and the moving statistics from before them, by name.
 

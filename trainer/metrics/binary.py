@@ -15,6 +15,7 @@ import numpy as np
 from ..checks import choice, number
 from ..errors import DataError
 from .rows import row_weights, to_numpy
+from .window_metric import RowMetric
 
 LINKS = ("auto", "sigmoid", "identity", "softmax")
 _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or [B, 1]"
@@ -236,3 +237,42 @@ def add_binary(sums: BinarySums, predictions: Any, labels: Any, weights: Any, li
         raise DataError(f"{name} takes labels in [0, 1]; received values in [{low}, {high}]")
     sums.logits_seen = sums.logits_seen or logits
     sums.add(scores, labels, row_weights(weights, len(scores)))
+
+
+class BinarySumMetric(RowMetric):
+    """Base of the metrics that follow from `BinarySums`; arguments as of `trainer.metrics.LogLoss`."""
+
+    def __init__(
+        self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
+    ) -> None:
+        super().__init__()
+        self._link = check_link(link)
+        self._sums = BinarySums(link, negative_sampling_rate, correct_probability)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sums.clear()
+
+    def restart(self) -> None:
+        """Forget all rows; that predictions are logits stays known."""
+        self._sums.restart()
+
+    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
+        """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1] in [0, 1]; weights [B] or None."""
+        add_binary(self._sums, predictions, labels, weights, self._link, type(self).__name__)
+
+    def merge(self, other: BinarySumMetric) -> None:
+        """Add the rows that `other` has seen."""
+        self._sums.merge(other._sums)
+
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        self._sums.scale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {}}``."""
+        return {"json": self._sums.state_dict(), "arrays": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._sums.load_state_dict(state["json"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import whole
-from .binary import BinarySums, add_binary, binary_scores, check_link, hard_labels
+from .binary import BinarySumMetric, binary_scores, check_link, hard_labels
 from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS, RowBuffer, ScoreHistogram
 from .rows import row_weights
 from .window_metric import RowMetric
@@ -88,46 +88,7 @@ class Auc(RowMetric):
         self._nan_seen = bool(state["json"]["nan_seen"])
 
 
-class _FromSums(RowMetric):
-    """Base of the metrics that follow from `BinarySums`; arguments as of `trainer.metrics.LogLoss`."""
-
-    def __init__(
-        self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
-    ) -> None:
-        super().__init__()
-        self._link = check_link(link)
-        self._sums = BinarySums(link, negative_sampling_rate, correct_probability)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._sums.clear()
-
-    def restart(self) -> None:
-        """Forget all rows; that predictions are logits stays known."""
-        self._sums.restart()
-
-    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1] in [0, 1]; weights [B] or None."""
-        add_binary(self._sums, predictions, labels, weights, self._link, type(self).__name__)
-
-    def merge(self, other: _FromSums) -> None:
-        """Add the rows that `other` has seen."""
-        self._sums.merge(other._sums)
-
-    def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
-        self._sums.scale(factor)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
-        return {"json": self._sums.state_dict(), "arrays": {}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._sums.load_state_dict(state["json"])
-
-
-class NormalizedEntropy(_FromSums):
+class NormalizedEntropy(BinarySumMetric):
     """Log loss over the entropy of the observed base rate (He et al. 2014); NaN when all labels are equal.
 
     Below 1 the predictions are better than always predicting the base rate. Arguments and errors as of `LogLoss`.
@@ -138,7 +99,7 @@ class NormalizedEntropy(_FromSums):
         return self._sums.normalized_entropy
 
 
-class Calibration(_FromSums):
+class Calibration(BinarySumMetric):
     """Sum of predicted probabilities over the number of positives; 1 is perfect, NaN without positives.
 
     Arguments and errors as of `LogLoss`.
@@ -149,7 +110,7 @@ class Calibration(_FromSums):
         return self._sums.calibration
 
 
-class BinaryMetrics(RowMetric):
+class BinaryMetrics(BinarySumMetric):
     """AUC, log loss, normalized entropy and calibration together, for a third of the work of four metrics.
 
     `value` returns them by these names. Rows are sorted as they come: give thousands at a time.
@@ -171,19 +132,17 @@ class BinaryMetrics(RowMetric):
         correct_probability: bool = True,
         buckets: int = BUCKETS,
     ) -> None:
-        super().__init__()
-        self._link = check_link(link)
-        self._sums = BinarySums(link, negative_sampling_rate, correct_probability)
+        super().__init__(link, negative_sampling_rate, correct_probability)
         self._histogram = ScoreHistogram(whole("buckets", buckets, 2))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._sums.clear()
+        super().clear()
         self._histogram.clear()
 
     def restart(self) -> None:
         """Forget all rows; that predictions are logits stays known."""
-        self._sums.restart()
+        super().restart()
         self._histogram.clear()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
@@ -205,21 +164,21 @@ class BinaryMetrics(RowMetric):
 
     def merge(self, other: BinaryMetrics) -> None:
         """Add the rows that `other` has seen."""
-        self._sums.merge(other._sums)
+        super().merge(other)
         self._histogram.merge(other._histogram)
 
     def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
-        self._sums.scale(factor)
+        super().decay(factor)
         self._histogram.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array}}``."""
-        return {"json": self._sums.state_dict(), "arrays": self._histogram.arrays()}
+        return {**super().state_dict(), "arrays": self._histogram.arrays()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._sums.load_state_dict(state["json"])
+        super().load_state_dict(state)
         self._histogram.load_arrays(state["arrays"])
 
 

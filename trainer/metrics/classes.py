@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .binary import BinarySums, add_binary, binary_scores, check_link, hard_labels
+from .binary import BinarySumMetric, binary_scores, check_link, hard_labels
 from .rows import row_weights, to_numpy
-from .window_metric import RowMetric, SumMetric
+from .window_metric import SumMetric
 
 
 def is_classes(predictions: Any) -> bool:
@@ -99,7 +99,7 @@ class Accuracy(SumMetric):
         return self.mean("right_logits" if logits else "right_identity")
 
 
-class LogLoss(RowMetric):
+class LogLoss(BinarySumMetric):
     """Mean negative log likelihood in nats, over all rows since `clear`; NaN without rows.
 
     Binary predictions go by `link`. Of [B, C] predictions for C > 2 classes each row is taken for probabilities where
@@ -118,19 +118,17 @@ class LogLoss(RowMetric):
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
     ) -> None:
-        super().__init__()
-        self._link = check_link(link)
-        self._sums = BinarySums(link, negative_sampling_rate, correct_probability)
+        super().__init__(link, negative_sampling_rate, correct_probability)
         self._classes = _ClassLoss()
 
     def clear(self) -> None:
         """Forget everything."""
-        self._sums.clear()
+        super().clear()
         self._classes.clear()
 
     def restart(self) -> None:
         """Forget all rows; that predictions are logits stays known."""
-        self._sums.restart()
+        super().restart()
         self._classes.clear()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
@@ -138,7 +136,7 @@ class LogLoss(RowMetric):
         if is_classes(predictions):
             self._classes.add(predictions, labels, weights)
         else:
-            add_binary(self._sums, predictions, labels, weights, self._link, "LogLoss")
+            super().add(predictions, labels, weights)
 
     def value(self) -> float:
         """Return the log loss."""
@@ -146,12 +144,12 @@ class LogLoss(RowMetric):
 
     def merge(self, other: LogLoss) -> None:
         """Add the rows that `other` has seen."""
-        self._sums.merge(other._sums)
+        super().merge(other)
         self._classes.merge(other._classes)
 
     def decay(self, factor: float) -> None:
         """Multiply the weight of everything seen by `factor`."""
-        self._sums.scale(factor)
+        super().decay(factor)
         self._classes.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +158,7 @@ class LogLoss(RowMetric):
 
     def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` returned."""
-        self._sums.load_state_dict(state["json"])
+        super().load_state_dict(state)
         self._classes.clear()
         if "classes" in state["json"]:  # snapshots before 0.2 know binary predictions alone
             self._classes.load_state_dict({"json": state["json"]["classes"]})
