@@ -11,14 +11,13 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
-from .column_order import ColumnOrder
+from .chunk import BatchGroup, Chunk, FeedOptions
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
@@ -30,128 +29,6 @@ logger = logging.getLogger(__name__)
 WAIT_SECONDS = 0.1
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
 LEAVING_SECONDS = 0.5  # for a source to notice that a signal has ended the run
-
-
-@dataclass(slots=True)
-class Chunk:
-    """The unit of the loop: 1 to K batches for one call of the program.
-
-    Attributes:
-        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
-        tensors: the same as device tensors, after the preparation for sparse tables.
-        signature: shapes and dtypes of the tensors.
-        names: column names.
-        stacked: whether the columns carry the leading batch axis.
-        num_batches: batches in the chunk.
-        num_steps: optimizer updates the chunk completes.
-        num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are made up (see `Item`).
-        all_samples: rows that all processes together have in this step's chunks.
-        flush: whether the accumulation window closes after the last batch, full or not.
-        ends_epoch: whether the source ended after this chunk.
-        position: JSON-able place right after the chunk's last row.
-        extras: host-side companions: one mapping per batch (None where a batch has none).
-        sparse: working sets of sparse tables, or None.
-        agreed: what the processes know together of the chunk's last batch, or None (see `Item`).
-    """
-
-    arrays: Columns
-    tensors: tuple[Tensor, ...]
-    signature: tuple[Any, ...]
-    names: tuple[str, ...]
-    stacked: bool
-    num_batches: int
-    num_steps: int
-    num_samples: int
-    all_samples: int
-    flush: bool
-    ends_epoch: bool
-    position: dict[str, Any]
-    extras: list[Mapping[str, Any] | None] = field(default_factory=list)
-    sparse: Any = None
-    agreed: Any = None
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of the first batch."""
-        return self.num_samples // self.num_batches or len(self.arrays[0][0] if self.stacked else self.arrays[0])
-
-    def rows(self, column: int) -> np.ndarray:
-        """Return one column flattened to [num_samples, ...], padding left out."""
-        array = self.arrays[column]
-        return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
-
-
-class BatchGroup(NamedTuple):
-    """The batches of one chunk, on their way to the device.
-
-    Attributes:
-        columns: arrays [B, ...], or [K, B, ...] when `stacked`.
-        stacked: whether the columns carry the leading batch axis.
-        num_batches: batches in the group; stacked rows past them are padding.
-        fill: micro-batches that the optimizer update under way already has.
-        flush: whether the accumulation window closes after the last batch, full or not.
-        event_time: newest event time of the rows in seconds, or None.
-    """
-
-    columns: Columns
-    stacked: bool
-    num_batches: int
-    fill: int
-    flush: bool
-    event_time: float | None
-
-
-class ChunkTransform:
-    """Turns the columns of a chunk into what the graph takes.
-
-    Attributes:
-        on_graph_thread: whether it has to run on the thread that runs graphs, instead of one that prepares ahead.
-    """
-
-    on_graph_thread: bool = False
-
-    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
-        """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`)."""
-        raise NotImplementedError
-
-    def prepare_made_up(self, group: BatchGroup) -> tuple[Columns, Any]:
-        """Do the same for rows that do not count."""
-        return self.prepare(group)
-
-    def release(self) -> None:
-        """Forget what was prepared and not trained; called once the preparing thread has stopped."""
-
-
-@dataclass
-class FeedOptions:
-    """How batches are grouped.
-
-    Attributes:
-        batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
-        accumulate: micro-batches per optimizer update.
-        transform: what is done to the columns of each chunk, or None.
-        columns: use the first so many columns only; None uses all.
-        arguments: names of what the network takes, for ragged columns.
-        order: puts the columns of a batch in order and some aside, or None.
-        counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
-            features and labels); a scalar counts as one row.
-        fill_up_to: a batch of fewer rows is filled up to so many with copies of its last row, or None; single batches
-            only. `Chunk.num_samples` counts the rows that were there before.
-        check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
-            raises DataError.
-        inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
-    """
-
-    batches_per_call: int | Callable[[Item], int] = 1
-    accumulate: int = 1
-    transform: ChunkTransform | None = None
-    columns: int | None = None
-    arguments: Sequence[str] = ()
-    order: ColumnOrder | None = None
-    counted: int = 0
-    fill_up_to: int | None = None
-    check: Callable[[Columns, tuple[str, ...]], None] | None = None
-    inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
 
 
 class Feed:

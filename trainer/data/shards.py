@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..distributed.group import Group
-from .sources import ArraySource, Columns, Item, PipelineSource, Source, is_arrays, make_source
+from .datasets import is_arrays, make_source
+from .sources import ArraySource, Columns, Item, PipelineSource, Source
 
 logger = logging.getLogger(__name__)
 

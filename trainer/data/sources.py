@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -440,64 +440,3 @@ def _length(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
-
-
-def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0) -> Source:
-    """Return the source for whatever a user calls a dataset.
-
-    Raises:
-        DataError: nothing that can be iterated, or empty.
-        ConfigurationError: arrays without a batch size, or a batch size for data that is already batched.
-    """
-    if isinstance(data, Source):
-        return data
-    if is_frame(data):
-        data = columns_of(data)
-    if hasattr(data, "create_tuple_iterator"):
-        from .wrapped_arrays import wrapped_arrays
-
-        source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
-        source.dataset = data
-    elif is_arrays(data):
-        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed)
-    elif callable(data) or hasattr(data, "__iter__"):
-        source = IterableSource(data)
-    else:
-        raise DataError(
-            f"dataset: received {type(data).__name__}; accepted are a mindspore.dataset pipeline, a dict or tuple of "
-            "arrays with batch_size, an iterable of batches, or a function that returns one"
-        )
-    if batch_size is not None:
-        hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(data, tuple | list | dict) else ""
-        raise ConfigurationError(
-            f"batch_size={batch_size!r} goes with arrays; a {type(data).__name__} is taken to deliver batches{hint}"
-        )
-    return source
-
-
-def is_frame(data: Any) -> bool:
-    """Return whether `data` is a table of named columns: a pandas or polars frame, or an Arrow table."""
-    return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
-
-
-def columns_of(frame: Any) -> dict[str, Any]:
-    """Return the columns of a frame by name."""
-    return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}
-
-
-def is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of nothing but arrays."""
-    if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
-        return True
-    values: Sequence[Any]
-    if isinstance(data, Mapping):
-        values = list(data.values())
-        if values and all(
-            isinstance(value, list) or is_arrays(value) or hasattr(value, "to_pylist") for value in values
-        ):
-            return True
-    elif isinstance(data, tuple):
-        values = data
-    else:
-        return False
-    return bool(values) and all(hasattr(value, "shape") and hasattr(value, "dtype") for value in values)

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat
+from .datasets import is_arrays
 from .ragged import given_names
-from .sources import Columns, Item, Source, as_array, is_arrays
+from .sources import Columns, Item, Source, as_array
 
 POLL_SECONDS = 0.1
 DEFAULT_BATCH_SIZE = 1024

@@ -14,7 +14,7 @@ from ..embedding.saved_tables import check_states
 from ..embedding.tables import SparseTables
 from ..errors import ConfigurationError
 from ..state import Stateful
-from .feed import BatchGroup, ChunkTransform
+from .chunk import BatchGroup, ChunkTransform
 from .sources import Columns
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..distributed.group import Group
 from ..embedding.fields import to_plain
-from .feed import BatchGroup, ChunkTransform
+from .chunk import BatchGroup, ChunkTransform
 from .sources import Columns
 from .table_feed import TableFeed
 

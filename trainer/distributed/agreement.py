@@ -13,7 +13,7 @@ from ..state import StopReason
 from .group import Group
 
 if TYPE_CHECKING:
-    from ..data.feed import Chunk
+    from ..data.chunk import Chunk
 
 # The first of these that any process gives is the reason of all.
 _KINDS = ("signal", "non_finite", "callback", "user", "limit", "idle", "stream_end")

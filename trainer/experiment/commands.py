@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checkpoint.folder_lock import claim
-from ..data.sources import is_arrays
+from ..data.datasets import is_arrays
 from ..distributed.launched import note_run_folder
 from ..errors import ConfigurationError
 from ..hooks import MASK, Callback, ProgressBar

@@ -13,8 +13,9 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
+from ..data.chunk import Chunk
 from ..data.column_checks import label_columns
-from ..data.feed import Chunk, to_tensor
+from ..data.feed import to_tensor
 from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.moving_statistics import moving_statistics
@@ -24,20 +25,13 @@ from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
 from .graph_call import BatchSizes, GraphCall
 from .graph_errors import to_graph_error
+from .inference_programs import EvalStep, PredictStep
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
 from .open_window import OpenWindow
-from .program import (
-    CustomStep,
-    EvalStep,
-    Forward,
-    OneStep,
-    PredictStep,
-    StepOptions,
-    SunkSteps,
-    TrainStep,
-)
+from .program import CustomStep, Forward, StepOptions, TrainStep
 from .row_padding import RowPadding
+from .sunk_steps import OneStep, SunkSteps
 
 if TYPE_CHECKING:
     from ..embedding.tables import SparseTables

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from ..mindspore_internals import graph_executor
 
 if TYPE_CHECKING:
-    from ..data.feed import Chunk
+    from ..data.chunk import Chunk
 
 logger = logging.getLogger(__name__)
 

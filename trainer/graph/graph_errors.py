@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..data.feed import Chunk
+from ..data.chunk import Chunk
 from ..errors import GraphError
 from ..mindspore_internals.messages import gist, is_of_lambda, place_in_network
 

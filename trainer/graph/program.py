@@ -1,4 +1,4 @@
-"""The compiled cells a trainer runs: one training step, K steps per call, evaluation and prediction.
+"""The training step that is compiled; `sunk_steps` runs it once or K times per call.
 
 A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
 needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
@@ -82,7 +82,7 @@ class Forward(nn.Cell):
             if self.several:
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
-                prediction = _to_float32(prediction)
+                prediction = to_float32(prediction)
             labels = columns[-self.labels :]
             if isinstance(prediction, Tensor):
                 labels = (self.label_cast(labels[0], prediction), *labels[1:])
@@ -90,7 +90,7 @@ class Forward(nn.Cell):
             return _scalar_loss(loss) if self.training else ops.mean(loss), prediction
         outputs = self.network(*columns)
         if self.cast_outputs:
-            outputs = _to_float32(outputs)
+            outputs = to_float32(outputs)
         if isinstance(outputs, tuple):
             if len(outputs) > 1:
                 return _scalar_loss(outputs[0]), outputs[1]
@@ -119,9 +119,10 @@ def _scalar_loss(loss):
     return ops.reshape(loss, ())
 
 
-def _to_float32(value):
+def to_float32(value):
+    """Return an output, or a tuple of them, with half precision made float32; graph code."""
     if isinstance(value, tuple):
-        return tuple([_to_float32(item) for item in value])
+        return tuple([to_float32(item) for item in value])
     if value.dtype in (mstype.float16, mstype.bfloat16):
         return ops.cast(value, mstype.float32)
     return value
@@ -346,116 +347,3 @@ class CustomStep(nn.Cell):
         outputs = self.step(*columns)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         return ops.mean(loss), outputs
-
-
-class OneStep(nn.Cell):
-    """A step without accumulation, and so without `flush`: on CPU an input nobody reads costs 0.1 ms per call.
-
-    Args:
-        step: a `TrainStep` or `CustomStep`.
-    """
-
-    def __init__(self, step: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, *columns):
-        """Train one batch; returns (loss, prediction)."""
-        return self.step(False, *columns)
-
-
-class SunkSteps(nn.Cell):
-    """Up to `size` batches in one call: a graph loop over stacked columns, bit-identical to single calls.
-
-    Args:
-        step: a `TrainStep` or `CustomStep`.
-        size: leading length of the stacked columns.
-        row_shape: shape of one row's prediction when predictions are to be kept, else None.
-        counted: a column whose first axis is that of the rows.
-    """
-
-    def __init__(self, step: nn.Cell, size: int, row_shape: tuple[int, ...] | None = None, counted: int = 0) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = step
-        self.size = size
-        self.row_shape = row_shape
-        self.counted = counted
-
-    def construct(self, count, flush, *stacked):
-        """Train the first `count` (int32 scalar) batches; `flush` closes an accumulation window after the last.
-
-        Returns (losses [size], predictions [size, batch, ...] or the losses once more).
-        """
-        losses = ops.zeros((self.size,), mstype.float32)
-        index = ops.zeros((), mstype.int32)
-        last = count - 1
-        # gather and scatter by name: brackets would add eight operators per step, for indices that may be negative
-        if self.row_shape is None:
-            while index < count:
-                columns = ()
-                for column in stacked:
-                    columns += (ops.gather(column, index, 0),)
-                loss, _ = self.step(ops.logical_and(flush, index == last), *columns)
-                losses = _put(losses, index, loss)
-                index = index + 1
-            return losses, losses
-        predictions = ops.zeros((self.size, stacked[self.counted].shape[1], *self.row_shape), mstype.float32)
-        while index < count:
-            columns = ()
-            for column in stacked:
-                columns += (ops.gather(column, index, 0),)
-            loss, prediction = self.step(ops.logical_and(flush, index == last), *columns)
-            losses = _put(losses, index, loss)
-            predictions = _put(predictions, index, prediction)
-            index = index + 1
-        return losses, predictions
-
-
-def _put(stacked, index, value):
-    """Return `stacked` with `value` in place of its row `index`, a scalar; graph code."""
-    row = ops.expand_dims(ops.cast(value, stacked.dtype), 0)
-    return ops.tensor_scatter_update(stacked, ops.reshape(index, (1, 1)), row)
-
-
-class EvalStep(nn.Cell):
-    """One evaluation batch: columns in, (loss, prediction, label) out."""
-
-    def __init__(self, forward: Forward, table_inputs: int = 0) -> None:
-        super().__init__(auto_prefix=False)
-        self.forward = forward
-        self.label = -max(1, forward.labels)
-        self.several = forward.several
-        self.table_inputs = table_inputs
-
-    def construct(self, *columns):
-        """Return (loss [], prediction, label), the label being the first column that goes to the loss.
-
-        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), predictions and labels in their order.
-        """
-        if self.table_inputs:
-            columns = columns[: -self.table_inputs]
-        loss, prediction = self.forward(*columns)
-        if self.several:
-            labels = columns[self.label :]
-            losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
-            return loss, prediction, labels, losses, rows
-        return loss, prediction, columns[self.label]
-
-
-class PredictStep(nn.Cell):
-    """The network alone: input columns in, predictions out, float32 whatever the amp level."""
-
-    def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-        self.cast_outputs = cast
-        self.table_inputs = table_inputs
-
-    def construct(self, *inputs):
-        """Return the network's output."""
-        if self.table_inputs:
-            inputs = inputs[: -self.table_inputs]
-        outputs = self.network(*inputs)
-        if self.cast_outputs:
-            outputs = _to_float32(outputs)
-        return outputs

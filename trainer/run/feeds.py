@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..data import column_checks
+from ..data.chunk import FeedOptions
 from ..data.column_order import ColumnOrder
-from ..data.feed import Feed, FeedOptions
+from ..data.feed import Feed
 from ..data.finite_values import describe_non_finite
 from ..data.shards import make_shard
 from ..data.sources import Item, Source

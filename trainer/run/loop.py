@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.feed import Chunk, Feed
+from ..data.chunk import Chunk
+from ..data.feed import Feed
 from ..data.waiting import Interrupted
 from ..distributed.outputs import everyones_outputs
 from ..errors import DataError

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data.feed import Chunk, Feed
+from ..data.chunk import Chunk
+from ..data.feed import Feed
 from ..data.shared_stream import Agreed
 from ..distributed.group import SINGLE, Group
 from ..graph.multi_task import MultiTaskLoss

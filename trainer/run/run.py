@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mindspore import Parameter
 
-from ..data.feed import Chunk, Feed
+from ..data.chunk import Chunk
+from ..data.feed import Feed
 from ..distributed.agreement import agree_to_stop, everyones_chunks
 from ..distributed.dense_state import align
 from ..errors import ConfigurationError, did_you_mean

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.feed import Chunk
+from ..data.chunk import Chunk
 from ..distributed.group import SINGLE, Group
 from ..distributed.states import gather_states
 from ..errors import DataError

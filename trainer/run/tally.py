@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.feed import Chunk
+from ..data.chunk import Chunk
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.registry import WeightedMean, clear_metrics, group_of, read_metrics, update_metrics
 from ..metrics.tasks import of_task

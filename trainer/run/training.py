@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import checks
 from ..data import column_checks
+from ..data.datasets import is_arrays, make_source
 from ..data.feed import Feed
 from ..data.shards import make_shard
 from ..data.shared_stream import JobHooks, SharedStream
-from ..data.sources import Source, is_arrays, make_source
+from ..data.sources import Source
 from ..data.stream_source import StreamSource, as_stream
 from ..distributed.supported import check_stream
 from ..errors import ConfigurationError, DataError

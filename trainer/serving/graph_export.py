@@ -21,7 +21,7 @@ from ..embedding.planner import Planner
 from ..embedding.sparse_plan import TablePlan
 from ..embedding.table import SparseTable, TableSpec
 from ..embedding.tables import SparseTables
-from ..graph.program import PredictStep
+from ..graph.inference_programs import PredictStep
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 
 NETWORK, ABOUT = "network.mindir", "graph.json"

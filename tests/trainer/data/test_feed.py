@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.feed import ChunkTransform, Feed, FeedOptions, to_tensor
+from trainer.data.chunk import ChunkTransform, FeedOptions
+from trainer.data.datasets import make_source
+from trainer.data.feed import Feed, to_tensor
 from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
-from trainer.data.sources import make_source
 from trainer.data.stream_source import StreamSource
 from trainer.errors import DataError
 from trainer.streams import ReplayStream

@@ -4,7 +4,7 @@ import mindspore.dataset as ds
 import numpy as np
 import pytest
 
-from trainer.data.sources import make_source
+from trainer.data.datasets import make_source
 
 X, Y = np.arange(46, dtype=np.float64).reshape(23, 2), np.arange(23)
 READ_AS_ARRAYS = {

@@ -6,7 +6,7 @@ import pytest
 from mindspore import nn
 
 from trainer import Trainer
-from trainer.data.sources import make_source
+from trainer.data.datasets import make_source
 from trainer.distributed.group import Group
 from trainer.distributed.supported import check_stream, check_training
 from trainer.errors import ConfigurationError

@@ -1,0 +1,51 @@
+"""The programs that train nothing: one evaluation batch, one batch of predictions."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from .program import Forward, to_float32
+
+
+class EvalStep(nn.Cell):
+    """One evaluation batch: columns in, (loss, prediction, label) out."""
+
+    def __init__(self, forward: Forward, table_inputs: int = 0) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+        self.label = -max(1, forward.labels)
+        self.several = forward.several
+        self.table_inputs = table_inputs
+
+    def construct(self, *columns):
+        """Return (loss [], prediction, label), the label being the first column that goes to the loss.
+
+        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), predictions and labels in their order.
+        """
+        if self.table_inputs:
+            columns = columns[: -self.table_inputs]
+        loss, prediction = self.forward(*columns)
+        if self.several:
+            labels = columns[self.label :]
+            losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
+            return loss, prediction, labels, losses, rows
+        return loss, prediction, columns[self.label]
+
+
+class PredictStep(nn.Cell):
+    """The network alone: input columns in, predictions out, float32 whatever the amp level."""
+
+    def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.cast_outputs = cast
+        self.table_inputs = table_inputs
+
+    def construct(self, *inputs):
+        """Return the network's output."""
+        if self.table_inputs:
+            inputs = inputs[: -self.table_inputs]
+        outputs = self.network(*inputs)
+        if self.cast_outputs:
+            outputs = to_float32(outputs)
+        return outputs
