@@ -192,7 +192,7 @@ class State:
         progress: the counters.
         limits: bounds of the run under way (`trainer.run.limits.Limits`), or None.
         total_steps: optimizer steps of one epoch where the data has a size, else None.
-        chunk: what is trained on next, while on_train_step_begin runs (`trainer.data.feed.Chunk`).
+        chunk: what is trained on next, while on_train_step_begin runs (`trainer.data.chunk.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
         task_losses: mean loss of each of several tasks over that epoch, by ``<task>_loss``.

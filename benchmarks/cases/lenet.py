@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import resnet
+from benchmarks import losses, resnet
 from benchmarks.cases.mlp import LIGHTNING, MODEL, RAW, TORCH
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
@@ -146,16 +146,9 @@ class Ours(MindSporeParts):
         self.trainer = Trainer(self.network, self.loss_fn, self.optimizer)
 
     def losses(self) -> list[float]:
-        from callbacks import Callback
-
-        found: list[float] = []
-
-        class Losses(Callback):
-            def on_train_step_end(self, trainer):
-                found.extend(map(float, trainer.state.outputs.losses))
-
-        self.trainer.fit((self.image, self.label), 1, callbacks=[Losses()], batch_size=BATCH, shuffle=False)
-        return found
+        options = {"batch_size": BATCH, "shuffle": False}
+        data = self.image, self.label
+        return losses.of_trainer(lambda look: self.trainer.fit(data, 1, callbacks=[look], **options))
 
     def epoch(self) -> None:
         self.trainer.fit((self.image, self.label), 1, callbacks=[], batch_size=BATCH, shuffle=False)
@@ -194,16 +187,9 @@ class Model(MindSporeParts):
         self.dataset = ds.NumpySlicesDataset(columns, ["image", "label"], shuffle=False).batch(BATCH)
 
     def losses(self) -> list[float]:
-        import mindspore as ms
-
-        found: list[float] = []
-
-        class Losses(ms.train.Callback):
-            def on_train_step_end(self, run_context):
-                found.append(float(run_context.original_args().net_outputs.asnumpy()))
-
-        self.model.train(1, self.dataset, callbacks=[Losses()], dataset_sink_mode=False)
-        return found
+        return losses.of_model(
+            lambda look: self.model.train(1, self.dataset, callbacks=[look], dataset_sink_mode=False)
+        )
 
     def epoch(self) -> None:
         self.model.train(1, self.dataset, dataset_sink_mode=False)

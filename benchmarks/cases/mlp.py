@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import losses
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
 from benchmarks.nets import dense_weights, mindspore_mlp, mindspore_step, torch_mlp
@@ -113,18 +114,9 @@ class Ours(MindSporeParts):
         self.options = {"sink_size": 32 if self.name == SUNK else 1, "callbacks": None if self.name == DEFAULT else []}
 
     def losses(self) -> list[float]:
-        from callbacks import Callback
-
-        found: list[float] = []
-
-        class Losses(Callback):
-            def on_train_step_end(self, trainer):
-                found.extend(map(float, trainer.state.outputs.losses))
-
         rows = CHECKED * BATCH
-        first = (self.x[:rows], self.label[:rows])
-        options = {**self.options, "callbacks": [Losses()]}
-        self.trainer.fit(first, batch_size=BATCH, shuffle=False, **options)
+        first, options = (self.x[:rows], self.label[:rows]), {**self.options, "batch_size": BATCH, "shuffle": False}
+        found = losses.of_trainer(lambda look: self.trainer.fit(first, **{**options, "callbacks": [look]}))
         self.epoch()  # compile whatever else an epoch needs
         return found
 
@@ -170,15 +162,8 @@ class Model(MindSporeParts):
         return ds.NumpySlicesDataset(columns, ["x", "label"], shuffle=False).batch(BATCH)
 
     def losses(self) -> list[float]:
-        import mindspore as ms
-
-        found: list[float] = []
-
-        class Losses(ms.train.Callback):
-            def on_train_step_end(self, run_context):
-                found.append(float(run_context.original_args().net_outputs.asnumpy()))
-
-        self.model.train(1, self._dataset(CHECKED), callbacks=[Losses()], dataset_sink_mode=False)
+        data = self._dataset(CHECKED)
+        found = losses.of_model(lambda look: self.model.train(1, data, callbacks=[look], dataset_sink_mode=False))
         self.epoch()
         return found
 

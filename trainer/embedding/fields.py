@@ -133,13 +133,13 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
         raise ConfigurationError("the network has embedding cells, but no input column holds integers or strings")
     marked = _mark(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
-    received, failure = _run(network, cells, marked)
+    received, failure = run_traced(network, cells, marked)
     strict = failure is None
     if not strict:
         # Some column may hold lengths or indices that cannot take a marker: then mark one column at a time.
         for candidate in candidates:
             alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
-            seen, error = _run(network, cells, alone)
+            seen, error = run_traced(network, cells, alone)
             received += seen
             if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
@@ -196,7 +196,9 @@ def _mark(sample: list[np.ndarray], candidates: list[int]) -> list[np.ndarray]:
     return marked
 
 
-def _run(network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndarray]) -> tuple[list, Exception | None]:
+def run_traced(
+    network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndarray]
+) -> tuple[list, Exception | None]:
     """Run the network eagerly in inference mode.
 
     Returns:

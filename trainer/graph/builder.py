@@ -318,33 +318,32 @@ class StepBuilder:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Put network and step into training mode and put the network's own modes back afterwards."""
-        cells = [cell for _, cell in self.network.cells_and_names()]
-        modes = [cell.training for cell in cells]
-        with finite_check_on_cpu(self.network if self.optimizer is None else None):
+        with finite_check_on_cpu(self.network if self.optimizer is None else None), _modes_put_back(self.network):
             (self.step or self.network).set_train(True)
-            try:
-                yield
-            finally:
-                for cell, mode in zip(cells, modes, strict=True):
-                    if cell.training != mode:
-                        cell.set_train(mode)
+            yield
 
     @contextlib.contextmanager
     def inference(self, cell: nn.Cell) -> Iterator[None]:
         """Put `cell` and the network into inference mode for a while."""
-        cells = [part for root in (cell, self.network) for _, part in root.cells_and_names()]
-        modes = [part.training for part in cells]
-        cell.set_train(False)
-        self.network.set_train(False)
-        # the first batch of every evaluation looks its program up, in case the user has changed the cell
-        self._inferring = None
-        try:
+        with _modes_put_back(cell, self.network):
+            cell.set_train(False)
+            self.network.set_train(False)
+            # the first batch of every evaluation looks its program up, in case the user has changed the cell
+            self._inferring = None
             yield
-        finally:
-            # parents first, so that a child that differs from its parent gets its own mode last
-            for part, mode in zip(cells, modes, strict=True):
-                if part.training != mode:
-                    part.set_train(mode)
+
+
+@contextlib.contextmanager
+def _modes_put_back(*roots: nn.Cell) -> Iterator[None]:
+    cells = [cell for root in roots for _, cell in root.cells_and_names()]
+    modes = [cell.training for cell in cells]
+    try:
+        yield
+    finally:
+        # parents first, so that a child that differs from its parent gets its own mode last
+        for cell, mode in zip(cells, modes, strict=True):
+            if cell.training != mode:
+                cell.set_train(mode)
 
 
 def _inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:

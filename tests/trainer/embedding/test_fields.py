@@ -70,14 +70,14 @@ def test_raw_ids_are_found_beside_columns_that_index_small_tables_in_either_mode
 
 def test_ids_are_found_when_a_failure_of_the_first_run_surfaces_in_every_later_one(monkeypatch):
     # Eager operators fail late: how late depends on the machine. Here no run but the first comes through.
-    run, runs = tracing._run, []
+    run, runs = tracing.run_traced, []
 
     def late(network, cells, columns):
         runs.append(columns)
         received, failure = run(network, cells, columns)
         return (received, failure) if len(runs) == 1 else ([], RuntimeError("left over"))
 
-    monkeypatch.setattr(tracing, "_run", late)
+    monkeypatch.setattr(tracing, "run_traced", late)
 
     class ReadFirst(BesidePlainGather):
         def construct(self, user, age):
@@ -90,7 +90,9 @@ def test_ids_are_found_when_a_failure_of_the_first_run_surfaces_in_every_later_o
 
 def test_mindspores_embeddings_take_any_id_in_the_trial_only():
     network = BesideMindSporesEmbedding()
-    received, failure = tracing._run(network, tracing.embedding_cells(network), [c + 1_000_000_007 for c in COLUMNS])
+    received, failure = tracing.run_traced(
+        network, tracing.embedding_cells(network), [c + 1_000_000_007 for c in COLUMNS]
+    )
     assert failure is None
     assert len(received) == 1
     rows = network.age(Tensor(np.array([3], np.int32))).asnumpy()
@@ -104,7 +106,7 @@ def test_nothing_that_failed_late_is_left_for_the_next_operator():
                 ops.gather(self.ages, age, 0)
             return self.user(user)
 
-    tracing._run(Unused(), [], [np.array([7, 9], np.int32), np.array([10**9, 10**9], np.int32)])
+    tracing.run_traced(Unused(), [], [np.array([7, 9], np.int32), np.array([10**9, 10**9], np.int32)])
     np.testing.assert_array_equal((Tensor([1.0]) + 1).asnumpy(), [2.0])
 
 
