@@ -24,8 +24,7 @@ import sys
 import threading
 import time
 import traceback
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import lifetime  # noqa: E402
+from benchmarks.damage import Make, WrongError, damage, damage_folder, forge, forge_folder  # noqa: E402
+from benchmarks.fuzz_streams import rows, segments  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402
-
-Make = Callable[[random.Random, Path], None]
-
-
-class WrongError(AssertionError):
-    """What a case found."""
 
 
 @dataclass
@@ -61,68 +56,6 @@ class Kind:
     cases: int = 0
     refused: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
-
-
-# -- damage ------------------------------------------------------------------------------------------------------------
-
-
-def damage(choose: random.Random, content: bytes) -> bytes:
-    """Return `content` changed in one to three places."""
-    for _ in range(choose.choice((1, 1, 1, 2, 3))):
-        kind = choose.randrange(6)
-        place = choose.randrange(len(content) + 1)
-        if kind == 0 and content:
-            place = place % len(content)
-            content = content[:place] + bytes([content[place] ^ (1 << choose.randrange(8))]) + content[place + 1 :]
-        elif kind == 1:
-            content = content[:place]
-        elif kind == 2:
-            content = content[:place] + choose.randbytes(choose.randrange(1, 9)) + content[place:]
-        elif kind == 3:
-            content = content[:place] + content[place + choose.randrange(1, 20) :]
-        elif kind == 4:
-            content = content[:place] + content[choose.randrange(len(content) + 1) :][:30] + content[place:]
-        else:
-            words = (b"-1", b"1e999", b"null", b"NaN", b"true", b'"', b"{", b"[", b"../../x", b"\0", b"9" * 30, b"")
-            content = content[:place] + choose.choice(words) + content[place + choose.randrange(4) :]
-    return content
-
-
-def damage_folder(choose: random.Random, folder: Path) -> None:
-    """Damage one file below `folder`, or what there is of files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    victim = choose.choice(files)
-    kind = choose.randrange(8)
-    if kind < 5:
-        victim.write_bytes(damage(choose, victim.read_bytes()))
-    elif kind == 5:
-        victim.unlink()
-        if choose.random() < 0.3:
-            victim.mkdir()
-    elif kind == 6:
-        victim.write_bytes(choose.choice(files).read_bytes())
-    else:
-        victim.write_bytes(b"")
-
-
-def forge(choose: random.Random, value: Any) -> Any:
-    """Return plain JSON with one value in it replaced, dropped or renamed."""
-    here, key = value, None
-    while isinstance(here, dict | list) and here:
-        parent, key = here, choose.choice(sorted(here) if isinstance(here, dict) else range(len(here)))
-        here = parent[key]
-        if choose.random() < 0.3:
-            break
-    if key is None:
-        return value
-    action = choose.randrange(4)
-    if action == 0 and isinstance(parent, dict):
-        del parent[key]
-    elif action == 1 and isinstance(parent, dict):
-        parent[choose.choice(("x", "", "$map", "../x"))] = parent.pop(key)
-    else:
-        parent[key] = choose.choice((None, True, -1, 2**70, 1.5, "x", "", [], {}, [1, "a"], {"$tuple": [1]}, "nan", 0))
-    return value
 
 
 # -- kinds -------------------------------------------------------------------------------------------------------------
@@ -170,26 +103,6 @@ def snapshots(folder: Path, spoil: Callable[[random.Random, Path], None] | None 
             raise WrongError("a damaged snapshot was loaded with other values")
 
     return case
-
-
-def forge_folder(choose: random.Random, folder: Path) -> None:
-    """Change the content of one JSON file below `folder`, and give it and its manifest the right checksums."""
-    from trainer.checkpoint import manifest
-
-    path = choose.choice(sorted(folder.rglob("*.json")))
-    document = json.loads(path.read_text())
-    sealed = [key for key in document if key != "crc32"] if "crc32" in document else []
-    if len(sealed) == 1:  # a document with a checksum of itself
-        path.write_bytes(manifest.seal(sealed[0], forge(choose, document[sealed[0]])))
-        return
-    path.write_text(json.dumps(forge(choose, document)))
-    place, content = path.with_name(manifest.MANIFEST), path.read_bytes()
-    if place.is_file():
-        document = json.loads(place.read_text())
-        (kind,) = (key for key in document if key != "crc32")
-        sums = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
-        document[kind]["files"][path.name] = {**document[kind]["files"][path.name], **sums}
-        place.write_bytes(manifest.seal(kind, document[kind]))
 
 
 def values(trainer: Any) -> dict[str, bytes]:
@@ -293,157 +206,6 @@ def configurations(folder: Path) -> Make:
             raise WrongError(f"check has left {sorted(p.name for p in scratch.iterdir())}")
         if code:
             raise TrainerError(said.getvalue())
-
-    return case
-
-
-SCHEMA = {"columns": {"user": "int32", "ids": {"dtype": "int64", "shape": [2]}, "price": "float32"}}
-
-
-def row(number: int) -> dict[str, Any]:
-    """Return a row that tells in every value which one it is."""
-    return {"user": number, "ids": [number, number + 1], "price": number / 8}
-
-
-def csv_line(number: int) -> str:
-    """Return the same row as a line of CSV."""
-    return f"{number},{number} {number + 1},{number / 8}"
-
-
-def check_in_order(batches: Sequence[Any], expected: Sequence[int], *, alone: bool) -> None:
-    """Check that the rows `expected` came once each, in order; `alone`: and nothing else came."""
-    found = [
-        int(user)
-        for batch in batches
-        for user, ids, price in zip(*(batch.columns[name] for name in ("user", "ids", "price")), strict=True)
-        if ids.tolist() == [user, user + 1] and price == np.float32(user / 8)
-    ]
-    total = sum(batch.rows for batch in batches)
-    if alone and (found != list(expected) or total != len(found)):
-        raise WrongError(f"{total} rows came, {len(found)} of them whole: {found[:20]}, not {list(expected)[:20]}")
-    at = iter(found)
-    lost = [number for number in expected if number not in at]
-    if lost:
-        raise WrongError(f"good rows were lost, changed or moved: {lost[:10]}")
-
-
-def rows(folder: Path) -> Make:
-    """Rows of a stream: every good one arrives whole and in order, whatever stands between them."""
-    import pyarrow as pa
-
-    from trainer.streams import DeadLetter, FileStream
-    from trainer.streams.decode import Decoder
-    from trainer.streams.schema import Schema
-
-    def lines(choose: random.Random, scratch: Path) -> None:
-        suffix = choose.choice(("jsonl", "csv"))
-        text, good = [], []
-        for number in range(choose.randrange(1, 60)):
-            line = (json.dumps(row(number)) if suffix == "jsonl" else csv_line(number)).encode()
-            if choose.random() < 0.3:
-                line = damage(choose, line).replace(b"\n", b"").replace(b"\r", b"")
-            else:
-                good.append(number)
-            text.append(line)
-        head = b"user,ids,price\n" if suffix == "csv" else b""
-        (scratch / f"a.{suffix}").write_bytes(head + b"\n".join(text) + b"\n")
-        stream = FileStream(scratch, SCHEMA, end="at_last", dead_letter=DeadLetter(scratch / "_bad", 1.0))
-        check_in_order(list(read(stream, choose.choice((3, 1000)))), good, alone=False)
-        stream.close()
-
-    def messages(choose: random.Random, scratch: Path) -> None:
-        letters = DeadLetter(scratch / "_bad", 1.0)
-        decoder = Decoder(Schema(**SCHEMA), letters, "fuzz")
-        payloads, good = [], []
-        for first in range(0, 5 * choose.randrange(1, 5), 5):
-            numbers = list(range(first, first + 5))
-            payload = encode(pa, numbers)
-            if choose.random() < 0.5:
-                payload = damage(choose, payload)
-            else:
-                good += numbers
-            payloads.append(payload)
-        decoded = decoder.decode(payloads)
-        batch = decoder.batch(decoded, [("p", n, n + 1) for n in range(len(payloads))])
-        check_in_order([batch] if batch is not None else [], good, alone=False)
-        letters.close()
-
-    return lambda choose, scratch: choose.choice((lines, lines, messages))(choose, scratch)
-
-
-def encode(pa: Any, numbers: Sequence[int]) -> bytes:
-    """Return rows as one Arrow message."""
-    table = pa.Table.from_pylist([row(number) for number in numbers])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def read(stream: Any, most: int) -> Iterator[Any]:
-    """Yield what a stream has now."""
-    while (batch := stream.poll(most, 0.0)) is not None:
-        yield batch
-
-
-def segments(folder: Path) -> Make:
-    """Folders of segments that grow, get strays, are resumed anywhere and are rewritten: each row comes once."""
-    from trainer.streams import FileStream, advance
-
-    def case(choose: random.Random, scratch: Path) -> None:
-        place = scratch / "segments"
-        place.mkdir()
-        suffix = choose.choice(("jsonl", "csv"))
-        written = segment = 0
-
-        def write(mode: str) -> None:
-            nonlocal written
-            count = choose.randrange(1, 9)
-            encoded = [
-                json.dumps(row(n)) if suffix == "jsonl" else csv_line(n) for n in range(written, written + count)
-            ]
-            path = place / f"{segment:04d}.{suffix}"
-            head = [] if suffix == "jsonl" or path.exists() else ["user,ids,price"]
-            with path.open(mode) as file:
-                file.write("\n".join([*head, *encoded]) + "\n")
-            written += count
-
-        write("a")
-        stream = FileStream(place, SCHEMA, poll_interval=0.0)
-        position, batches = stream.position(), []
-        for _ in range(choose.randrange(2, 12)):
-            event = choose.randrange(6)
-            if event == 0:
-                segment += 1
-                write("a")
-            elif event == 1:
-                write("a")
-            elif event == 2:
-                stray = place / choose.choice(("README.txt", "a.jsonl.1", "0000.jsonl~", "b.csv.tmp", ".x", "z", "Ä ö"))
-                stray.write_bytes(b"not a row\n")
-            elif event == 3:
-                (place / choose.choice(("archive", "0001.jsonl.d", f"000{segment}5.{suffix}"))).mkdir(exist_ok=True)
-            elif event == 4:
-                stored = json.loads(json.dumps(stream.resolve(position)))
-                stream.close()
-                stream = FileStream(place, SCHEMA, poll_interval=0.0)
-                stream.seek(stored)
-            batch = stream.poll(choose.choice((1, 2, 100)), 0.0)
-            if batch is not None:
-                position = advance(position, batch)
-                batches.append(batch)
-        if choose.random() < 0.4:
-            batches += list(read(stream, 100))
-            check_in_order(batches, range(written), alone=True)
-            path = place / f"{segment:04d}.{suffix}"
-            path.write_bytes(path.read_bytes().replace(b"0", b"7").replace(b"1", b"8").replace(b"2", b"9"))
-            segment += 1
-            write("a")
-            rewritten = list(read(stream, 100))
-            raise WrongError(f"a rewritten segment went unnoticed; {sum(batch.rows for batch in rewritten)} rows came")
-        batches += list(read(stream, 100))
-        check_in_order(batches, range(written), alone=True)
-        stream.close()
 
     return case
 
