@@ -85,8 +85,6 @@ class Embedding(nn.Cell):
         ConfigurationError: an argument cannot work; names what is accepted.
     """
 
-    follows_amp_level = True  # `trainer.graph.precision` sets `compute_dtype`
-
     def __init__(
         self,
         dim: int,
@@ -119,7 +117,7 @@ class Embedding(nn.Cell):
         self.reading = False
         self.indirect = False
         self.probe = None
-        self.compute_dtype = None
+        self.compute_dtype = None  # `trainer.graph.precision` sets it
         if table is not None:
             self.has_padding = table.has_padding
             self.padding = table.padding

@@ -17,6 +17,7 @@ from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import is_number, number
+from ..embedding.layers import Embedding
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.amp_marks import foreign_conversion
 from ..mindspore_internals.child_cells import hide, replace_child
@@ -181,7 +182,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
             _lower_all_but(network, _BATCH_NORMS, precision.dtype)
     if precision.level != "O1":
         for _, cell in network.cells_and_names():
-            if getattr(type(cell), "follows_amp_level", False):
+            if isinstance(cell, Embedding):
                 cell.compute_dtype = precision.dtype
     hide(network, _MARK, precision)
 

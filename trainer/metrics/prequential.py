@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checks import number
 from ..errors import ConfigurationError, DataError
-from .adapters import WindowOnly
+from .adapters import BySlice, WindowOnly
 from .binary_metrics import below
 from .histogram import RowBuffer
 from .old_windows import is_old, upgraded
@@ -283,7 +283,7 @@ class PrequentialMetrics:
 
 
 def _is_sliced(metric: Any) -> bool:
-    return hasattr(metric, "max_slices")
+    return isinstance(metric, BySlice)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
