@@ -52,15 +52,18 @@ def test_a_step_of_fit_takes_fewer_python_calls_than_a_hand_written_one(contende
     assert calls[mlp.SUNK] <= 40, calls
 
 
-@pytest.mark.parametrize("name", [loop.FIT, loop.ONLINE])
-def test_the_loops_add_few_python_calls_to_the_program(name, record_property):
-    contender = loop.make(name, {"steps": 1000, "rounds": 1, "long": 0})
-    added = (python_calls(contender.train) - python_calls(contender.call)) / 1000
+@pytest.mark.parametrize(
+    ("name", "steps"), [(loop.FIT, 250), (loop.ONLINE, 1000)]
+)  # a stream's windows come at the end
+def test_the_loops_add_few_python_calls_to_the_program(name, steps, record_property):
+    contender = loop.make(name, {"steps": steps, "rounds": 1, "long": 0})
+    added = (python_calls(contender.train) - python_calls(contender.call)) / steps
     record_property("python_calls_added_a_step", added)
     assert added <= 30, added
-    window = contender.window()
-    assert window["steps"] == 1000
-    assert window["program_us"] > 0
+    if name == loop.FIT:
+        window = contender.window()
+        assert window["steps"] == steps
+        assert window["program_us"] > 0
 
 
 def test_ratios_of_times_are_reported(contenders, record_property):

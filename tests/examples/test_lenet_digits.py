@@ -14,10 +14,10 @@ from trainer.experiment.cli import main
 def test_digits_are_learnt_at_every_level(level, project_root, tmp_path, monkeypatch):
     monkeypatch.chdir(project_root)
     run = tmp_path / level
-    changes = {"run_dir": run, "trainer.amp_level": level, "fit.epochs": 6}
+    changes = {"run_dir": run, "trainer.amp_level": level, "fit.epochs": 4}
     sets = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     assert main(["fit", "configs/lenet_digits.yaml", *sets]) == 0
-    assert json.loads((run / "metrics.json").read_text())["results"]["test_accuracy"] >= 0.97
+    assert json.loads((run / "metrics.json").read_text())["results"]["test_accuracy"] >= 0.95
 
 
 def test_the_parts_are_all_digits_and_share_none():
