@@ -219,16 +219,22 @@ def as_column(value: Any) -> Column:
     if isinstance(value, Column):
         return value
     if isinstance(value, Mapping):
-        accepted = tuple(field.name for field in fields(Column))
-        for name in value:
-            if name not in accepted:
-                raise ConfigurationError(
-                    f"a column takes {list(accepted)}; received {name!r}{did_you_mean(name, accepted)}"
-                )
-        if "dtype" not in value:
-            raise ConfigurationError(f"a column needs a dtype; received {dict(value)!r}")
-        return Column(**value)
+        return Column(**known_arguments("a column", value, [field.name for field in fields(Column)], "dtype"))
     return Column(value)
+
+
+def known_arguments(what: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
+    """Return `value` when all its keys are `accepted` and the one that is `needed` is among them.
+
+    Raises:
+        ConfigurationError: they are not.
+    """
+    for name in value:
+        if name not in accepted:
+            raise ConfigurationError(f"{what} takes {accepted}; received {name!r}{did_you_mean(name, accepted)}")
+    if needed not in value:
+        raise ConfigurationError(f"{what} needs {needed}; received {dict(value)!r}")
+    return value
 
 
 def _holds_bool(values: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import choice
 from ..errors import ConfigurationError, did_you_mean
-from .column import MISSING, Column, MisfitError, as_column, short
+from .column import MISSING, Column, MisfitError, as_column, known_arguments, short
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -138,17 +138,10 @@ def as_schema(value: Any) -> Schema:
     """
     if isinstance(value, Schema):
         return value
-    accepted = ("columns", "label", "event_time", "event_time_unit", "key")
+    accepted = ["columns", "label", "event_time", "event_time_unit", "key"]
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"schema takes a Schema or a mapping of {list(accepted)}; received {value!r}")
-    for name in value:
-        if name not in accepted:
-            raise ConfigurationError(
-                f"a schema takes {list(accepted)}; received {name!r}{did_you_mean(name, accepted)}"
-            )
-    if "columns" not in value:
-        raise ConfigurationError(f"a schema needs columns; received {dict(value)!r}")
-    return Schema(**value)
+        raise ConfigurationError(f"schema takes a Schema or a mapping of {accepted}; received {value!r}")
+    return Schema(**known_arguments("a schema", value, accepted, "columns"))
 
 
 def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
