@@ -2,6 +2,7 @@
 
 import threading
 import time
+from unittest import mock
 
 import mindspore.dataset as ms_dataset
 import numpy as np
@@ -14,6 +15,7 @@ from trainer.data.datasets import make_source
 from trainer.data.feed import Feed, to_tensor
 from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from trainer.data.stream_source import StreamSource
+from trainer.data.waiting import DATA_WAIT
 from trainer.errors import DataError
 from trainer.streams import ReplayStream
 
@@ -314,3 +316,49 @@ def test_to_tensor_shares_memory_unless_it_must_not():
     frozen.flags.writeable = False
     assert to_tensor(frozen).asnumpy()[0, 0] == 1
     assert (to_tensor(np.arange(6.0, dtype=np.float32).reshape(2, 3).T).asnumpy()[:, 1] == [3, 4, 5]).all()
+
+
+class Noting(ChunkTransform):
+    """Notes what it prepares, and what it is told to forget."""
+
+    def __init__(self, on_graph_thread=False):
+        self.on_graph_thread = on_graph_thread
+        self.prepared, self.released = [], 0
+
+    def prepare(self, group):
+        self.prepared.append(int(group.columns[0].flat[0]))
+        return group.columns, None
+
+    def release(self):
+        self.released += 1
+
+
+@pytest.mark.parametrize("on_graph_thread", [False, True], ids=["ahead", "as they are asked for"])
+def test_what_was_prepared_and_not_trained_is_released_when_chunks_are_left(on_graph_thread):
+    noting = Noting(on_graph_thread)
+    feed = Feed(make_source(lambda: numbered(9)), FeedOptions(1, transform=noting))
+    left = feed.chunks({})
+    assert content(next(left)) == [0]
+    left.close()
+    feed.close()
+    assert noting.released == 1
+
+
+def test_a_reading_that_was_left_while_its_source_blocked_prepares_nothing_more():
+    going_on, found = threading.Event(), []
+
+    def blocking():
+        yield from numbered(3)
+        going_on.wait(20)
+
+    noting = Noting()
+    feed = Feed(make_source(blocking), FeedOptions(2, transform=noting))
+    with mock.patch.object(DATA_WAIT, "leaving", True):  # so a blocked source is waited for a moment only
+        for chunk in feed.chunks({}, should_stop=lambda: bool(found)):
+            found.append(content(chunk))
+    assert found == [[0, 1]]
+    (reading,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
+    going_on.set()
+    reading.join(20)
+    assert not reading.is_alive()
+    assert noting.prepared == [0]  # the third batch stood waiting for a fourth

@@ -4,7 +4,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from trainer import Trainer
-from trainer.embedding import Embedding
+from trainer.embedding import Embedding, RowSGD
+from trainer.embedding.fields import Component
+from trainer.embedding.row_groups import group_tables
+from trainer.embedding.spec import TableSpec
 
 VECTORS = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
 
@@ -34,3 +37,17 @@ def test_a_table_read_with_a_frozen_one_is_trained_by_itself_afterwards():
         trainer.fit(data, 2, callbacks=[], batch_size=16, shuffle=False)
         predictions.append(trainer.predict(users, films))
     np.testing.assert_array_equal(*predictions)
+
+
+def test_the_order_of_row_groups_is_that_of_the_tables_whatever_objects_the_optimizers_are():
+    """All processes number rows alike, and none has another's objects."""
+
+    class Own(RowSGD):
+        pass
+
+    component = Component([0, 1], [(0, None)], [np.ones(2, bool)] * 2)
+    specs = [TableSpec("first", 4), TableSpec("second", 4)]
+    one, other = Own(), Own()
+    for optimizers in ([one, other], [other, one]):
+        _, groups = group_tables([component], specs, optimizers)
+        assert [group.tables for group in groups] == [[0], [1]]
