@@ -261,13 +261,14 @@ class SharedStream(Source):
         wish = self.hooks.wish()
         held = [item for item, _ in zip(self._held, range(ready), strict=False)]
         # a stream that is not connected yet has no position, which every step needs
-        passed = self._waited >= self.rows_of.flush_after and self.rows_of.begun is not None
+        begun = self.rows_of.begun is not None
+        passed = begun and self._waited >= self.rows_of.flush_after
         own = _Round(
             stop=stop_kind(wish),
             ready=ready,
             rows=len(held[0].columns[0]) if held else 0,
             state=_ENDED if ended else _PASSED_OVER if passed else _WAITING,
-            idle_ms=int(1000 * (time.monotonic() - self.rows_of.last_row)),
+            idle_ms=int(1000 * (time.monotonic() - self.rows_of.last_row)) if begun else 0,
             event_time=_bits(max(map(_newest, held), default=float("nan"))),
             clock=_bits(time.monotonic()),
             durable=self.hooks.durable() if self.group.is_main else 0,

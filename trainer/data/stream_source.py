@@ -146,6 +146,7 @@ class StreamSource(Source):
                 position = advance(position, joined)
                 waiting, rows = [], 0
                 yield self._item(joined, position)
+                self.last_row = time.monotonic()  # while it was not wanted, nobody looked for more
         if waiting and not self._stopped:
             joined = concat(waiting)
             yield self._item(joined, advance(position, joined))
