@@ -236,12 +236,21 @@ class State:
         """Whether a signal has asked the run to end."""
         return self.stop_reason is not None and self.stop_reason.kind == "signal"
 
+    @property
+    def wants_to_leave(self) -> bool:
+        """Whether a signal has asked this process to end, agreed on or not."""
+        return self.told_to_leave or (self.stop_wish is not None and self.stop_wish.kind == "signal")
+
     def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
         """Let the run end for `reason`; one process of several can only wish for it."""
         if not alone:
             self.stop_wish = self.stop_wish or reason
         elif self.stop_reason is None:
             self.stop_reason = reason
+
+    def agree_to_stop(self, reason: StopReason) -> None:
+        """Let the run end for what all processes have agreed on; the first reason stands."""
+        self.stop_reason = self.stop_reason or reason
 
     def begin(self, phase: Phase) -> None:
         """Forget what the call before left, counters and newest evaluation apart."""

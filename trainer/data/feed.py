@@ -10,7 +10,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,58 +63,70 @@ class Feed:
         position: Mapping[str, Any],
         max_steps: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        gate: Callable[[bool], bool] | None = None,
     ) -> Iterator[Chunk]:
         """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
 
-        `should_stop` is asked while a source keeps us waiting; when it says so the chunks end.
+        `should_stop` is asked while a source keeps us waiting; when it says so the chunks end. `gate` is told before
+        each chunk that there is one, at the end that there is none, and says whether it is to be trained; what runs on
+        the thread of graphs (`ChunkTransform.on_graph_thread`) comes after it.
         """
-        clock = self.clock
+        clock, transform = self.clock, self.options.transform
         clock.worked += time.perf_counter() - clock.since
         clock.since = time.perf_counter()
         self._reading += 1
         made = self._make(dict(position), max_steps, self._reading)
-        in_memory = self.source.in_memory and self.options.transform is None
-        bound = self.source.thread_bound or (
-            self.options.transform is not None and self.options.transform.on_graph_thread
-        )
-        if bound or (in_memory and self.source.size <= MAX_QUEUED):
-            try:
-                for chunk in made:  # so few batches are cut sooner than a thread is started
-                    now = time.perf_counter()
-                    clock.waited, clock.since = clock.waited + now - clock.since, now
-                    yield chunk
-                    now = time.perf_counter()
-                    clock.worked, clock.since = clock.worked + now - clock.since, now
-            finally:
-                if self.options.transform is not None:
-                    self.options.transform.release()
-            return
-        # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
-        far = in_memory or (self.source.endless and self.options.transform is None)
-        self._worker = Prefetch(made, MAX_QUEUED if far else MIN_QUEUED)
+        late = transform is not None and transform.on_graph_thread
+        in_memory = self.source.in_memory and transform is None
+        if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
+            found = self._inline(made)  # so few batches are cut sooner than a thread is started
+        else:
+            # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
+            far = in_memory or (self.source.endless and transform is None)
+            found = self._ahead(made if late else (complete() for complete in made), far, late, should_stop)
         try:
-            while True:
-                try:
-                    chunk = self._worker.get(timeout=WAIT_SECONDS)
-                except queue.Empty:
-                    DATA_WAIT.goes_on()
-                    if should_stop():
-                        return
-                    continue
-                if chunk is None:
+            for one in found:
+                if gate is not None and not gate(True):
                     return
+                chunk = one if isinstance(one, Chunk) else one()
                 now = time.perf_counter()
                 clock.waited, clock.since = clock.waited + now - clock.since, now
                 yield chunk
                 now = time.perf_counter()
                 clock.worked, clock.since = clock.worked + now - clock.since, now
+            if gate is not None:
+                gate(False)
+        finally:
+            found.close()
+            if transform is not None:
+                transform.release()
+
+    def _inline(self, made: Iterator[_Ready]) -> Generator[_Ready]:
+        yield from made
+
+    def _ahead(
+        self, made: Iterator[Any], far: bool, late: bool, should_stop: Callable[[], bool]
+    ) -> Generator[Chunk | _Ready]:
+        """Yield what a thread of its own has read."""
+        sizes = {"size_of": lambda ready: ready.nbytes} if late else {}
+        self._worker = Prefetch(made, MAX_QUEUED if far else MIN_QUEUED, **sizes)
+        try:
+            while True:
+                try:
+                    one = self._worker.get(timeout=WAIT_SECONDS)
+                except queue.Empty:
+                    DATA_WAIT.goes_on()
+                    if should_stop():
+                        return
+                    continue
+                if one is None:
+                    return
+                yield one
         finally:
             self._reading += 1
             self.source.interrupt()
             self._worker.stop(LEAVING_SECONDS if DATA_WAIT.leaving else None)
             self._worker = None
-            if self.options.transform is not None:
-                self.options.transform.release()
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> tuple[Columns, tuple[str, ...]]:
         """Return columns and names of one batch without using it up.
@@ -151,7 +163,7 @@ class Feed:
         with DATA_WAIT:  # a pipeline waits for its generator
             self.source.close()
 
-    def _make(self, position: dict[str, Any], max_steps: int | None, reading: int) -> Iterator[Chunk]:
+    def _make(self, position: dict[str, Any], max_steps: int | None, reading: int) -> Iterator[_Ready]:
         epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
         state = position.get("state")
         accumulate = self.options.accumulate
@@ -173,11 +185,7 @@ class Feed:
                 place["state"] = state
             if reading != self._reading:  # left behind while the source blocked: what it would prepare is taken back
                 return
-            try:
-                chunk = self._chunk(items, before, steps, flush, ends, place)
-            except DataError as error:
-                raise DataError(f"{self._place(first, epoch)}: {error}") from error
-            yield chunk
+            yield _Ready(self, (items, before, steps, flush, ends, place), self._place(first, epoch))
 
     def _groups(self, items: Iterator[Item | None], left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group.
@@ -350,6 +358,29 @@ class Feed:
                 len(self._shapes),
                 [list(shape) for shape, _ in shapes],
             )
+
+
+class _Ready:
+    """Batches of a chunk that are read, and what makes the chunk of them."""
+
+    def __init__(self, feed: Feed, arguments: tuple[Any, ...], place: str) -> None:
+        self._feed, self._arguments, self._place = feed, arguments, place
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batches."""
+        return sum([column.nbytes for item in self._arguments[0] for column in item.columns])
+
+    def __call__(self) -> Chunk:
+        """Return the chunk.
+
+        Raises:
+            DataError: the batches are not what the network or the tables take; the message names the first of them.
+        """
+        try:
+            return self._feed._chunk(*self._arguments)
+        except DataError as error:
+            raise DataError(f"{self._place}: {error}") from error
 
 
 def to_tensor(array: np.ndarray) -> Tensor:

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..distributed.agreement import first_stop, stop_kind
+from ..distributed.agreement import StopHooks, stop_kind
 from ..distributed.group import Group
 from ..errors import DataError
-from ..state import StopReason
 from ..streams import Stream
 from .prefetch import Prefetch
 from .ragged import Ragged
@@ -49,18 +48,14 @@ class Agreed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class JobHooks:
-    """What an agreement has to know of the run, and to tell it.
+class JobHooks(StopHooks):
+    """What an agreement on a stream has to know of the run, and to tell it.
 
     Attributes:
-        wish: returns why this process wants the run to end, or None.
-        stop: called with what all have agreed to end for.
         durable: returns how many snapshots have become durable; asked on rank 0.
         settled: called with that number on all processes.
     """
 
-    wish: Callable[[], StopReason | None]
-    stop: Callable[[StopReason], None]
     durable: Callable[[], int] = lambda: 0
     settled: Callable[[int], None] = lambda count: None
 
@@ -289,11 +284,7 @@ class SharedStream(Source):
             )
 
     def _stopped(self, rounds: list[_Round]) -> bool:
-        reason = first_stop([one.stop for one in rounds], self.hooks.wish())
-        if reason is None:
-            return False
-        self.hooks.stop(reason)
-        return True
+        return self.hooks.decide([one.stop for one in rounds])
 
     def _agreed_count(self, rounds: list[_Round]) -> int:
         """Return how many batches the next step of the call has: 0 where it is too early for one."""

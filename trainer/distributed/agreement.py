@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,11 +44,51 @@ def agree_to_stop(group: Group, wish: StopReason | None) -> StopReason | None:
     return first_stop(group.gather(np.array([stop_kind(wish)], np.int64))[:, 0].tolist(), wish)
 
 
-def everyones_chunks(group: Group, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+@dataclasses.dataclass(frozen=True)
+class StopHooks:
+    """What an agreement has to know of the run, and to tell it.
+
+    Attributes:
+        wish: returns why this process wants the run to end, or None.
+        stop: called with what all have agreed to end for.
+    """
+
+    wish: Callable[[], StopReason | None]
+    stop: Callable[[StopReason], None]
+
+    def decide(self, kinds: Sequence[int]) -> bool:
+        """Return whether all stop, given the numbers of all processes, and make it known."""
+        reason = first_stop(kinds, self.wish())
+        if reason is not None:
+            self.stop(reason)
+        return reason is not None
+
+
+def go_on(group: Group, hooks: StopHooks, ready: bool) -> bool:
+    """Return whether all processes train the next chunk; `ready`: whether this one has it. All call it together.
+
+    A process that wants to stop while it waits for data comes without a chunk; none of them trains theirs then.
+
+    Raises:
+        DataError: the data of some processes has ended before that of others.
+    """
+    found = group.gather(np.array([stop_kind(hooks.wish()), ready], np.int64))
+    if hooks.decide(found[:, 0].tolist()):
+        return False
+    if found[:, 1].any() and not found[:, 1].all():
+        short = np.flatnonzero(found[:, 1] == 0).tolist()
+        raise DataError(
+            f"the data of ranks {short} ended before that of the others; give all processes the same dataset, or "
+            "say sharded=True where each has rows of its own"
+        )
+    return bool(found[:, 1].all())
+
+
+def everyones_chunks(group: Group, hooks: StopHooks, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Yield this process's chunks of one batch each, as many on every process: made-up ones when its own have ended.
 
     The rows of all processes are told by `all_samples`; the epoch ends, and its position begins anew, with the last
-    process's last chunk.
+    process's last chunk. They end as soon as a process wants to stop.
 
     Raises:
         DataError: this process has no rows at all while others have some.
@@ -58,7 +98,9 @@ def everyones_chunks(group: Group, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     while True:
         chunk = next(chunks, None)
         own = [0, 0] if chunk is None else [chunk.num_samples, int(not chunk.ends_epoch)]
-        found = group.gather(np.array(own, np.int64))
+        found = group.gather(np.array([*own, stop_kind(hooks.wish())], np.int64))
+        if hooks.decide(found[:, 2].tolist()):
+            return
         rows = int(found[:, 0].sum())
         if rows == 0:
             return

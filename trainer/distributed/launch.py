@@ -271,8 +271,8 @@ class Supervisor:
                 selector.register(process.popen.stdout, selectors.EVENT_READ, process)
             while any(process.popen.poll() is None for process in self._workers):
                 self._read(selector, 0.2)
-                if failed is None and self.told is None:
-                    failed = next((process for process in self._processes if process.popen.poll()), None)
+                if failed is None:
+                    failed = next((process for process in self._processes if self._has_failed(process)), None)
                     deadline = time.monotonic() + GRACE_SECONDS
                 elif failed is not None and time.monotonic() > deadline:
                     self._end_the_rest(selector)
@@ -281,11 +281,18 @@ class Supervisor:
         failed = failed or next((process for process in self._workers if process.popen.returncode), None)
         if failed is None:
             return 0
-        if self.told is None:
+        if self._has_failed(failed):
             shown = "\n".join(failed.tail)
             self.say(f"{failed.end()}, and the job with it; the end of its log:\n{shown}")
         code = failed.popen.returncode
         return 128 - code if code < 0 else code
+
+    def _has_failed(self, process: _Process) -> bool:
+        """Return whether a process ended otherwise than it should; after a signal a worker may end by that one."""
+        code = process.popen.poll()
+        if self.told is None:
+            return bool(code)
+        return process in self._workers and code not in (None, 0, 128 + self.told, -self.told)
 
     def _read(self, selector: selectors.BaseSelector, timeout: float) -> bool:
         events = selector.select(timeout)

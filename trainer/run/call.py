@@ -43,7 +43,11 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
     try:
         with (
             redirect_graph_dumps(),
-            StopOnSignal(lambda name: trainer.stop(name, kind="signal"), lambda: _wind_up(trainer)) as signals,
+            StopOnSignal(
+                lambda name: trainer.stop(name, kind="signal"),
+                lambda: _wind_up(trainer),
+                alone=trainer.group.size == 1,
+            ) as signals,
         ):
             yield signals
     except Interrupted:  # while waiting for the first data; `signals.leave` says the rest

@@ -81,12 +81,14 @@ def _train_epoch(run: Run) -> bool:
                 state.chunk = None
             state.outputs = run.step(chunk)
             _after_step(run, chunk)
-            run.agree()
-            if chunk.ends_epoch or run.stopped():
+            if chunk.ends_epoch:
+                run.agree()
+                return True
+            if run.stopped():
                 return True
     finally:
         chunks.close()
-    if not trained and not source.endless:
+    if not trained and not source.endless and not run.stopped():
         raise DataError(f"epoch {state.progress.epoch}: the dataset delivered no batches")
     return not source.endless
 
@@ -128,12 +130,16 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
     call("on_eval_begin", trainer)
     interrupted = empty = False
 
+    def leave() -> bool:
+        nonlocal interrupted
+        interrupted = interruptible and trainer.state.wants_to_leave
+        return interrupted
+
     def own_outputs() -> Iterator[tuple[Any, int]]:
-        nonlocal interrupted, empty
+        nonlocal empty
         chunk = None
-        for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
-            interrupted = interruptible and trainer.state.told_to_leave
-            if interrupted:
+        for chunk in feed.chunks({}, should_stop=leave if trainer.group.size > 1 else _leaver(trainer)):
+            if leave():
                 return
             under_way.chunk = chunk
             call("on_eval_step_begin", trainer)
@@ -150,7 +156,7 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
         interrupted = True
         if not interruptible:
             raise
-    if interrupted:
+    if trainer.group.any(interrupted):
         return {}
     if empty:
         raise DataError("evaluation: the dataset delivered no batches")
@@ -183,12 +189,15 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
 
 
 def _leaver(trainer: Trainer) -> Callable[[], bool]:
-    """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave."""
+    """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave.
+
+    One process of several only ends its own part: the others wait for it where outputs are put together.
+    """
 
     def leave() -> bool:
-        if trainer.state.told_to_leave:
+        if trainer.state.told_to_leave and trainer.group.size == 1:
             raise Interrupted
-        return False
+        return trainer.state.told_to_leave
 
     return leave
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from mindspore import Parameter
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
-from ..distributed.agreement import agree_to_stop, everyones_chunks
+from ..distributed.agreement import StopHooks, agree_to_stop, everyones_chunks, go_on
 from ..distributed.dense_state import align
 from ..errors import ConfigurationError, did_you_mean
 from ..graph.builder import TrainRunner
@@ -179,15 +180,21 @@ class Run:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks from the cursor's position to the end of the epoch; as many on every process."""
+        position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
+        if self.group.size == 1:
+            return self.feed.chunks(position, left, self.stopped)
+        hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
+        gated = not (self.feed.source.separate or self.feed.source.in_step)  # those have agreements of their own
         chunks = self.feed.chunks(
-            self.cursor.position, self.limits.steps_left(self.trainer.state.progress), self.stopped
+            position,
+            left,
+            lambda: self.stopped() or self.wish() is not None,
+            functools.partial(go_on, self.group, hooks) if gated else None,
         )
-        if not self.feed.source.separate or self.group.size == 1:
-            return chunks
-        return everyones_chunks(self.group, chunks)
+        return everyones_chunks(self.group, hooks, chunks) if self.feed.source.separate else chunks
 
     def agree(self) -> None:
-        """Settle with the other processes whether to stop: where one wishes to, all do."""
+        """Settle with the other processes whether to stop at the end of an epoch; within it each chunk begins so."""
         state = self.trainer.state
         if self.group.size == 1 or state.stop_reason is not None or self.feed.source.in_step:
             return

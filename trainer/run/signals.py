@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 GRACE_SECONDS = 1.0  # for the main thread to come back from a wait for data
+JOB_GRACE_SECONDS = 10.0  # the same where it cannot be replaced: the job goes without a last snapshot then
+NO_WIND_UP = 1  # exit code then, which tells the supervisor to end the others too
 
 
 class StopOnSignal:
@@ -39,14 +41,20 @@ class StopOnSignal:
     Args:
         stop: asks the run to end after the step in flight.
         wind_up: ends the run in place of a main thread that waits for data for ever; called on another thread.
+        alone: whether this process is the only one. One of several never leaves a wait by itself, for the others would
+            wait for it: it stops with them, at their next agreement.
 
     Attributes:
         received: number of the signal received first, or None.
     """
 
-    def __init__(self, stop: Callable[[str], None], wind_up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, stop: Callable[[str], None], wind_up: Callable[[], None] = lambda: None, *, alone: bool = True
+    ) -> None:
         self._stop = stop
         self._wind_up = wind_up
+        self._alone = alone
+        self.grace = GRACE_SECONDS if alone else JOB_GRACE_SECONDS
         self._before: dict[int, Any] = {}
         self._count = 0
         self._process = os.getpid()
@@ -82,6 +90,12 @@ class StopOnSignal:
 
     def take_over(self, number: int) -> None:
         """Wind the run up and end the process; the main thread waits for data and is kept there."""
+        if not self._alone:
+            logger.error(
+                "the data does not come and cannot be interrupted, and the other processes cannot stop without this "
+                "one: the job ends with the newest snapshot it has"
+            )
+            _leave_at_once(NO_WIND_UP)
         try:
             self._stop(signal.Signals(number).name)
             logger.warning("the data does not come and cannot be interrupted: the run is wound up without it")
@@ -89,10 +103,7 @@ class StopOnSignal:
         except BaseException as error:
             logger.error("winding up failed: %s: %s", type(error).__name__, error)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):
-                    stream.flush()
-            os._exit(128 + number)
+            _leave_at_once(128 + number)
 
     def __exit__(self, *exc_info: object) -> None:
         if not self._before:
@@ -112,6 +123,13 @@ class StopOnSignal:
             raise KeyboardInterrupt
         if self.received is not None:
             raise SystemExit(128 + self.received)
+
+
+def _leave_at_once(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def is_interactive() -> bool:
@@ -170,7 +188,7 @@ class _Watcher:
                 if first:
                     os._exit(128 + number)
                 first, since = number, time.monotonic()
-            if first and DATA_WAIT.active and time.monotonic() - since > GRACE_SECONDS:
+            if first and DATA_WAIT.active and time.monotonic() - since > guarded.grace:
                 DATA_WAIT.gate.acquire()
                 if DATA_WAIT.active:
                     guarded.take_over(first)

@@ -223,7 +223,4 @@ def _hooks(trainer: Trainer) -> JobHooks:
     def wish() -> StopReason | None:
         return trainer.state.stop_wish if trainer.run is None else trainer.run.wish()
 
-    def stop(reason: StopReason) -> None:
-        trainer.state.stop_reason = trainer.state.stop_reason or reason
-
-    return JobHooks(wish, stop, lambda: trainer.saver.durable_count, trainer.saver.settle)
+    return JobHooks(wish, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.settle)

@@ -14,7 +14,9 @@ rank, folder = int(os.environ["MS_NODE_ID"]), sys.argv[1]
 print("rank", rank, "of", os.environ["MS_WORKER_NUM"], "meets at", os.environ["MS_SCHED_HOST"], flush=True)
 
 def leave(number, frame):
-    time.sleep(0.5)
+    if "one_fails" in sys.argv and rank == 1:
+        sys.exit(1)
+    time.sleep(60 if "one_fails" in sys.argv else 0.5)
     open(f"{folder}/snapshot_{rank}", "w").close()
     sys.exit(128 + number)
 
@@ -75,6 +77,16 @@ def test_a_killed_process_ends_the_job_and_is_named(script, tmp_path):
     assert job.returncode == 137
     assert f"rank 1 (pid {one}) was killed by SIGKILL" in output
     assert "[rank 1] rank 1 of 2" in output, "the end of its log"
+    assert not jobs.is_running(zero)
+
+
+def test_a_process_that_fails_after_a_signal_ends_the_job(script, tmp_path):
+    job = jobs.start(script, tmp_path, "one_fails")
+    zero, _ = pids(tmp_path)
+    job.send_signal(signal.SIGTERM)
+    output = jobs.finish(job, timeout=20)
+    assert job.returncode == 1
+    assert "rank 1" in output
     assert not jobs.is_running(zero)
 
 
