@@ -1,10 +1,11 @@
-"""The same training on 1, 2 and 4 processes of this machine: speed, what they send, and how far the results differ.
+"""The same training on 1, 2 and 4 processes of this machine: speed, what they send and keep, how far results differ.
 
     python benchmarks/scaling.py [--processes 1 2 4] [--steps 60]
 
-Two networks on generated data, 1,024 rows per step over all processes: an MLP (39 numbers, 400-400-400-1), and raw ids
-(39 a row of 100,000, dim 16) under the same MLP. More processes than cores only show that results agree and what
-travels; the speed of several machines is estimated in docs/scaling.md.
+Networks on generated data, 1,024 rows per step over all processes: an MLP (39 numbers, 400-400-400-1); raw ids (39 a
+row of 100,000, dim 16) under the same MLP; and, for the memory it takes, a table that sees a million ids once each,
+with Adam's two columns beside each weight. More processes than cores only show that results agree and what travels; the
+speed of several machines is estimated in docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 ROWS, FIELDS, IDS, DIM, WIDTH = 1024, 39, 100_000, 16, 400
-CASES = ("dense", "ids")
+MILLION = 1_000_000
+CASES = ("dense", "ids", "memory")
 
 
 def main() -> int:
@@ -54,6 +56,31 @@ def main() -> int:
 
 def table(folder: Path, counts: list[int], cases: list[str]) -> str:
     """Return what was measured as Markdown."""
+    parts = [speeds(folder, counts, [case for case in cases if case != "memory"])]
+    if "memory" in cases:
+        parts.append(memory(folder, counts))
+    return "\n\n".join(parts)
+
+
+def memory(folder: Path, counts: list[int]) -> str:
+    """Return what each process keeps of a table of a million ids."""
+    lines = [
+        "| processes | ids per process | MB of rows | MB of id map | together, of one process |",
+        "|---:|" + "---:|" * 4,
+    ]
+    whole = 0.0
+    for count in counts:
+        found = [json.loads((folder / f"memory_{count}_{rank}.json").read_text()) for rank in range(count)]
+        most = max(found, key=lambda one: one["rows"] + one["map"])
+        together = most["rows"] + most["map"]
+        whole = whole or together
+        cells = [str(count), f"{most['ids']:,}", f"{most['rows'] / 1e6:.1f}", f"{most['map'] / 1e6:.1f}"]
+        lines.append(f"| {' | '.join([*cells, f'{together / whole:.2f}'])} |")
+    return "\n".join(lines)
+
+
+def speeds(folder: Path, counts: list[int], cases: list[str]) -> str:
+    """Return speed, messages, bytes and differences."""
     lines = [
         f"{os.cpu_count()} cores; {ROWS} rows per step over all processes",
         "",
@@ -91,6 +118,9 @@ def work(folder: Path, steps: int, cases: list[str]) -> None:
     World._run = counted(World._run)  # what the host sends; what the graph sends follows from the gradients' shapes
     group = join()
     for case in cases:
+        if case == "memory":
+            keep_a_million(folder, group)
+            continue
         network, optimizer, arrays = make(case, ROWS * steps)
         from mindspore import nn
 
@@ -112,6 +142,24 @@ def work(folder: Path, steps: int, cases: list[str]) -> None:
             (folder / f"{case}_{group.size}.json").write_text(json.dumps(found))
             values = {parameter.name: parameter.asnumpy() for parameter in network.trainable_params()}
             np.savez(folder / f"{case}_{group.size}.npz", **values)
+
+
+def keep_a_million(folder: Path, group) -> None:
+    """Train on a million ids, each seen once, and write down what the table of this process takes."""
+    from mindspore import nn
+
+    from trainer import Trainer
+
+    network, _, _ = make("ids", 1)
+    optimizer = nn.Adam(network.trainable_params(), 0.001)
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, seed=1)
+    rows = MILLION // FIELDS
+    ids = np.arange(rows * FIELDS).reshape(rows, FIELDS)
+    arrays = {"x": ids, "y": (ids[:, :1] % 2).astype(np.float32)}
+    trainer.fit(arrays, batch_size=ROWS // group.size, sink_size=8, callbacks=[])
+    (table,) = trainer.tables.tables.tables.values()
+    found = {"ids": len(table), "rows": table.next_row * table.width * 4, "map": table.map.nbytes}
+    (folder / f"memory_{group.size}_{group.rank}.json").write_text(json.dumps(found))
 
 
 def make(case: str, rows: int):

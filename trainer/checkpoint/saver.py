@@ -85,7 +85,9 @@ class Saver:
         step = trainer.state.progress.global_step
         path = root / checkpoint.step_name(step)
         synchronize(trainer)
-        if not trainer.group.is_main:  # rank 0 writes, and what it writes is the same here
+        if not trainer.group.is_main:  # rank 0 writes; all but the rows of tables is the same here
+            if trainer.tables is not None:
+                trainer.tables.give(path)
             if trainer.run is not None:
                 self._of_others.append(trainer.run.cursor.of_all())
             trainer.report_snapshot(path)

@@ -99,6 +99,9 @@ class ChunkTransform:
         """Do the same for rows that do not count."""
         return self.prepare(group)
 
+    def stand_by(self) -> None:
+        """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
+
     def release(self) -> None:
         """Forget what was prepared and not trained; called once the preparing thread has stopped."""
 

@@ -140,6 +140,11 @@ class Feed:
             columns, names, _ = self.options.order(columns, names)
         return RaggedColumns(self.options.arguments)(columns, names)
 
+    def stand_by(self) -> None:
+        """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
+        if self.options.transform is not None:
+            self.options.transform.stand_by()
+
     def report(self) -> str | None:
         """Return how many shapes the batches had and how much of them was padding; None where there is nothing to tell.
 

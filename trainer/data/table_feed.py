@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mindspore import nn
 
+from ..distributed.group import SINGLE, Group
 from ..embedding import open_rows
 from ..embedding.delta_policy import DeltaPolicy
 from ..embedding.fields import embedding_cells
 from ..embedding.saved_tables import check_states
+from ..embedding.sharded_tables import ShardedTables
 from ..embedding.tables import SparseTables
 from ..errors import ConfigurationError
 from ..state import Stateful
@@ -35,6 +38,16 @@ class TableReader(ChunkTransform):
         return (*columns, *plan.inputs), plan
 
 
+class ShardedReader(TableReader):
+    """The same where the rows are divided among processes: all of them read a batch, or stand by, at the same time."""
+
+    on_graph_thread = True
+
+    def stand_by(self) -> None:
+        """Take part in what the others read."""
+        self.tables.planner.stand_by()
+
+
 class TableFeed(ChunkTransform, Stateful):
     """Prepares chunks for sparse tables to be trained.
 
@@ -45,7 +58,7 @@ class TableFeed(ChunkTransform, Stateful):
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self.reading = TableReader(tables)
+        self.reading = (TableReader if tables.group.size == 1 else ShardedReader)(tables)
         self.delta_policy = DeltaPolicy(tables)
 
     @classmethod
@@ -56,6 +69,7 @@ class TableFeed(ChunkTransform, Stateful):
         names: tuple[str, ...],
         optimizer: nn.Cell | None,
         accumulate: int,
+        group: Group = SINGLE,
     ) -> TableFeed | None:
         """Return the feed of the network's tables, or None when there is nothing to translate or to check.
 
@@ -65,11 +79,13 @@ class TableFeed(ChunkTransform, Stateful):
             names: their names.
             optimizer: decides the row optimizer of tables that have none of their own.
             accumulate: batches of one optimizer update.
+            group: the processes that divide the rows of the tables among them.
 
         Raises:
             ConfigurationError: a cell's ids do not come unchanged from a column.
         """
-        tables = SparseTables.find(network, sample, names, optimizer, accumulate)
+        kind = SparseTables if group.size == 1 else ShardedTables
+        tables = kind.find(network, sample, names, optimizer, accumulate, group)
         used = tables is not None and (tables.input_count or tables.planner.fields.dense)
         return cls(tables) if used else None
 
@@ -87,11 +103,17 @@ class TableFeed(ChunkTransform, Stateful):
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
 
         All of them, or what changed since the snapshot before, as `delta_policy` has decided; and what an accumulation
-        window that is open has gathered.
+        window that is open has gathered. Of many processes rank 0 returns it, of all; all have to call this.
         """
-        state = self.tables.take(DeltaPolicy.CONSUMER, full=not self.delta_policy.delta)
+        policy = self.delta_policy
+        state = self.tables.take(DeltaPolicy.CONSUMER, full=not policy.delta, folder=policy.folder)
         state["arrays"] |= open_rows.take(self.tables)
         return state
+
+    def give(self, path: Path) -> None:
+        """Give rank 0, which writes a snapshot to `path`, the rows that this process keeps."""
+        self.delta_policy.base_of(path)
+        self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore one full state that `state_dict` returned."""
@@ -106,10 +128,9 @@ class TableFeed(ChunkTransform, Stateful):
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order; a full state starts over."""
         self.delta_policy.broken()
-        for state in states:
-            self.tables.restore(state)
-        for state in states[-1:]:
-            open_rows.restore(self.tables, state["arrays"])
+        newest = self.tables.restore_all(states)
+        if states:
+            open_rows.restore(self.tables, newest)
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""

@@ -1,7 +1,7 @@
-"""Sparse tables that every process holds whole: all prepare the ids of all, and so keep the same rows.
+"""Sparse tables of several processes: all prepare the ids of all, and so mean the same rows by the same positions.
 
-Each process works out the rows of the whole step, as one process would from the larger batch: admission, new rows and
-eviction then happen alike everywhere. The gradients of the rows travel with the dense ones.
+Each process works out the rows of the whole step, as one process would from the larger batch. Who keeps a row, and how
+the others come by it, is said in `trainer.embedding.sharded_tables`. The gradients travel with the dense ones.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,21 @@ class Group:
         parts = self.gather_bytes(np.ascontiguousarray(array).tobytes())
         return [np.frombuffer(part, dtype).reshape(-1, *shape) for part in parts]
 
+    def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+        """Return the one-dimensional arrays of all processes, whose `lengths` all know, in the order of ranks.
+
+        What travels is as long as the longest, rounded up to one of 16 sizes an octave, each being a program. With
+        AlltoAll, whoever needs a part would be sent that part alone.
+        """
+        if self.size == 1:
+            return [array]
+        longest = max(lengths)
+        if longest == 0:
+            return [array[:0]] * self.size
+        frame = np.zeros(_frame(longest), array.dtype)
+        frame[: len(array)] = array
+        return [part[:length] for part, length in zip(self.gather(frame), lengths, strict=True)]
+
     def check_same(self, what: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Check that named arrays are the same on all processes, bit for bit.
 
@@ -158,6 +173,11 @@ class World(Group):
         words, length = _as_words(array)
         received = self._run("broadcast", words)
         return received.view(np.uint8)[:length].copy().view(array.dtype).reshape(array.shape)
+
+
+def _frame(length: int) -> int:
+    step = max(SMALLEST_FRAME // 4, 1 << max(0, (length - 1).bit_length() - 5))
+    return -(-length // step) * step
 
 
 def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from mindspore import Tensor
 from .group import Group
 
 
-def everyones_outputs(group: Group, own: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+def everyones_outputs(
+    group: Group, own: Iterable[tuple[Any, int]], stand_by: Callable[[], None]
+) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
 
     Batch k of the dataset is batch k // size of rank k % size (`trainer.data.shards.EveryNth`), so each process sees
@@ -22,6 +24,7 @@ def everyones_outputs(group: Group, own: Iterable[tuple[Any, int]]) -> Iterator[
         group: the processes; all of them have to consume this iterator.
         own: this process's outputs, tensors and host arrays in tuples and mappings of any depth, and the number of
             rows, 0 where they are made up.
+        stand_by: called in place of `own` once that has ended: what the other processes exchange to make theirs.
     """
     if group.size == 1:
         yield from own
@@ -30,6 +33,8 @@ def everyones_outputs(group: Group, own: Iterable[tuple[Any, int]]) -> Iterator[
     while True:
         batch = next(batches, None)
         ended = batch is None
+        if ended:
+            stand_by()
         message = b"" if ended or batch[1] == 0 else _pack(*batch)
         parts = group.gather_bytes(bytes([ended]) + message)
         for part in parts:

@@ -17,6 +17,10 @@ class DeltaPolicy:
         tables: the tables.
         most_deltas: deltas that may follow a full snapshot.
         most_rows: share of all rows that the deltas since the last full snapshot may hold together.
+
+    Attributes:
+        delta: whether the snapshot decided about holds changes only.
+        folder: the folder it is written to, or None before the first.
     """
 
     CONSUMER = "snapshot"
@@ -30,21 +34,28 @@ class DeltaPolicy:
         self._rows = 0
         self._changed = 0
         self.delta = False
+        self.folder: Path | None = None
 
     def base_of(self, path: Path) -> str | None:
-        """Return the name of the snapshot that one to be written to `path` builds on; None when it is to be full."""
-        newest = self._newest
-        self._changed = self.tables.changed(self.CONSUMER)
-        self.delta = (
+        """Return the name of the snapshot that one to be written to `path` builds on; None when it is to be full.
+
+        Called by all processes; rank 0, which writes, decides.
+        """
+        newest, self.folder = self._newest, path.parent
+        self._changed, rows = self.tables.changed(self.CONSUMER), self.tables.rows
+        self.delta = self.tables.group.from_main(lambda: self._is_worth_it(newest, path, rows))
+        return newest.name if self.delta and newest is not None else None
+
+    def _is_worth_it(self, newest: Path | None, path: Path, rows: int) -> bool:
+        return (
             newest is not None
             and bool(self.tables.tables)
             and newest.parent == path.parent
             and newest.name != path.name
             and newest.is_dir()
             and self._deltas < self.most_deltas
-            and self._rows + self._changed <= self.most_rows * self.tables.rows
+            and self._rows + self._changed <= self.most_rows * rows
         )
-        return newest.name if self.delta else None
 
     def written(self, path: Path) -> None:
         """Note that the snapshot `base_of` decided about is being written to `path`."""

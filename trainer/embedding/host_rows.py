@@ -16,8 +16,8 @@ from mindspore import dtype as mstype
 
 from .layers import hide
 from .row_optimizers import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
+from .row_store import RowStore
 from .sparse_plan import TablePlan
-from .table import SparseTable
 from .working_set import GroupProgram
 
 
@@ -43,20 +43,21 @@ class HostRows:
     """The rows of a group's tables, as the graph's thread reads and changes them.
 
     Args:
-        tables: the tables, all of one width.
+        stores: where the rows of each table are, all of one width.
+        dim: columns of a weight.
         kernel: update kernel and its numbers.
     """
 
-    def __init__(self, tables: dict[int, SparseTable], kernel: tuple[Callable[..., float], np.ndarray]) -> None:
+    def __init__(self, stores: dict[int, RowStore], dim: int, kernel: tuple[Callable[..., float], np.ndarray]) -> None:
         from . import kernels
 
-        self._slot = {index: slot for slot, index in enumerate(tables)}
+        self._slot = {index: slot for slot, index in enumerate(stores)}
         self._row_bits = kernels.ROW_BITS
         self._read = kernels.read_rows.ready()
         self._apply, self._numbers = kernel
-        self._stores = [table.store for table in tables.values()]
+        self._stores = list(stores.values())
         self._width = self._stores[0].width
-        self._dim = next(iter(tables.values())).spec.dim
+        self._dim = dim
         self._codes = np.full(1, -1, np.int64)
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
@@ -105,7 +106,7 @@ class HostGroupProgram(GroupProgram):
 
     def make(self) -> None:
         """Make the operators that call the kernels."""
-        rows = HostRows(self.tables, find_kernel(self.optimizer))
+        rows = HostRows(self.stores(), self.dim, find_kernel(self.optimizer))
         hide(self, "host_rows", rows)
         # Assigned by every update and read by the next read, so that they happen in this order.
         token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
@@ -132,6 +133,10 @@ class HostGroupProgram(GroupProgram):
             out_dtype=lambda gradients, positions, rate, token: mstype.float32,
             func_type="pyfunc",
         )
+
+    def stores(self) -> dict[int, RowStore]:
+        """Return where the rows are that the kernels read and train."""
+        return {index: table.store for index, table in self.tables.items()}
 
     def load(self, parts: list[TablePlan], size: int) -> None:
         """Say which rows the chunk's positions mean."""

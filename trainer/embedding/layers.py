@@ -19,6 +19,7 @@ from .eviction import Eviction
 from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
 from .pretrained import read_vectors
 from .row_optimizers import RowOptimizer
+from .shards import WHOLE, Shards
 from .table import SparseTable, TableSpec
 
 DENSE_ROWS = 1_000_000
@@ -54,7 +55,8 @@ class Embedding(nn.Cell):
     """Vectors for ids nobody has to number or count: feed raw integers, or strings hashed by the Trainer.
 
     In a network trained by `Trainer` the cost of a step grows with the distinct ids of a batch, not with the table.
-    Called outside of one the cell reads: known ids give their rows, unknown ones the default row.
+    Called outside of one the cell reads: known ids give their rows, unknown ones the default row. A table that
+    several processes have divided among them can be read by their Trainers alone.
 
     Args:
         dim: length of a vector.
@@ -234,6 +236,11 @@ class Embedding(nn.Cell):
             raise DataError(f"ids must be integers; received {ids.dtype}")
         flat = ids.reshape(-1).astype(np.int64)
         table = self.host_table()
+        if table.shards.size > 1:
+            raise DataError(
+                f"table {self.spec.name!r} is divided among {table.shards.size} processes, and this one has a part of "
+                "its rows; Trainer.predict, called by all of them, reads it whole"
+            )
         padding = None if self.spec.padding is None else flat == self.spec.padding
         rows = table.lookup(flat, padding)
         values = np.zeros((len(rows), self.dim), np.float32)
@@ -241,13 +248,20 @@ class Embedding(nn.Cell):
         values[rows < 0] = 0
         return Tensor(values.reshape(*ids.shape, self.dim))
 
-    def host_table(self, optimizer: RowOptimizer | None = None) -> SparseTable:
-        """Return the table on the host, made on first use with the slots of `optimizer`."""
-        if self.host.table is None or (optimizer is not None and self.host.optimizer is None):
+    def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
+        """Return the table on the host, made on first use with the slots of `optimizer`.
+
+        Args:
+            optimizer: the row optimizer, or None when that is not known yet.
+            shards: the part of the rows that this process is to keep; None: as it is.
+        """
+        table = self.host.table
+        divided = table is not None and shards is not None and shards != table.shards
+        if table is None or divided or (optimizer is not None and self.host.optimizer is None):
             slots = np.zeros(0, np.float32)
             if optimizer is not None and self.spec.trainable:
                 slots = optimizer.first_slots(self.dim)
-            self.host.table = SparseTable(self.spec, slots)
+            self.host.table = SparseTable(self.spec, slots, shards or (WHOLE if table is None else table.shards))
             self.host.optimizer = optimizer
             if self.preset is not None:
                 self.host.table.put(*self.preset)

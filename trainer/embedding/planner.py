@@ -14,7 +14,7 @@ from .hashing import to_ids
 from .row_groups import Bundle, RowGroup, separate_tables
 from .sparse_plan import Carry, SparsePlan, TablePlan, marker, padded_size, padding_of
 from .table import SparseTable
-from .unique_indexer import UniqueIndexer
+from .unique_indexer import SortingIndexer, UniqueIndexer
 from .windows import Windows
 
 
@@ -50,7 +50,8 @@ class Planner:
         self._map_sizes: dict[int, int] = {}
         # of an unfinished accumulation window: (component, rows of its tables in the order of the groups) of every row
         self.carry: Carry = {}
-        self._rows, self._steps = UniqueIndexer(), UniqueIndexer()
+        self._rows: UniqueIndexer | SortingIndexer = UniqueIndexer()
+        self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
         self._replaced = {column for column, elements in parts if elements is None}
         self._together = [takes(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)]

@@ -43,7 +43,9 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
                 _check_arrays(table, arrays, json)
             _check_chain(chain)
             most = _MOST_HOLES + 100 * sum(len(arrays["rows"]) for arrays, _ in chain)
-            table.reserve(max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0))
+            rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
+            if table.shards.size == 1:  # of many processes each takes a part, and there are no holes in it
+                table.reserve(rows)
         except (CheckpointMismatchError, CheckpointDamagedError):
             raise
         except (ValueError, TypeError, KeyError, AttributeError, MemoryError, OverflowError) as error:

@@ -20,6 +20,7 @@ from .hashing import first_rows, stable_seed
 from .id_map import IdMap
 from .row_columns import Columns
 from .row_store import RowStore
+from .shards import WHOLE, Shards
 from .spec import TableSpec
 from .undo_log import Evicted, UndoRecord
 
@@ -39,18 +40,22 @@ class SparseTable:
     Args:
         spec: what the table is.
         first_slots: optimizer slots of a new row, float32 [slots].
+        shards: the part of the ids that is kept here; the others are other processes'.
     """
 
     COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
 
-    def __init__(self, spec: TableSpec, first_slots: np.ndarray) -> None:
+    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
         self.spec = spec
+        self.shards = shards
+        self.capacity = shards.capacity(spec.capacity)
         self.first_slots = np.asarray(first_slots, np.float32)
         self.width = spec.dim + len(self.first_slots)
         self.seed = stable_seed(spec.seed, spec.name)
         self.lock = threading.RLock()
-        self.store = RowStore(self.width, 1024, spec.path)
-        self.map = IdMap(min(spec.capacity or 0, 1 << 20))
+        path = f"{spec.path}.{shards.rank}" if spec.path is not None and shards.size > 1 else spec.path
+        self.store = RowStore(self.width, 1024, path)
+        self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
         self.columns = Columns(1024)
         for name, dtype in (("id", np.int64), ("live", np.bool_), ("uncommitted", np.bool_)):
@@ -125,9 +130,12 @@ class SparseTable:
     def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
         """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids are given rows.
 
-        Not for a table whose plans are under way.
+        Not for a table whose plans are under way. Ids whose rows other processes keep are left out.
         """
         weights = np.asarray(weights, np.float32)
+        if self.shards.size > 1:
+            own = self.shards.owned(ids)
+            ids, weights = ids[own], weights[own]
         with self.changing():
             rows = self.map.get(ids)
             new = np.flatnonzero(rows < 0)
@@ -301,11 +309,12 @@ class SparseTable:
 
     def _allocate(self, ids: np.ndarray, pending: UndoRecord) -> np.ndarray:
         """Give each of the new `ids` a row with its first value; int32 [n], -1 for those that find no room."""
-        capacity = self.spec.capacity
+        capacity = self.capacity
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         if room < len(ids) and self.spec.eviction is not None and self.spec.eviction.when_full is not None:
             wanted = max(len(ids) - room, int(capacity * self.spec.eviction.share))
             room += self._make_room(wanted, pending)
+        room = max(room, 0)  # fewer processes may have given this one more rows than it may hold
         rows = np.full(len(ids), -1, np.int32)
         fitting = ids[:room] if room < len(ids) else ids
         pending.count("overflowed", len(ids) - len(fitting))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mindspore
@@ -11,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ..distributed.group import SINGLE, Group
 from ..errors import CheckpointMismatchError, ConfigurationError
 from ..mindspore_internals.shared_memory import Mirror
 from . import table_state
@@ -20,6 +22,7 @@ from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
 from .planner import Planner
 from .row_groups import Bundle, RowGroup, group_tables
 from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
+from .shards import Shards
 from .sparse_plan import Carry, SparsePlan, TablePlan
 from .working_set import GroupProgram
 
@@ -34,7 +37,8 @@ def _name_by_place(network: nn.Cell, cells: Sequence[Embedding]) -> None:
             cell.spec.name = places[id(cell)] or cell.spec.name
 
 
-def _of_table(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
+def of_table(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the arrays of one table, from those of all."""
     prefix = f"{name}/"
     return {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
 
@@ -50,6 +54,7 @@ class SparseTables(nn.Cell):
         fields: which elements feed which table, from `find_fields`.
         dense_optimizer: optimizer of the dense parameters; decides the default row optimizer.
         accumulate: batches of one optimizer update.
+        group: the processes that train together.
 
     Attributes:
         params: parameters to differentiate, one per trained row group, each [n, dim].
@@ -64,9 +69,15 @@ class SparseTables(nn.Cell):
     on_host: bool | None = None
 
     def __init__(
-        self, network: nn.Cell, fields: FieldMap, dense_optimizer: nn.Cell | None = None, accumulate: int = 1
+        self,
+        network: nn.Cell,
+        fields: FieldMap,
+        dense_optimizer: nn.Cell | None = None,
+        accumulate: int = 1,
+        group: Group = SINGLE,
     ) -> None:
         super().__init__(auto_prefix=False)
+        hide(self, "group", group)
         cells = embedding_cells(network)
         heads: dict[int, Embedding] = {}
         for cell in cells:
@@ -87,18 +98,17 @@ class SparseTables(nn.Cell):
             optimizer = cell.row_optimizer or cell.host.optimizer
             if optimizer is None and dense_optimizer is not None:
                 optimizer = row_optimizer_like(dense_optimizer)
-            self.tables[cell.spec.name] = cell.host_table(optimizer)
+            self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
             # without any optimizer the rows are only read and have no slots
             optimizers.append(cell.host.optimizer)
         specs = [cell.spec for cell in heads_of_tables]
         bundles, groups = group_tables(fields.components, specs, optimizers)
+        hide(self, "planned", self._plan_for())
         self._make_groups(bundles, groups, heads_of_tables, optimizers)
         cells_of = [[cell for cell in cells if cell.spec is spec] for spec in specs]
         hide(self, "_cells_of", [[cell for table in group.tables for cell in cells_of[table]] for group in groups])
         trainable = [spec.trainable for spec in specs]
-        tables = list(self.tables.values())
-        planner = Planner(tables, trainable, fields, accumulate, grouping=(bundles, groups))
-        hide(self, "planner", planner)
+        hide(self, "planner", self._make_planner(trainable, fields, accumulate, (bundles, groups)))
         trained = [program for program in self.programs if program.trainable]
         for program in trained:
             program.rows.requires_grad = True
@@ -114,7 +124,14 @@ class SparseTables(nn.Cell):
         hide(self, "_sums", [Mirror(next(sums)) if self.gradient_sums and p.trainable else None for p in self.programs])
         for name, table in self.tables.items():
             _logger.info("table %s: sparse, %d columns per row with its slots", name, table.width)
-        _logger.info("%d sparse tables are read and updated as %d", len(tables), len(groups))
+        _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(groups))
+
+    def _plan_for(self) -> list[Any]:
+        """Return the tables as planner and programs see them."""
+        return list(self.tables.values())
+
+    def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, grouping: Any) -> Planner:
+        return Planner(self.planned, trainable, fields, accumulate, grouping=grouping)
 
     def _make_groups(
         self,
@@ -123,7 +140,6 @@ class SparseTables(nn.Cell):
         heads: Sequence[Embedding],
         optimizers: Sequence[RowOptimizer | None],
     ) -> None:
-        tables = list(self.tables.values())
         programs, windows = [], []
         for group in groups:
             head = heads[group.tables[0]]
@@ -131,7 +147,7 @@ class SparseTables(nn.Cell):
             window = head.own_window if len(group.tables) == 1 else WorkingSet(head.spec.name, head.dim)
             indirect = bundles[group.bundle].indirect
             optimizer = optimizers[group.tables[0]] or RowSGD()
-            members = {index: tables[index] for index in group.tables}
+            members = {index: self.planned[index] for index in group.tables}
             kind = self._program_for(optimizer)
             programs.append(kind(head.spec.name, window, members, optimizer, head.spec.trainable, indirect))
             windows.append(window)
@@ -167,6 +183,7 @@ class SparseTables(nn.Cell):
         names: Sequence[str] = (),
         dense_optimizer: nn.Cell | None = None,
         accumulate: int = 1,
+        group: Group = SINGLE,
     ) -> SparseTables | None:
         """Return the sparse tables of `network`, or None when it has no embedding cell.
 
@@ -176,13 +193,14 @@ class SparseTables(nn.Cell):
             names: names of the columns.
             dense_optimizer: see the class.
             accumulate: see the class.
+            group: see the class.
 
         Raises:
             ConfigurationError: see `find_fields`.
         """
         if not embedding_cells(network):
             return None
-        return cls(network, find_fields(network, columns, names), dense_optimizer, accumulate)
+        return cls(network, find_fields(network, columns, names), dense_optimizer, accumulate, group)
 
     # -- host side -----------------------------------------------------------------------------------------------
 
@@ -280,7 +298,7 @@ class SparseTables(nn.Cell):
         """Return the number of rows trained since the consumer's last state; all of them before its first."""
         return sum(table.changed(consumer) for table in self.tables.values())
 
-    def take(self, consumer: str = "snapshot", *, full: bool = True) -> dict[str, Any]:
+    def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
         """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
 
         Rows are `table_state.Frozen`, read when turned into an array: on a writing thread, while training goes on.
@@ -288,6 +306,7 @@ class SparseTables(nn.Cell):
         Args:
             consumer: whose account of changes this belongs to ("snapshot", "serving").
             full: everything, instead of what changed since the consumer's last state; the first one is full anyway.
+            folder: of no use to one process; see `ShardedTables.take`.
         """
         arrays: dict[str, Any] = {}
         json: dict[str, Any] = {}
@@ -316,13 +335,22 @@ class SparseTables(nn.Cell):
             )
         self.planner.reset()
         for name, table in self.tables.items():
-            table_state.restore(table, _of_table(saved["arrays"], name), saved["json"][name])
+            table_state.restore(table, of_table(saved["arrays"], name), saved["json"][name])
         self._set_update_counts(saved["json"])
+
+    def restore_all(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Restore a full state and the deltas that build on it, in their order; see `restore`.
+
+        Returns the arrays of the last one, as they are to be understood here.
+        """
+        for state in states:
+            self.restore(state)
+        return states[-1]["arrays"] if states else {}
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
         for name, table in self.tables.items():
-            table_state.rewind(table, [(_of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
+            table_state.rewind(table, [(of_table(saved["arrays"], name), saved["json"][name]) for saved in states])
         self._set_update_counts(states[-1]["json"])
 
     def _update_counts(self) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Distinct row numbers and inverse positions without sorting."""
+"""Distinct row numbers and inverse positions, in the order of first occurrence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 
 
 class UniqueIndexer:
-    """Finds distinct numbers through a lookup table that is never cleared: only entries just written are read.
+    """Finds distinct numbers without sorting, through a lookup table that is never cleared: only what was just written
+    is read.
 
     One instance serves one thread.
 
@@ -34,3 +35,20 @@ class UniqueIndexer:
         count = self._number(numbers, self._slots, distinct, first, inverse)
         self.first = first[:count]
         return distinct[:count], inverse
+
+
+class SortingIndexer:
+    """Does what `UniqueIndexer` does by sorting: with no memory as long as the largest number."""
+
+    def __init__(self) -> None:
+        self.first = np.zeros(0, np.int32)
+
+    def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `UniqueIndexer`; `bound` is not needed."""
+        distinct, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        none = int(len(distinct) and distinct[0] < 0)
+        order = np.argsort(first[none:])
+        place = np.zeros(len(distinct), np.int32)
+        place[none:][order] = np.arange(1, len(order) + 1, dtype=np.int32)
+        self.first = first[none:][order].astype(np.int32)
+        return distinct[none:][order].astype(np.int32), place[inverse.reshape(-1)]

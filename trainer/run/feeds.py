@@ -149,6 +149,8 @@ def find_tables(trainer: Trainer, feed: Feed) -> None:
     with contextlib.nullcontext() if feed.source.in_step else DATA_WAIT:
         sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
     takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
-    tables = TableFeed.find(trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate)
+    tables = TableFeed.find(
+        trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate, trainer.group
+    )
     if tables is not None:
         trainer.use_tables(tables)

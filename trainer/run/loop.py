@@ -150,7 +150,7 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
         empty = chunk is None
 
     try:
-        for (outputs, columns), rows in everyones_outputs(trainer.group, own_outputs()):
+        for (outputs, columns), rows in everyones_outputs(trainer.group, own_outputs(), feed.stand_by):
             tally.add(outputs if isinstance(outputs, tuple) else (outputs,), rows, columns)
     except Interrupted:
         interrupted = True
@@ -183,7 +183,7 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in everyones_outputs(trainer.group, own_outputs()):
+        for outputs, rows in everyones_outputs(trainer.group, own_outputs(), feed.stand_by):
             yield _host(outputs, rows if filled else None)
     call("on_predict_end", trainer)
 

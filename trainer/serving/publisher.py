@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,8 @@ class Publish(Callback):
     The first version holds everything and exports the network, which holds training for the time of a compilation.
     Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
     that cannot be written is logged and leaves nothing behind, and the next one holds everything again: training does
-    not end for it. While it publishes, nobody else may publish to the same folder.
+    not end for it. While it publishes, nobody else may publish to the same folder. Of several processes rank 0
+    publishes; where there are tables, all hold on while they give it their rows.
 
     Args:
         root: folder that servers follow.
@@ -76,8 +77,6 @@ class Publish(Callback):
         ConfigurationError: an argument cannot work, or (at `setup`) the folder cannot be written.
         FolderInUseError: at `setup`, another run publishes there.
     """
-
-    main_only = True
 
     def __init__(
         self,
@@ -121,17 +120,20 @@ class Publish(Callback):
         self._version = max(known_versions(self.root), default=0)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Publish the first version at once, and each later one when it is due; of many processes rank 0 does it."""
-        if not trainer.group.is_main:
-            return
-        busy = self._thread is not None and self._thread.is_alive()
-        if not busy and (self.every.due(trainer.state.progress) or not self._tried):
-            self._tried = True
+        """Publish the first version at once, and each later one when it is due; of many processes rank 0 decides."""
+        due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
+        if due:
             self._try(trainer)
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        busy = self._thread is not None and self._thread.is_alive()
+        due = not busy and (self.every.due(trainer.state.progress) or not self._tried)
+        self._tried = self._tried or due
+        return due
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait for it."""
-        if trainer.state.outputs is not None and trainer.group.is_main:
+        if trainer.state.outputs is not None and _takes_part(trainer):
             self._try(trainer)
             self._try(None)
 
@@ -168,16 +170,25 @@ class Publish(Callback):
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
     def publish(self, trainer: Trainer) -> None:
-        """Start writing a version of the trainer's present state; waits for the one before it."""
-        self.wait()
+        """Start writing a version of the trainer's present state; waits for the one before it.
+
+        Of many processes that train tables all have to call it.
+        """
         started = time.perf_counter()
+        begun: tuple[bool, bool] | None = None
+        try:
+            if trainer.group.is_main:
+                begun = self._begin(trainer)
+        finally:
+            begun = _decide(trainer, lambda: begun)  # where it fails, the others must not wait for it
+        if begun is None:
+            return
+        full, compact = begun
         tables = trainer.tables.tables if trainer.tables is not None else None
-        if self._graph is None:
-            self._graph = self._export(trainer, tables)
-        full = not self._chain
-        compact = not full and len(self._chain) > self.compact
         saved = tables.take(CONSUMER, full=full) if tables is not None else {"arrays": {}, "json": {}}
         everything = tables.take(CONSUMER + ".full", full=True) if compact and tables is not None else None
+        if not trainer.group.is_main:
+            return
         weights = {p.name: np.array(p.asnumpy()) for p in trainer.network.get_parameters()}
         self._version += 1
         times = [extras["event_time"].max() for extras in trainer.state.outputs.chunk.extras if _has_time(extras)]
@@ -187,6 +198,14 @@ class Publish(Callback):
         self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
         self._thread.start()
         self.hold_seconds.append(time.perf_counter() - started)
+
+    def _begin(self, trainer: Trainer) -> tuple[bool, bool]:
+        """Wait for the version before; return whether to start over and whether to write all rows besides."""
+        self.wait()
+        if self._graph is None:
+            self._graph = self._export(trainer, trainer.tables.tables if trainer.tables is not None else None)
+        full = not self._chain
+        return full, not full and len(self._chain) > self.compact
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
@@ -313,6 +332,15 @@ def ragged_inputs(trainer: Trainer) -> dict[str, RaggedInput]:
                 "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
             )
     return found
+
+
+def _takes_part(trainer: Trainer) -> bool:
+    return trainer.group.is_main or trainer.tables is not None
+
+
+def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
+    """Return what rank 0 decides: to all where there are tables, whose rows all have to give."""
+    return make() if trainer.tables is None else trainer.group.from_main(make)
 
 
 def _has_time(extras: Any) -> bool:

@@ -49,6 +49,16 @@ def clicks(rows=256):
     return rng.zipf(1.3, (rows, 2)) % 5000, (rng.random((rows, 1)) < 0.4).astype(np.float32)
 
 
+def rows_by_id(trainer):
+    """The ids and packed rows of the whole table, the default row first: on rank 0."""
+    held = trainer.tables.tables.take("test")["arrays"]
+    if not trainer.group.is_main:
+        return {}
+    ids, rows, values = (np.asarray(held[f"items/{name}"]) for name in ("ids", "rows", "values"))
+    order = np.lexsort((ids, rows > 0))
+    return {"ids": ids[order], "values": values[order]}
+
+
 class Losses(Callback):
     """Notes the loss of every step; one rank may ask to stop."""
 
@@ -116,8 +126,7 @@ def main(folder):
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, gradient_accumulation_steps=2)
     ids, label = clicks()
     trainer.fit({"ids": ids, "label": label}, epochs=2, batch_size=ROWS // size, callbacks=[])
-    held = trainer.tables.tables.take("test")["arrays"]
-    run.found |= {f"tables/parameters/{name}": np.array(array) for name, array in held.items()}
+    run.found |= {f"tables/parameters/{name}": array for name, array in rows_by_id(trainer).items()}
     run.found["tables/parameters/head"] = network.head.weight.asnumpy().copy()
     run.found["tables/losses"] = np.array(trainer.history.history["loss"])
     run.found["tables/predictions"] = trainer.predict({"ids": ids}, batch_size=100)

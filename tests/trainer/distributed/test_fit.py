@@ -54,14 +54,16 @@ def test_losses_and_counts_are_those_of_one_process(one, two, name):
 @pytest.mark.parametrize("name", [*CASES, "tables", "adasum", "normed", "own rows"])
 def test_all_processes_hold_the_same_bits(two, name):
     for key, value in of(two[0], name).items():
+        if name == "tables" and key not in ("/losses", "/predictions", "/parameters/head"):
+            continue  # each process has a part of the rows; see test_tables.py
         if "normed/parameters" in key and "moving" in key:
             continue  # statistics are each process's own between two snapshots
         np.testing.assert_array_equal(two[1][name + key], value, err_msg=key)
 
 
 def test_every_process_sees_the_ids_of_all(one, two):
-    """The rows of a sparse table, admitted in the order of one process, are read by all."""
-    np.testing.assert_array_equal(two[0]["tables/parameters/items/ids"], one["tables/parameters/items/ids"])
+    """The rows of a sparse table, whichever process keeps them, are read by all."""
+    np.testing.assert_array_equal(two[0]["tables/parameters/ids"], one["tables/parameters/ids"])
     np.testing.assert_allclose(two[1]["tables/predictions"], one["tables/predictions"], rtol=0, atol=1e-6)
 
 

@@ -29,7 +29,7 @@ def everything(table):
 def sgd():
     optimizer = RowSGD()
     tables = tables_of(optimizer)
-    rows = HostRows(tables, find_kernel(optimizer))
+    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, find_kernel(optimizer))
     # positions 1 to 3 are rows of the first table, 4 and 5 of the second
     parts = [
         TablePlan(0, np.array([7, 2, 50], np.int32), 0, 1),
@@ -77,7 +77,7 @@ def test_a_frozen_view_keeps_the_values_from_before_an_update_in_place(sgd):
 @pytest.mark.parametrize("optimizer", [RowSGD(), RowAdagrad(), RowAdam()], ids=["SGD", "Adagrad", "Adam"])
 def test_nan_and_infinity_stay_what_they_are_in_their_row(optimizer):
     tables = tables_of(optimizer, 1)
-    rows = HostRows(tables, find_kernel(optimizer))
+    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, find_kernel(optimizer))
     rows.choose([TablePlan(0, np.array([1, 2, 3], np.int32), 0, 1)], 4)
     gradients = np.ones((3, DIM), np.float32)
     gradients[0], gradients[1, 1] = np.nan, np.inf

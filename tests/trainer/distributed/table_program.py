@@ -1,0 +1,183 @@
+"""Trainings of sparse tables that N processes and one do alike; run on every rank by test_tables.py, and by it alone.
+
+python table_program.py FOLDER
+"""
+
+import sys
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from callbacks import Callback, Every, ModelCheckpoint
+from trainer import Trainer, Window
+from trainer.distributed.group import join
+from trainer.embedding import Embedding, Eviction, MinSightings, RowAdagrad, RowSGD
+from trainer.errors import DataError
+from trainer.serving.publisher import Publish
+from trainer.streams import ReplayStream
+
+ROWS, STEP = 500, 32  # of the data; of a step, over all processes
+
+
+class DoubledSGD(RowSGD):
+    """A row optimizer of the user's own, for which there is no kernel."""
+
+    def construct(self, packed, gradient, lr, step):
+        return super().construct(packed, 2 * gradient, lr, step)
+
+
+class Clicks(nn.Cell):
+    """Users and items; an item's bias, which shares the ids but not their rules; what is known of it, not trained."""
+
+    def __init__(self, optimizer=None, bias=None):
+        super().__init__()
+        self.users = Embedding(4, mode="sparse", name="users", optimizer=optimizer)
+        self.items = Embedding(4, mode="sparse", name="items", padding=0, optimizer=optimizer)
+        self.bias = Embedding(1, mode="sparse", name="bias", initializer="zeros", **(bias or {}))
+        ids = np.arange(700) * 1_000_003
+        self.known = Embedding.from_pretrained(np.log(1.0 + ids[:, None]) / 40, ids, trainable=False, name="known")
+        self.head = nn.Dense(16, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, user, items):
+        vectors = ops.concat((ops.expand_dims(self.users(user), 1), self.items(items)), 1)
+        return self.head(ops.reshape(vectors, (-1, 16))) + (self.bias(items) + self.known(items)).sum(axis=1)
+
+
+RULES = {"admission": MinSightings(3), "eviction": Eviction(None, ttl=3600.0)}
+
+
+def clicks(rows=ROWS):
+    rng = np.random.default_rng(0)
+    user = np.char.add("user ", (rng.zipf(1.4, rows) % 200).astype(str))
+    return {
+        "user": user,
+        "items": rng.zipf(1.3, (rows, 3)) % 900 * 1_000_003,
+        "label": (rng.random((rows, 1)) < 0.4).astype(np.float32),
+    }
+
+
+def build(network, **options):
+    optimizer = nn.Adam(network.trainable_params(), 0.05)
+    return Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics={"auc", "loss"}, seed=3, **options)
+
+
+def content(trainer):
+    """Return what all processes hold together, ordered by ids: on rank 0."""
+    state = trainer.tables.tables.take("test")
+    arrays = {name: np.asarray(array) for name, array in state["arrays"].items()}
+    found = {}
+    for table, json in state["json"].items():
+        own = {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith(f"{table}/")}
+        rows = own.pop("rows")
+        order = np.lexsort((own["ids"], rows != 0))
+        found |= {f"{table}/{key}": value[order] for key, value in own.items() if len(value) == len(rows)}
+        if "sketch" in own:
+            found[f"{table}/sketch"] = own["sketch"]
+        counters = [json["counters"][name] for name in sorted(json["counters"])]
+        found[f"{table}/numbers"] = np.array([json["step"], json["plans"], json["updates"], *counters])
+        assert len(np.unique(rows)) == len(rows)
+        assert rows.max() < json["next_row"]
+    return found
+
+
+class StopAfter(Callback):
+    """Ends the training after so many calls."""
+
+    def __init__(self, calls):
+        self.left = calls
+
+    def on_train_step_end(self, trainer):
+        self.left -= 1
+        if not self.left:
+            trainer.stop()
+
+
+class Held(Callback):
+    """Notes the largest number of rows that this process has kept of the users."""
+
+    def __init__(self):
+        self.rows = 0
+
+    def on_train_step_end(self, trainer):
+        self.rows = max(self.rows, len(trainer.tables.tables.tables["users"]))
+
+
+def train(folder, group, name, data, *, optimizer=None, bias=None, callbacks=(), resume=None, **options):
+    network = Clicks(optimizer() if optimizer else None, bias)
+    arguments = {"epochs": 2, "batch_size": STEP // group.size, "callbacks": list(callbacks), "resume": resume}
+    arguments |= {key: options.pop(key) for key in ("sink_size", "max_steps", "epochs") if key in options}
+    trainer = build(network, **options)
+    trainer.fit(data, **arguments)
+    found = {f"{name}/loss": np.array(trainer.history.history["loss"]), f"{name}/head": network.head.weight.asnumpy()}
+    return trainer, found | {f"{name}/rows/{key}": value for key, value in content(trainer).items()}
+
+
+def cut_inside_a_window(folder, group, data):
+    """Train with gradients accumulated over three steps, and again, resumed from a snapshot inside such a window."""
+    batches, first = [], 0
+    for rows in (16, 16, 8, 8, 16, 16, 16, 16, 8, 8):  # steps of changing shape come one by one
+        batches.append({name: column[first : first + rows] for name, column in data.items()})
+        first += rows
+    root, found = f"{folder}/window_{group.size}", {}
+    for name, callbacks, resume in (
+        ("whole", [], None),
+        ("cut", [ModelCheckpoint(root), StopAfter(4)], None),
+        ("resumed", [], root),
+    ):
+        network = Clicks()
+        trainer = build(network, gradient_accumulation_steps=3)
+        trainer.fit(batches, 1, callbacks=callbacks, resume=resume)
+        if name != "cut":
+            found |= {f"window {name}/{key}": value for key, value in content(trainer).items()}
+            found[f"window {name}/head"] = network.head.weight.asnumpy()
+    return found
+
+
+def main(folder):
+    group = join()
+    data, found = clicks(), {}
+    held = Held()
+    # 500 rows are 16 steps, the last of 20 rows
+    publish = Publish(f"{folder}/served_{group.size}", every=Every(steps=7), batch=100)
+    trainer, one = train(folder, group, "plain", data, callbacks=[held, publish], sink_size=1)
+    found |= one
+    found["plain/held"] = np.array([held.rows, len(trainer.tables.tables.tables["users"])])
+    found["plain/evaluated"] = np.array(sorted(trainer.evaluate(data, batch_size=85).items()))
+    found["plain/predicted"] = trainer.predict({key: data[key] for key in ("user", "items")}, batch_size=85)
+    if group.size > 1:
+        with pytest.raises(DataError, match="divided among 2 processes") as told:
+            trainer.network.items(Tensor([5]))
+        assert "Trainer.predict" in str(told.value)
+    snapshots = ModelCheckpoint(f"{folder}/rules_{group.size}", every=4, keep_last=20)
+    options = {"bias": RULES, "optimizer": RowAdagrad, "clip_norm": 0.1, "sink_size": 2}
+    trainer, one = train(folder, group, "rules", data, callbacks=[snapshots], **options)
+    found |= one
+    found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
+    options = {"optimizer": DoubledSGD, "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
+    _, one = train(folder, group, "in graph", data, **options)
+    found |= one
+    # The last batch of the stream falls to one process; the other takes part with made-up rows.
+    network = Clicks(bias=RULES)
+    trainer = build(network)
+    stream = ReplayStream({name: column[:496] for name, column in data.items()})
+    window = Window(rows=200)
+    trainer.online_train(stream, [], batch_size=STEP // group.size, sink_size=4, window=window)
+    found |= {f"stream/rows/{key}": value for key, value in content(trainer).items()}
+    found["stream/loss"] = np.array([trainer.state.window["window_loss"], trainer.state.window["window_auc"]])
+    found |= cut_inside_a_window(folder, group, data)
+    # What another number of processes has written, deltas included, is taken up, and gone on with.
+    other = 1 if group.size > 1 else 2
+    if group.size > 1:
+        restored = build(Clicks(RowAdagrad(), RULES))
+        restored.evaluate(data, batch_size=250)  # knows its tables from here on
+        restored.load(f"{folder}/rules_{other}", strict=False)  # it has no training step
+        found |= {f"restored/{key}": value for key, value in content(restored).items()}
+        found["restored/predicted"] = restored.predict({key: data[key] for key in ("user", "items")}, batch_size=85)
+        restored.load(f"{folder}/rules_{group.size}", strict=False)
+        found |= {f"own/{key}": value for key, value in content(restored).items()}
+    np.savez(f"{folder}/tables_{group.size}_{group.rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
