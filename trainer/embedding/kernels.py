@@ -146,10 +146,10 @@ def read_rows(bases, codes, positions, width, out):
 _update = _f32(*_codes, _rows2, _f32, _f32[::1])
 
 
-@compiled(_update)
-def update_sgd(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowSGD` in place to the rows `read_rows` reads; `gradients` float32 [n, dim], no `numbers`."""
-    count, dim = gradients.shape
+@inlined
+def _each(rule, bases, codes, positions, width, gradients, rate, numbers):
+    """Let `rule` update every row in place that `read_rows` reads, with its gradient, float32 [n, dim]."""
+    count = len(gradients)
     touched = np.float32(0)
     for start in range(0, count, _AHEAD):
         stop = min(start + _AHEAD, count)
@@ -157,108 +157,97 @@ def update_sgd(bases, codes, positions, width, gradients, rate, numbers):
         for i in range(start, stop):
             code = codes[positions[i]]
             if code >= 0:
-                row = _row(bases, code, width)
-                for k in range(dim):
-                    row[k] = row[k] - rate * gradients[i, k]
+                rule(_row(bases, code, width), gradients[i], rate, numbers)
     return touched
+
+
+@inlined
+def _sgd(row, gradient, rate, numbers):
+    for k in range(len(gradient)):
+        row[k] = row[k] - rate * gradient[k]
+
+
+@inlined
+def _adagrad(row, gradient, rate, numbers):
+    dim, one = len(gradient), np.float32(1)
+    for k in range(dim):
+        accumulated = row[dim + k] + gradient[k] * gradient[k]
+        row[dim + k] = accumulated
+        row[k] = row[k] - rate * gradient[k] * (one / np.sqrt(accumulated))
+
+
+@inlined
+def _adagrad_row_wise(row, gradient, rate, numbers):
+    dim = len(gradient)
+    squares = np.float32(0)
+    for k in range(dim):
+        squares += gradient[k] * gradient[k]
+    accumulated = row[dim] + squares / np.float32(dim)
+    row[dim] = accumulated
+    root = np.float32(1) / np.sqrt(accumulated)
+    for k in range(dim):
+        row[k] = row[k] - rate * gradient[k] * root
+
+
+@inlined
+def _adam(row, gradient, rate, numbers):
+    dim = len(gradient)
+    one_less, two_less, eps = numbers[0], numbers[1], numbers[2]
+    for k in range(dim):
+        first = row[dim + k] + one_less * (gradient[k] - row[dim + k])
+        second = row[2 * dim + k] + two_less * (gradient[k] * gradient[k] - row[2 * dim + k])
+        row[dim + k] = first
+        row[2 * dim + k] = second
+        row[k] = row[k] - rate * first / (np.sqrt(second) + eps)
+
+
+@inlined
+def _ftrl(row, gradient, rate, numbers):
+    dim = len(gradient)
+    power, l1, l2_twice = numbers[0], numbers[1], numbers[2]
+    for k in range(dim):
+        old = row[dim + k]
+        accumulated = old + gradient[k] * gradient[k]
+        if power == np.float32(0.5):
+            new_power, old_power = np.sqrt(accumulated), np.sqrt(old)
+        else:
+            new_power, old_power = accumulated**power, old**power
+        linear = row[2 * dim + k] + gradient[k] - (new_power - old_power) / rate * row[k]
+        row[dim + k] = accumulated
+        row[2 * dim + k] = linear
+        if linear > l1:
+            row[k] = (l1 - linear) / (new_power / rate + l2_twice)
+        elif linear < -l1:
+            row[k] = (-l1 - linear) / (new_power / rate + l2_twice)
+        else:
+            row[k] = np.float32(0)
+
+
+@compiled(_update)
+def update_sgd(bases, codes, positions, width, gradients, rate, numbers):
+    """Apply `RowSGD`; no `numbers`. The other arguments are those of `read_rows`, `gradients` float32 [n, dim]."""
+    return _each(_sgd, bases, codes, positions, width, gradients, rate, numbers)
 
 
 @compiled(_update)
 def update_adagrad(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowAdagrad` in place; see `update_sgd`."""
-    count, dim = gradients.shape
-    one = np.float32(1)
-    touched = np.float32(0)
-    for start in range(0, count, _AHEAD):
-        stop = min(start + _AHEAD, count)
-        touched += _touch(bases, codes, positions, start, stop, width)
-        for i in range(start, stop):
-            code = codes[positions[i]]
-            if code >= 0:
-                row = _row(bases, code, width)
-                for k in range(dim):
-                    gradient = gradients[i, k]
-                    accumulated = row[dim + k] + gradient * gradient
-                    row[dim + k] = accumulated
-                    row[k] = row[k] - rate * gradient * (one / np.sqrt(accumulated))
-    return touched
+    """Apply `RowAdagrad`; see `update_sgd`."""
+    return _each(_adagrad, bases, codes, positions, width, gradients, rate, numbers)
 
 
 @compiled(_update)
 def update_adagrad_row_wise(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowAdagrad` with one accumulator a row in place; see `update_sgd`."""
-    count, dim = gradients.shape
-    one = np.float32(1)
-    touched = np.float32(0)
-    for start in range(0, count, _AHEAD):
-        stop = min(start + _AHEAD, count)
-        touched += _touch(bases, codes, positions, start, stop, width)
-        for i in range(start, stop):
-            code = codes[positions[i]]
-            if code >= 0:
-                row = _row(bases, code, width)
-                squares = np.float32(0)
-                for k in range(dim):
-                    squares += gradients[i, k] * gradients[i, k]
-                accumulated = row[dim] + squares / np.float32(dim)
-                row[dim] = accumulated
-                root = one / np.sqrt(accumulated)
-                for k in range(dim):
-                    row[k] = row[k] - rate * gradients[i, k] * root
-    return touched
+    """Apply `RowAdagrad` with one accumulator per row; see `update_sgd`."""
+    return _each(_adagrad_row_wise, bases, codes, positions, width, gradients, rate, numbers)
 
 
 @compiled(_update)
 def update_adam(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowAdam` in place; `numbers` are 1 - beta1, 1 - beta2 and eps; see `update_sgd`."""
-    count, dim = gradients.shape
-    one_less, two_less, eps = numbers[0], numbers[1], numbers[2]
-    touched = np.float32(0)
-    for start in range(0, count, _AHEAD):
-        stop = min(start + _AHEAD, count)
-        touched += _touch(bases, codes, positions, start, stop, width)
-        for i in range(start, stop):
-            code = codes[positions[i]]
-            if code >= 0:
-                row = _row(bases, code, width)
-                for k in range(dim):
-                    gradient = gradients[i, k]
-                    first = row[dim + k] + one_less * (gradient - row[dim + k])
-                    second = row[2 * dim + k] + two_less * (gradient * gradient - row[2 * dim + k])
-                    row[dim + k] = first
-                    row[2 * dim + k] = second
-                    row[k] = row[k] - rate * first / (np.sqrt(second) + eps)
-    return touched
+    """Apply `RowAdam`; `numbers` are 1 - beta1, 1 - beta2 and eps; see `update_sgd`."""
+    return _each(_adam, bases, codes, positions, width, gradients, rate, numbers)
 
 
 @compiled(_update)
 def update_ftrl(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowFTRL` in place; `numbers` are -lr_power, l1 and 2 * l2; see `update_sgd`."""
-    count, dim = gradients.shape
-    power, l1, l2_twice = numbers[0], numbers[1], numbers[2]
-    zero = np.float32(0)
-    touched = np.float32(0)
-    for start in range(0, count, _AHEAD):
-        stop = min(start + _AHEAD, count)
-        touched += _touch(bases, codes, positions, start, stop, width)
-        for i in range(start, stop):
-            code = codes[positions[i]]
-            if code >= 0:
-                row = _row(bases, code, width)
-                for k in range(dim):
-                    gradient, old = gradients[i, k], row[dim + k]
-                    accumulated = old + gradient * gradient
-                    if power == np.float32(0.5):
-                        new_power, old_power = np.sqrt(accumulated), np.sqrt(old)
-                    else:
-                        new_power, old_power = accumulated**power, old**power
-                    linear = row[2 * dim + k] + gradient - (new_power - old_power) / rate * row[k]
-                    row[dim + k] = accumulated
-                    row[2 * dim + k] = linear
-                    if linear > l1:
-                        row[k] = (l1 - linear) / (new_power / rate + l2_twice)
-                    elif linear < -l1:
-                        row[k] = (-l1 - linear) / (new_power / rate + l2_twice)
-                    else:
-                        row[k] = zero
-    return touched
+    """Apply `RowFTRL`; `numbers` are -lr_power, l1 and 2 * l2; see `update_sgd`."""
+    return _each(_ftrl, bases, codes, positions, width, gradients, rate, numbers)
