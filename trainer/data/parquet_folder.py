@@ -32,7 +32,7 @@ class ParquetFolder(Source):
     Args:
         path: the folder, read in the order of its files' names, or one file. Names that start with ``_`` or ``.`` are
             left out.
-        batch_size: rows a batch; the last one of an epoch may have fewer.
+        batch_size: rows per batch; the last one of an epoch may have fewer.
         columns: names of the columns to read, in the order the network takes them, the label last; None: all of the
             first file's.
         shuffle: whether rows come in another order each epoch.

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError
 
-MOST_PER_OCTAVE = 16
+MAX_PER_OCTAVE = 16
 
 
 class Ragged:
@@ -43,7 +43,7 @@ class Ragged:
             raise ConfigurationError(f"offsets: takes 0 to {len(self.values)}; received up to {self.offsets[-1]}")
         if max_length is not None and max_length < 1:
             raise ConfigurationError(f"max_length: takes a whole number >= 1, or None; received {max_length!r}")
-        if per_octave not in (1, 2, 4, 8, MOST_PER_OCTAVE):
+        if per_octave not in (1, 2, 4, 8, MAX_PER_OCTAVE):
             raise ConfigurationError(f"per_octave: takes 1, 2, 4, 8 or 16; received {per_octave!r}")
         self.padding, self.max_length, self.per_octave = padding, max_length, per_octave
 
