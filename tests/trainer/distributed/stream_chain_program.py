@@ -70,7 +70,7 @@ def main(folder, servers, max_steps):
     )
     stream.close()
     held = trainer.tables.tables.take("test")["arrays"]
-    found = {f"tables/{name}": np.array(array) for name, array in held.items()}
+    found = {f"tables/{name}": np.array(array) for name, array in held.items()}  # of all processes, on rank 0
     found |= {parameter.name: parameter.asnumpy().copy() for parameter in network.get_parameters()}
     window = trainer.state.window
     found |= {f"window/{name}": np.array(value) for name, value in window.items() if name != "rows_per_second"}
