@@ -389,7 +389,10 @@ def table(results: Sequence[Result]) -> str:
         cells += ["?"] * 2 if history is None else [str(history.lost_steps), str(history.repeated_steps)]
         cells += ["?"] * 2 if history is None else [str(result.lost_rows), str(result.repeated_rows)]
         cells += ["?" if history is None else "no" if result.differences else "yes"]
-        cells += [f"{result.hold * 1e3:.1f} ms", f"{max(result.exits):.2f} s" if result.exits else "-"]
+        cells += [
+            "-" if np.isnan(result.hold) else f"{result.hold * 1e3:.1f} ms",
+            f"{max(result.exits):.2f} s" if result.exits else "-",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
