@@ -46,4 +46,6 @@ class LossMonitor(Callback):
         """Print the mean loss of the epoch where the cadence is in epochs."""
         progress = trainer.state.progress
         if self.every.unit == "epochs" and self.every.due(progress) and trainer.state.train_loss is not None:
-            say(f"epoch {progress.epoch}: mean loss {trainer.state.train_loss:.6g}")
+            tasks = trainer.state.task_losses
+            of_tasks = f", {format_metrics(tasks)}" if tasks else ""
+            say(f"epoch {progress.epoch}: mean loss {trainer.state.train_loss:.6g}{of_tasks}")

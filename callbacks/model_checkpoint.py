@@ -135,7 +135,7 @@ class ModelCheckpoint(Callback):
         self._save_if_wanted(trainer, background=False)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
-        if self.watched is not None and self.watched.hook == hook:
+        if self.watched is not None and self.watched.hook(trainer) == hook:
             value = self.watched.read(trainer)
             self._measured = value if value is not None and math.isfinite(value) else None
 

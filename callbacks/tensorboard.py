@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,6 +90,7 @@ class TensorBoard(Callback):
             "optimizer": None if trainer.optimizer is None else type(trainer.optimizer).__name__,
             "learning_rate": trainer.learning_rate,
             "sink_mode": trainer.sink_mode,
+            **({} if trainer.tasks is None else {"tasks": trainer.tasks.describe()}),
         }
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -101,6 +103,8 @@ class TensorBoard(Callback):
         step = trainer.state.progress.global_step
         if trainer.state.train_loss is not None:
             self._writer.add_scalar("epoch/loss", trainer.state.train_loss, step)
+            for name, value in trainer.state.task_losses.items():
+                self._writer.add_scalar(f"epoch/{name}", value, step)
         if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
             self._train(trainer, trainer.state.train_loss)
 
@@ -113,6 +117,10 @@ class TensorBoard(Callback):
             "samples_per_second": (samples - self._mark[1]) / max(now - self._mark[0], 1e-9),
         }
         self._mark = (now, samples)
+        if trainer.tasks is not None:  # means of the epoch or the window so far, or of the epoch that has just ended
+            so_far = trainer.tasks.read_losses(keep=True)
+            ended = trainer.state.task_losses
+            values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, trainer.state.progress.global_step)

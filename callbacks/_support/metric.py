@@ -95,8 +95,8 @@ def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
 class Watched:
     """A metric by name, with its direction and the least change that counts.
 
-    Names are those of `trainer.metric_names`: "loss" (training), "val_*" (validation), all others online windows
-    ("window_auc", "lifetime_auc", "lag").
+    Names: "loss" and, of several tasks, "<task>_loss" (means of the training epoch), "val_*" (validation), all others
+    online windows ("window_auc", "lifetime_auc", "lag", "window_<task>_loss").
 
     Args:
         owner: class name of the callback, for messages.
@@ -112,17 +112,21 @@ class Watched:
         self.mode = direction(owner, name, mode)
         self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
 
-    @property
-    def hook(self) -> str:
-        """The hook in which a new value of this metric can be read."""
-        if self.name == "loss":
+    def hook(self, trainer: Trainer) -> str:
+        """Return the hook in which a new value of this metric can be read."""
+        if self.name == "loss" or self._of_task(trainer):
             return "on_train_epoch_end"
         return "on_eval_end" if self.name.startswith("val_") else "on_window_end"
+
+    def _of_task(self, trainer: Trainer) -> bool:
+        return trainer.state.phase == "fit" and self.name in trainer.state.task_losses
 
     def read(self, trainer: Trainer) -> float | None:
         """Return the newest value, or None when there is none; call it in `hook` for a fresh one."""
         state = trainer.state
-        if self.hook == "on_window_end":
+        if self._of_task(trainer):
+            return float(state.task_losses[self.name])
+        if self.hook(trainer) == "on_window_end":
             return window_value(state.window, self.name)
         value = state.train_loss if self.name == "loss" else state.metrics.get(self.name)
         return None if value is None else float(value)

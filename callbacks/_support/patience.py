@@ -60,7 +60,7 @@ class Patience(Callback):
         self._clear()
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
-        if hook != self.watched.hook or trainer.state.phase == "evaluate":
+        if hook != self.watched.hook(trainer) or trainer.state.phase == "evaluate":
             return
         value = self.watched.read(trainer)
         if value is None:

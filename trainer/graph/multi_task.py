@@ -173,12 +173,13 @@ class MultiTaskLoss(nn.Cell):
             for task, total, count in zip(self.tasks, sums, counts, strict=True)
         }
 
-    def describe(self) -> str:
-        """Return tasks, weights and masks in words, for the log."""
+    def describe(self, losses: Mapping[str, float] | None = None) -> str:
+        """Return tasks, weights, masks and, as `read_losses` gives them, losses in words, for the log."""
         words = []
         for task, weight, mask, nan in zip(self.tasks, self.weights, self.mask_places, self.ignores_nan, strict=True):
             where = f" where {self.tasks[mask]}" if mask >= 0 else ""
-            words.append(f"{task} (weight {weight:g}{where}{', without NaN labels' if nan else ''})")
+            about = f"(weight {weight:g}{where}{', without NaN labels' if nan else ''})"
+            words.append(f"{task} {about}" if losses is None else f"{task}_loss {losses[task + '_loss']:.6g} {about}")
         return ", ".join(words)
 
 

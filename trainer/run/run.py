@@ -145,8 +145,7 @@ class Run:
         state.train_loss = self.cursor.meter.value()
         if self.trainer.tasks is not None:
             state.task_losses = self.trainer.tasks.read_losses()
-            shown = ", ".join(f"{name} {value:.6g}" for name, value in state.task_losses.items())
-            logger.info("epoch %d: %s", state.progress.epoch, shown)
+            logger.info("epoch %d: %s", state.progress.epoch, self.trainer.tasks.describe(state.task_losses))
         state.total_steps = state.progress.step_in_epoch
         state.progress.epoch += 1
         state.progress.step_in_epoch = 0
@@ -280,11 +279,12 @@ def trained_parameters(trainer: Trainer) -> list[Parameter]:
 
 
 def produced_names(trainer: Trainer, valid_sets: Sequence[str], online: OnlineMetrics | None) -> tuple[str, ...]:
-    """Return the names of the metrics a run produces: training loss, each validation set's, windows."""
+    """Return the names of the metrics a run produces: training losses, each validation set's, windows."""
     losses = [] if trainer.tasks is None else [f"{task}_loss" for task in trainer.tasks.tasks]
     found = dict.fromkeys(["loss", *losses, *trainer.metrics])
     names = [f"val_{part}_{name}" if part else f"val_{name}" for part in valid_sets for name in found]
-    return ("loss", *names, *(() if online is None else online.names()))
+    of_training = () if online is not None else losses
+    return ("loss", *of_training, *names, *(() if online is None else online.names()))
 
 
 def check_monitors(trainer: Trainer, names: Sequence[str]) -> None:

@@ -1,12 +1,16 @@
 """Several tasks in one network: losses, masks, missing labels and metrics by task; finite data and streams."""
 
+import logging
+import re
+
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
 
-from callbacks import EarlyStopping, LambdaCallback
+from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, TensorBoard
+from tests.callbacks.test_tensorboard import read
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import ConfigurationError
 from trainer.streams import ReplayStream
@@ -54,11 +58,16 @@ def make(kind=dict, **options):
 
 
 @pytest.fixture(scope="module")
-def trained(digits):
+def trained(digits, tmp_path_factory):
     trainer = make(metrics={"odd_auc", "large_auc", "ink_rmse"})
     stop = EarlyStopping("val_small_large_auc", patience=50)
     small = {name: column[:512] for name, column in digits.items()}
-    trainer.fit(digits, 4, {"all": digits, "small": small}, callbacks=[stop], batch_size=64)
+    watching = [
+        EarlyStopping("ink_loss", patience=50),
+        ModelCheckpoint(tmp_path_factory.mktemp("tasks"), monitor="odd_loss"),
+        TensorBoard(tmp_path_factory.mktemp("events"), every=8),
+    ]
+    trainer.fit(digits, 4, {"all": digits, "small": small}, callbacks=[stop, *watching], batch_size=64, sink_size=4)
     return trainer
 
 
@@ -86,6 +95,30 @@ def test_fit_records_each_tasks_loss_and_every_named_validation_set(trained):
     weighted = last["odd_loss"] + last["large_loss"] + 0.5 * last["ink_loss"]
     assert last["loss"] == pytest.approx(weighted, rel=0.02), "a batch of few masked rows weighs as much as any"
     assert {"val_all_loss", "val_small_loss", "val_small_odd_loss", "val_all_ink_rmse"} <= set(history)
+
+
+def test_each_tasks_loss_can_be_monitored_and_is_drawn_with_its_weight(trained):
+    losses = {name: values for name, values in trained.history.history.items() if name.startswith(TASKS)}
+    _, watch, checkpoint, board, _ = trained.callbacks
+    assert watch.best == pytest.approx(min(losses["ink_loss"]))
+    assert checkpoint.best_name == f"step_{29 * (1 + int(np.argmin(losses['odd_loss']))):08d}"
+    events = read(board.folder)
+    assert "ink (weight 0.5, without NaN labels)" in events["hparams/text_summary"][0]
+    for task in TASKS:
+        assert list(events[f"epoch/{task}_loss"].values()) == pytest.approx(losses[f"{task}_loss"])
+        assert len(events[f"train/{task}_loss"]) > 4
+        assert np.isfinite(list(events[f"train/{task}_loss"].values())).all()
+
+
+def test_the_log_tells_each_tasks_loss_and_weight(digits, caplog):
+    few = {name: column[:64] for name, column in digits.items()}
+    with caplog.at_level(logging.INFO), pytest.raises(ConfigurationError, match="no metric of that name"):
+        make().fit(few, callbacks=[EarlyStopping("inc_loss")], batch_size=32)
+    with caplog.at_level(logging.INFO):
+        make().fit(few, callbacks=[], batch_size=32)
+    assert re.search(
+        r"epoch 0: odd_loss 0\.\d+ \(weight 1\), .* ink_loss \d\.\d+ \(weight 0\.5, without NaN", caplog.text
+    )
 
 
 def test_windows_count_each_task_by_its_target_sunk_or_not(digits):
