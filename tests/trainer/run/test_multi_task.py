@@ -99,7 +99,9 @@ def test_fit_records_each_tasks_loss_and_every_named_validation_set(trained):
 
 def test_each_tasks_loss_can_be_monitored_and_is_drawn_with_its_weight(trained):
     losses = {name: values for name, values in trained.history.history.items() if name.startswith(TASKS)}
-    _, watch, checkpoint, board, _ = trained.callbacks
+    (checkpoint,) = (one for one in trained.callbacks if isinstance(one, ModelCheckpoint))
+    (board,) = (one for one in trained.callbacks if isinstance(one, TensorBoard))
+    (watch,) = (one for one in trained.callbacks if one.monitor == "ink_loss")
     assert watch.best == pytest.approx(min(losses["ink_loss"]))
     assert checkpoint.best_name == f"step_{29 * (1 + int(np.argmin(losses['odd_loss']))):08d}"
     events = read(board.folder)
