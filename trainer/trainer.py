@@ -272,7 +272,7 @@ class Trainer:
                 function that returns one. Columns go to the network by name when its arguments are all among them.
             callbacks: as in `fit`.
             dataset_sink_mode: train `sink_size` steps in one graph call.
-            sink_size: steps per call.
+            sink_size: steps per call; -1 is refused, as in MindSpore Rec.
             batch_size: rows per batch; None: 1024, or an iterable's own batches.
             window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
             max_steps: bound of the optimizer steps of this call.
@@ -284,11 +284,12 @@ class Trainer:
         Returns:
             The `History` of the run.
         """
+        checks.whole("sink_size", sink_size)  # rows wait for a call to be full, so how many is not to be guessed
         return training.online_train(
             self,
             stream,
             callbacks,
-            checks.sink_steps(dataset_sink_mode, sink_size) or 1,
+            checks.sink_steps(dataset_sink_mode, sink_size),
             batch_size=batch_size,
             window=window,
             max_steps=max_steps,

@@ -6,6 +6,22 @@ import numpy as np
 from mindspore import nn
 from mindspore import train as ms
 
+CASES = {}
+
+
+def case(name, differs=""):
+    """Register a case: a function that takes the class (and a scratch folder) and returns what is compared.
+
+    `differs` names what stays different.
+    """
+
+    def register(function):
+        CASES[name] = (function, differs)
+        return function
+
+    return register
+
+
 HOOKS = (
     *("on_train_begin", "on_train_epoch_begin", "on_train_step_begin", "on_train_step_end", "on_train_epoch_end"),
     *("on_train_end", "on_eval_begin", "on_eval_epoch_begin", "on_eval_step_begin", "on_eval_step_end"),

@@ -134,7 +134,7 @@ def also_as_model(fit: Method) -> Method:
     def fit_either(self: Trainer, *args: Any, **kwargs: Any) -> Any:
         self.state.first_epoch = 0
         if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
-            initial_epoch, args, kwargs = _as_fit_takes_them(*args, **kwargs)
+            initial_epoch, args, kwargs = _as_fit_takes_them(self, *args, **kwargs)
             self.state.first_epoch = initial_epoch
             self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
         return fit(self, *args, **kwargs)
@@ -143,6 +143,7 @@ def also_as_model(fit: Method) -> Method:
 
 
 def _as_fit_takes_them(
+    trainer: Trainer,
     epoch: int,
     train_dataset: Any,
     valid_dataset: Any = None,
@@ -156,7 +157,8 @@ def _as_fit_takes_them(
 ) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """Return `initial_epoch` and the arguments of `Trainer.fit` for those of `mindspore.Model.fit`.
 
-    Where the user left the sink size open and a callback of MindSpore's kind watches steps, each step is a call.
+    Where a callback of MindSpore's kind watches steps, each step is a call, unless the user gave a sink size. A whole
+    training step of the user's is never sunk then: of many steps in one call its outputs could not be shown.
 
     Raises:
         ConfigurationError: epochs that are none.
@@ -171,11 +173,12 @@ def _as_fit_takes_them(
             checks.whole("valid_frequency", number)
     else:
         checks.whole("valid_frequency", valid_frequency, also=" (epochs), or a list of epochs")
+    by_steps = sink_size == -1 or trainer.optimizer is None
     options = {
         "valid_dataset": valid_dataset,
         "valid_every": None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
         "callbacks": [] if callbacks is None else callbacks,
-        "dataset_sink_mode": dataset_sink_mode and not (sink_size == -1 and _watches_steps(callbacks)),
+        "dataset_sink_mode": dataset_sink_mode and not (by_steps and _watches_steps(callbacks)),
         "sink_size": sink_size,
     }
     return initial_epoch, (train_dataset, epoch - initial_epoch), {**options, **others}

@@ -11,6 +11,7 @@ from ..data.waiting import Interrupted
 from ..errors import ConfigurationError
 from ..hooks import Callback, CallbackList, History, ProgressBar, adapt
 from ..mindspore_internals.graph_dumps import redirect_graph_dumps
+from ..mindspore_internals.notebook_sources import written_sources
 from ..state import Phase
 from . import loop
 from .signals import StopOnSignal
@@ -43,6 +44,7 @@ def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSigna
     try:
         with (
             redirect_graph_dumps(),
+            written_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.eval_network)),
             StopOnSignal(
                 lambda name: trainer.stop(name, kind="signal"),
                 lambda: _wind_up(trainer),

@@ -1,0 +1,50 @@
+"""Source of cells written in a notebook, where MindSpore looks for it.
+
+A notebook gives each of its inputs the name of a file that does not exist, and keeps the text in `linecache`. MindSpore
+takes the text from there when it compiles, but to name a line of a failed compilation it opens the file, and logs "Get
+realpath failed" some twenty times when there is none.
+
+Relied on: that it opens the file named by the code object. Where that changes, the lines appear again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FunctionType
+
+from mindspore import nn
+
+
+@contextlib.contextmanager
+def written_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
+    """Write the sources of notebook inputs that define these cells or their parts; they are removed afterwards.
+
+    Only files below the folder for temporary files, where notebooks place them, and only those that do not exist.
+    """
+    made: list[Path] = []
+    try:
+        for path in _missing_files(cells):
+            with contextlib.suppress(OSError):
+                if not path.parent.exists():
+                    path.parent.mkdir()
+                    made.append(path.parent)
+                path.write_text("".join(linecache.getlines(str(path))), encoding="utf-8")
+                made.append(path)
+        yield
+    finally:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
+    kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cell.cells_and_names()}
+    bases = {base for kind in kinds for base in kind.__mro__}
+    found = {m.__code__.co_filename for base in bases for m in vars(base).values() if isinstance(m, FunctionType)}
+    folder = Path(tempfile.gettempdir())
+    missing = (path for path in map(Path, sorted(found)) if folder in path.parents and not path.exists())
+    return [path for path in missing if linecache.getlines(str(path))]
