@@ -64,6 +64,8 @@ class ColumnCheck:
         number = self.least + self.labels
         expected = "1 column is expected" if number == 1 else f"{number} columns are expected"
         hint = ""
+        if len(columns) == 1 and number > 1:
+            hint = "; a list is taken as its batches: columns go into a tuple or a dict, as (x, y), with batch_size="
         if not self.labels and self.most is not None and given == self.most + 1:
             hint = "; if the last one is a label, a loss_fn is missing"
         raise DataError(

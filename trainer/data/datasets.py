@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, DataError
+from ..streams.frames import columns_of, is_frame
 from .sources import ArraySource, IterableSource, PipelineSource, Source
 from .wrapped_arrays import wrapped_arrays
 
@@ -41,16 +42,6 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
     return source
 
 
-def is_frame(data: Any) -> bool:
-    """Return whether `data` is a table of named columns: a pandas or polars frame, or an Arrow table."""
-    return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
-
-
-def columns_of(frame: Any) -> dict[str, Any]:
-    """Return the columns of a frame by name."""
-    return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}
-
-
 def is_arrays(data: Any) -> bool:
     """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of nothing but arrays."""
     if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
@@ -66,4 +57,4 @@ def is_arrays(data: Any) -> bool:
         values = data
     else:
         return False
-    return bool(values) and all(hasattr(value, "shape") and hasattr(value, "dtype") for value in values)
+    return bool(values) and all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in values)

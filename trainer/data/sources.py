@@ -17,6 +17,7 @@ import numpy as np
 from ..checks import whole
 from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.pipelines import is_bounded
+from ..streams.frames import columns_of, is_frame
 from .finite_values import describe_non_finite
 from .ragged import Ragged
 
@@ -184,13 +185,17 @@ def check_dtype(column: np.ndarray, name: str) -> None:
         DataError: a dtype that is none of bool, integer and float.
     """
     if column.dtype.kind not in _KINDS:
+        cure = "feed text to a trainer.embedding.Embedding, or turn it into integers first"
+        if column.dtype.kind in "Mm":
+            cure = "turn times into numbers first, as (times - times.min()) / np.timedelta64(1, 's')"
         raise DataError(
-            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats "
-            "(feed text to a trainer.embedding.Embedding, or turn it into integers first)"
+            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats ({cure})"
         )
 
 
 def _as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
+    if is_frame(item):
+        item = columns_of(item)
     if isinstance(item, Mapping):
         found = tuple(str(key) for key in item)
         if names is not None and found != names:

@@ -15,6 +15,7 @@ import numpy as np
 from ..checks import choice
 from ..errors import ConfigurationError, DataError, StreamError
 from .base import Batch, BufferedStream, Position, Span, require_partitions
+from .frames import columns_of, is_frame
 from .ragged_column import Ragged, rows_of
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,10 @@ _MAX_STATES = 65_536
 class IterableStream(BufferedStream):
     """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
 
-    An item is a mapping of name to array, or a tuple or list of arrays named by `names`. It holds many rows (every
-    value has a first axis of one length) or a single one. A column whose rows are lists of different lengths becomes
-    a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy
-    and never asked for its size; it may be endless.
+    An item is a mapping of name to array, a frame, or a tuple or list of arrays named by `names`. It holds many rows
+    (every value has a first axis of one length) or a single one. A column whose rows are lists of different lengths
+    becomes a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy and never
+    asked for its size; it may be endless.
 
     How `seek` gets back to an item, the first that serves: a source with ``state_dict`` and ``load_state_dict`` is
     restored; a factory (a callable returning an iterator) or a container is iterated anew and its items are skipped;
@@ -135,6 +136,8 @@ class IterableStream(BufferedStream):
         return columns
 
     def _columns(self, item: Any) -> dict[str, np.ndarray]:
+        if is_frame(item):
+            item = columns_of(item)
         if isinstance(item, Mapping):
             pairs = item.items()
         else:

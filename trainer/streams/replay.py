@@ -12,6 +12,7 @@ import numpy as np
 from ..checks import number, whole
 from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
 from .base import Batch, Position, Span, Stream, require_partitions
+from .frames import columns_of, is_frame
 from .ragged_column import rows_of
 
 PARTITION = "table"
@@ -21,7 +22,7 @@ class ReplayStream(Stream):
     """The rows of a table as a stream. Its position is ``{"table": [pass, row]}``.
 
     Args:
-        table: name -> array, or lists of different lengths; all with the same number of rows.
+        table: a frame, or name -> array, or lists of different lengths; all with the same number of rows.
         event_time: name of the column to order by (stable), seconds; None: the order of the table.
         repeat: number of passes, or None for passes without end. Event times repeat as they are.
         rows_per_second: pace at which rows become available; None: all at once. Counted from the first `poll` and
@@ -44,7 +45,8 @@ class ReplayStream(Stream):
         rows_per_second: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._table = {str(name): rows_of(column) for name, column in table.items()}
+        columns = columns_of(table) if is_frame(table) else table
+        self._table = {str(name): rows_of(column) for name, column in columns.items()}
         lengths = {name: len(column) for name, column in self._table.items()}
         if not lengths or not max(lengths.values()):
             raise ConfigurationError("ReplayStream takes a table with at least one column and one row; received none")
