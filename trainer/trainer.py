@@ -63,6 +63,8 @@ class Trainer:
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
         loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
+        compile: False for a network that MindSpore cannot compile but runs operator by operator: one step per call,
+            many times slower.
 
     Attributes:
         group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
@@ -72,6 +74,7 @@ class Trainer:
         run: the training under way (`trainer.run.run.Run`), or None.
         saver: takes and restores snapshots.
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
+        compiled: whether programs are compiled; see `compile`.
         sink_mode: what was used to train several steps per call, in words.
 
     Raises:
@@ -102,6 +105,7 @@ class Trainer:
         amp_black_list: Sequence[type[nn.Cell]] | None = None,
         exact_resume: bool = False,
         loss_scale_manager: Any = None,
+        compile: bool = True,
     ) -> None:
         self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
         optimizer = make_optimizer(optimizer, network)
@@ -112,6 +116,7 @@ class Trainer:
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         self.seed = checks.seed(seed) or 0
+        self.compiled = network_checks.check_compile(network, compile)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
         if optimizer is None:
@@ -149,6 +154,7 @@ class Trainer:
             options=self.step_options,
             boost=self.boost,
             steps_done=lambda: self.state.progress.global_step,
+            compiled=self.compiled,
         )
         self.label_count = self.builder.label_count
         self.tables: TableFeed | None = None

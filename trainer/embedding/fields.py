@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import ConfigurationError, did_you_mean
+from ..mindspore_internals.eager_mode import operator_by_operator
 from ..mindspore_internals.messages import gist
 from ..mindspore_internals.patched_methods import zeros_for_any_id
 from .hashing import to_ids
@@ -220,7 +219,7 @@ def run_traced(
         cell.probe = received
     network.set_train(False)
     try:
-        with _eager(), zeros_for_any_id(cell for cell, _ in training):
+        with operator_by_operator(), zeros_for_any_id(cell for cell, _ in training):
             outputs = network.construct(*(Tensor(column) for column in columns))
             for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                 if isinstance(output, Tensor):
@@ -239,20 +238,6 @@ def run_traced(
         for cell, dtype in casts:
             cell.cast_dtype = dtype
     return received, failure
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Let cells run operator by operator: in graph mode calling one would compile it."""
-    mode = mindspore.get_context("mode")
-    if mode == mindspore.PYNATIVE_MODE:
-        yield
-        return
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    try:
-        yield
-    finally:
-        mindspore.set_context(mode=mode)
 
 
 def _await_operators() -> None:

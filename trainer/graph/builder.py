@@ -23,7 +23,7 @@ from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .graph_call import BatchSizes, GraphCall
+from .graph_call import BatchSizes, Call, EagerCall, GraphCall
 from .graph_errors import to_graph_error
 from .inference_programs import EvalStep, PredictStep
 from .multi_task import MultiTaskLoss
@@ -53,6 +53,7 @@ class StepBuilder:
         options: what each step does; `keep_predictions`, `guard` and `halt` are set per run.
         boost: which layers freeze when; see `trainer.graph.boost`.
         steps_done: returns the number of optimizer steps done, which decides what is frozen.
+        compiled: whether programs are compiled; else cells run operator by operator.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StepBuilder:
         options: StepOptions | None = None,
         boost: Boost | None = None,
         steps_done: Callable[[], int] = lambda: 0,
+        compiled: bool = True,
     ) -> None:
         self.network = network
         self.loss_fn = loss_fn
@@ -75,6 +77,7 @@ class StepBuilder:
         self.options = options or StepOptions()
         self.boost = boost or Boost()
         self.steps_done = steps_done
+        self.make_call: Callable[[nn.Cell], Call] = GraphCall if compiled else EagerCall
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
         self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
@@ -89,7 +92,7 @@ class StepBuilder:
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
-        self._inferring: GraphCall | None = None
+        self._inferring: Call | None = None
 
     @property
     def programs(self) -> int:
@@ -163,8 +166,8 @@ class StepBuilder:
 
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return _single_runner(self._one_step(options, depth), options, returns=self.loss_fn is None)
-        return _sunk_runner(self._sunk_steps(options, size, sample, depth), options)
+            return _single_runner(self.make_call(self._one_step(options, depth)), options, returns=self.loss_fn is None)
+        return _sunk_runner(self.make_call(self._sunk_steps(options, size, sample, depth)), options)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
         """Compile what `train` would run on chunks like `sample`, without running it.
@@ -224,7 +227,7 @@ class StepBuilder:
         if chunk.sparse is not None:
             self.tables.load(chunk.sparse)
         if self._inferring is None or self._inferring.cell is not cell:
-            self._inferring = GraphCall(cell)
+            self._inferring = self.make_call(cell)
         try:
             return self._inferring(*chunk.tensors, like=chunk.signature)
         except Exception as error:
@@ -259,7 +262,7 @@ class StepBuilder:
             self._sampling = EvalStep(self.forward, self.table_inputs)
         self._sampling.set_train(False)
         try:
-            prediction = self._sampling.compile_and_run(*(to_tensor(column) for column in columns))[1]
+            prediction = self.make_call(self._sampling)(*(to_tensor(column) for column in columns))[1]
         except Exception as error:
             raise to_graph_error(error, sample) from None
         finally:
@@ -360,10 +363,9 @@ def _inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
     return inputs
 
 
-def _single_runner(step: nn.Cell, options: StepOptions, *, returns: bool) -> TrainRunner:
-    step.set_train(True)
-    run = GraphCall(step)
-    leading = ((), ()) if isinstance(step, OneStep) else ((Tensor(False),), (Tensor(True),))
+def _single_runner(run: Call, options: StepOptions, *, returns: bool) -> TrainRunner:
+    run.cell.set_train(True)
+    leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
     keep, inputs = options.keep_predictions, _inputs_of(options)
     sizes = BatchSizes(run)
 
@@ -382,12 +384,11 @@ def _single_runner(step: nn.Cell, options: StepOptions, *, returns: bool) -> Tra
     return train
 
 
-def _sunk_runner(sunk: SunkSteps, options: StepOptions) -> TrainRunner:
-    sunk.set_train(True)
-    run = GraphCall(sunk)
+def _sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
+    run.cell.set_train(True)
     keep, inputs = options.keep_predictions, _inputs_of(options)
     flags = (Tensor(False), Tensor(True))
-    counts = [Tensor(n, mstype.int32) for n in range(sunk.size + 1)]
+    counts = [Tensor(n, mstype.int32) for n in range(run.cell.size + 1)]
     sizes = BatchSizes(run)
 
     def train(chunk: Chunk) -> StepOutputs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 
 from ..mindspore_internals import graph_executor
+from ..mindspore_internals.eager_mode import operator_by_operator
 
 if TYPE_CHECKING:
     from ..data.chunk import Chunk
@@ -74,6 +75,28 @@ class GraphCall:
         return outputs
 
 
+class EagerCall:
+    """Runs a cell that cannot be compiled operator by operator, behind the interface of `GraphCall`.
+
+    Args:
+        cell: the cell.
+    """
+
+    programs = 0
+    seconds = 0.0
+
+    def __init__(self, cell: nn.Cell) -> None:
+        self.cell = cell
+
+    def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
+        """Return what the cell returns."""
+        with operator_by_operator():
+            return self.cell(*tensors)
+
+
+Call = GraphCall | EagerCall
+
+
 class BatchSizes:
     """Tells once when batches of many sizes are each compiled anew.
 
@@ -84,7 +107,7 @@ class BatchSizes:
         programs: programs compiled up to the last `note`.
     """
 
-    def __init__(self, run: GraphCall) -> None:
+    def __init__(self, run: Call) -> None:
         self.run = run
         self.programs = 0
         self._rows: list[int] = []

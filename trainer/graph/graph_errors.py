@@ -6,7 +6,7 @@ import logging
 
 from ..data.chunk import Chunk
 from ..errors import GraphError
-from ..mindspore_internals.messages import gist, is_of_lambda, place_in_network
+from ..mindspore_internals.messages import cannot_be_compiled, gist, is_of_lambda, place_in_network
 
 logger = logging.getLogger(__name__)
 
@@ -14,6 +14,8 @@ _LAMBDA = (
     "MindSpore cannot compile a lambda that is written inside a call or another expression: it reads the source line, "
     "which holds more than the lambda; use a method or a Cell in its place"
 )
+
+_UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operator by operator, many times slower"
 
 
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
@@ -27,7 +29,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     logger.debug("MindSpore's whole message: %s", error)
     text = str(error)
     place = place_in_network(text)
-    return GraphError(
-        f"MindSpore could not compile or run the network on columns ({fed}): "
-        f"{_LAMBDA if is_of_lambda(error) else gist(text) or type(error).__name__}{f' [{place}]' if place else ''}"
-    )
+    said = _LAMBDA if is_of_lambda(error) else gist(text) or type(error).__name__
+    where = f" [{place}]" if place else ""
+    hint = _UNCOMPILED if cannot_be_compiled(text) else ""
+    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {said}{where}{hint}")

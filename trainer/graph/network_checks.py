@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from mindspore import experimental, nn
 
 from .. import checks
+from ..embedding.fields import embedding_cells
 from ..errors import ConfigurationError
 from .optimizers import PLACEHOLDER
 from .precision import device_target
+
+logger = logging.getLogger(__name__)
 
 
 def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
@@ -26,6 +30,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         raise ConfigurationError(f"loss_fn takes a Cell, a function or None; received {_kind(loss_fn)}")
     if eval_network is not None and not isinstance(eval_network, nn.Cell):
         raise ConfigurationError(f"eval_network takes a Cell or None; received {_kind(eval_network)}")
+    _check_names(network)
     if optimizer is None:
         return
     if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
@@ -52,10 +57,40 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         )
 
 
+def _check_names(network: nn.Cell) -> None:
+    named: dict[str, Any] = {}
+    for parameter in network.trainable_params():
+        if named.setdefault(parameter.name, parameter) is not parameter:
+            raise ConfigurationError(
+                f"network: two parameters are named {parameter.name!r}, as happens where auto_prefix=False joins "
+                "networks that were made on their own; give each its prefix before making optimizers: "
+                "generator.update_parameters_name('generator.')"
+            )
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}; pass an instance, {value.__name__}(...)"
     return type(value).__name__
+
+
+def check_compile(network: nn.Cell, compile: Any) -> bool:
+    """Return whether programs are compiled; what running without costs is said here.
+
+    Raises:
+        ConfigurationError: no bool, or a network with sparse tables, which are read within compiled programs.
+    """
+    if not isinstance(compile, bool):
+        checks.refuse("compile", "True or False", compile)
+    if not compile:
+        sparse = [cell.spec.name for cell in embedding_cells(network) if not cell.is_dense]
+        if sparse:
+            raise ConfigurationError(
+                f"compile=False: sparse tables ({', '.join(sparse)}) are read within compiled programs; a table with a "
+                "capacity and mode='dense' is not"
+            )
+        logger.warning("compile=False: the network runs operator by operator, one step per call, many times slower")
+    return compile
 
 
 def is_training_step(network: nn.Cell) -> bool:
@@ -81,7 +116,8 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
     if wrong:
         raise ConfigurationError(
             f"{', '.join(wrong)}: without an optimizer the network is a whole training step and does this itself; "
-            "pass network, loss_fn and optimizer instead"
+            "pass network, loss_fn and optimizer instead, or lower the networks in it before you build it, by "
+            "mindspore.amp.auto_mixed_precision(network, 'O2')"
         )
 
 

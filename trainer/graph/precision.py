@@ -34,12 +34,10 @@ WHITE_LIST: tuple[type[nn.Cell], ...] = (
     nn.Conv2dTranspose,
     nn.Conv3dTranspose,
     nn.Dense,
-    nn.LSTMCell,
-    nn.RNNCell,
-    nn.GRUCell,
     nn.PReLU,
 )
 BLACK_LIST: tuple[type[nn.Cell], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+RECURRENT = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)  # kept in float32: where they are lowered, their weights are not
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DTYPES = {"float16": mstype.float16, "bfloat16": mstype.bfloat16}
 INITIAL_SCALE = 2.0**16
@@ -150,6 +148,14 @@ def _cast(value, dtype):
     return value
 
 
+def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
+    """Return the classes of recurrent cells, where a network has any, and say that they stay in float32."""
+    found = {type(cell).__name__ for _, cell in network.cells_and_names() if isinstance(cell, RECURRENT)}
+    if found:
+        logger.info("%s: kept in float32, which MindSpore cannot lower", ", ".join(sorted(found)))
+    return RECURRENT if found else ()
+
+
 def convert(network: nn.Cell, precision: Precision) -> None:
     """Lower `network` in place according to `precision`; a second identical call changes nothing.
 
@@ -172,14 +178,17 @@ def convert(network: nn.Cell, precision: Precision) -> None:
             f"amp_level={precision.level!r}: the network was already converted ({foreign}); converting it twice would "
             "stack casts. Pass amp_level='O0' to use it as it is, or build a fresh network"
         )
+    kept = recurrent_cells(network)
     if precision.level == "O1":
         _lower_listed(network, precision)
     elif precision.level == "O2":
-        _lower_all_but(network, precision.black_list, precision.dtype)
+        _lower_all_but(network, (*precision.black_list, *kept), precision.dtype)
     else:
         network.to_float(precision.dtype)
         if precision.black_list == _BATCH_NORMS and not precision.white_list:
-            _lower_all_but(network, _BATCH_NORMS, precision.dtype)
+            kept = (*_BATCH_NORMS, *kept)
+        if kept:
+            _lower_all_but(network, kept, precision.dtype)
     if precision.level != "O1":
         for _, cell in network.cells_and_names():
             if isinstance(cell, Embedding):
@@ -189,6 +198,8 @@ def convert(network: nn.Cell, precision: Precision) -> None:
 
 def _lower_listed(network: nn.Cell, precision: Precision) -> None:
     for name, cell in list(network.name_cells().items()):
+        if isinstance(cell, RECURRENT):
+            continue
         if isinstance(cell, precision.white_list):
             cell.to_float(precision.dtype)
             replace_child(network, name, CastOutput(cell, mstype.float32))

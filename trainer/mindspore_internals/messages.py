@@ -13,6 +13,7 @@ import mindspore
 
 _RULE = re.compile(r"^-{20,}\s*$", re.MULTILINE)
 _FRAME = re.compile(r"^# \d+ In file (?P<file>.+?):(?P<line>\d+)(?:~\d+)?, .*\n(?P<code>.*)$", re.MULTILINE)
+_NO_GRAPH = re.compile(r"unsupported (statement|expression|syntax|AST|parameter|operation)|graph mode", re.IGNORECASE)
 _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 
@@ -21,6 +22,11 @@ def is_of_lambda(error: Exception) -> bool:
     # A line cut out of a call may not even be Python: "lambda x: x)"
     unreadable = isinstance(error, SyntaxError) and "lambda" in (error.text or "")
     return unreadable or "Parse Lambda Function Fail" in str(error)
+
+
+def cannot_be_compiled(message: str) -> bool:
+    """Return whether MindSpore says of the source of a network that it has no graph for it."""
+    return _NO_GRAPH.search(message) is not None
 
 
 def gist(message: str) -> str:

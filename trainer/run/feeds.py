@@ -70,7 +70,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
 
     def batches_per_call(item: Item) -> int:
         alone = source.separate or (source.in_step and feed.ragged.cells)
-        steps = 1 if alone else steps_per_call
+        steps = 1 if alone or not trainer.compiled else steps_per_call
         if steps is None:
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)

@@ -1,5 +1,7 @@
 """Mixed precision: what each level lowers, what is refused, and every kind of loss scale."""
 
+import logging
+
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
@@ -207,3 +209,39 @@ def test_gradients_are_unscaled_once_whatever_the_optimizer_was_told(manager, li
         clip_norm=1e6,
     )
     np.testing.assert_allclose(weight, unscaled, atol=1e-7)
+
+
+class Recurrent(nn.Cell):
+    """Three steps of a recurrent cell between two layers that are lowered."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.cell, self.top = nn.Dense(5, 5), kind(5, 4), nn.Dense(4, 1)
+        self.has_memory = kind is nn.LSTMCell
+
+    def construct(self, x):
+        x = self.first(x)
+        state = ops.zeros((x.shape[0], 4), x.dtype)
+        memory = state
+        for place in range(3):
+            if self.has_memory:
+                state, memory = self.cell(x[:, place], (state, memory))
+            else:
+                state = self.cell(x[:, place], state)
+        return self.top(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"), [(nn.LSTMCell, "O2"), (nn.GRUCell, "O2"), (nn.RNNCell, "O1"), (nn.LSTMCell, "O3")]
+)
+def test_recurrent_cells_stay_in_float32_and_the_network_trains(kind, level, caplog):
+    network = Recurrent(kind)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    with caplog.at_level(logging.INFO):
+        trainer = Trainer(network, nn.MSELoss(), optimizer, amp_level=level)
+    assert f"{kind.__name__}: kept in float32" in caplog.text
+    x = np.random.default_rng(0).normal(size=(8, 3, 5)).astype(np.float32)
+    before = network.cell.weight_ih.asnumpy().copy()
+    trainer.fit((x, np.ones((8, 1), np.float32)), 2, callbacks=[], batch_size=4)
+    assert np.isfinite(trainer.state.train_loss)
+    assert (network.cell.weight_ih.asnumpy() != before).any()

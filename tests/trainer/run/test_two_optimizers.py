@@ -1,0 +1,76 @@
+"""A generator and its critic, each with an optimizer, in one training cell."""
+
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from trainer import ModelCheckpoint, Trainer
+from trainer.errors import ConfigurationError
+
+DATA = {name: np.random.default_rng(0).normal(size=(16, n)).astype(np.float32) for name, n in (("x", 3), ("z", 2))}
+
+
+class Critic(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Dense(3, 1)
+
+    def construct(self, x):
+        return self.top(x)
+
+
+class Generator(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Dense(2, 3)
+
+    def construct(self, z):
+        return self.top(z)
+
+
+class Game(nn.Cell):
+    """The whole training step: first the critic learns, then the generator."""
+
+    def __init__(self, prefixes):
+        super().__init__(auto_prefix=False)
+        self.generator, self.critic, self.loss = Generator(), Critic(), nn.BCEWithLogitsLoss()
+        if prefixes:
+            self.generator.update_parameters_name("generator.")
+            self.critic.update_parameters_name("critic.")
+        self.slow = nn.Adam(self.critic.trainable_params(), 1e-2)
+        self.fast = nn.Adam(self.generator.trainable_params(), 1e-2)
+        self.of_critic = ops.value_and_grad(self.judge, None, self.slow.parameters)
+        self.of_generator = ops.value_and_grad(self.deceive, None, self.fast.parameters)
+
+    def judge(self, x, z):
+        real, made = self.critic(x), self.critic(self.generator(z))
+        return self.loss(real, ops.ones_like(real)) + self.loss(made, ops.zeros_like(made))
+
+    def deceive(self, z):
+        made = self.critic(self.generator(z))
+        return self.loss(made, ops.ones_like(made))
+
+    def construct(self, x, z):
+        judged, gradients = self.of_critic(x, z)
+        judged = ops.depend(judged, self.slow(gradients))
+        deceived, gradients = self.of_generator(z)
+        return judged, ops.depend(deceived, self.fast(gradients))
+
+
+def test_both_networks_learn_step_by_step_and_sunk(tmp_path):
+    for sunk in (False, True):
+        game = Game(prefixes=True)
+        before = {p.name: p.asnumpy().copy() for p in game.trainable_params()}
+        trainer = Trainer(game)
+        saving = [ModelCheckpoint(tmp_path / str(sunk))]
+        trainer.fit(DATA, 2, callbacks=saving, batch_size=4, dataset_sink_mode=sunk)
+        assert np.isfinite(trainer.state.train_loss)
+        assert all((p.asnumpy() != before[p.name]).any() for p in game.trainable_params())
+    assert (tmp_path / "True" / "last").exists()
+
+
+def test_names_that_clash_and_amp_levels_are_refused_with_the_cure():
+    with pytest.raises(ConfigurationError, match=r"named 'top.weight'.*update_parameters_name\('generator.'\)"):
+        Trainer(Game(prefixes=False))
+    with pytest.raises(ConfigurationError, match=r"amp_level='O2'.*auto_mixed_precision\(network, 'O2'\)"):
+        Trainer(Game(prefixes=True), amp_level="O2")
