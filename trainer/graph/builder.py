@@ -18,6 +18,7 @@ from ..data.column_checks import label_columns
 from ..data.feed import to_tensor
 from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
+from ..mindspore_internals.eager_mode import operator_by_operator
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
@@ -78,6 +79,8 @@ class StepBuilder:
         self.boost = boost or Boost()
         self.steps_done = steps_done
         self.make_call: Callable[[nn.Cell], Call] = GraphCall if compiled else EagerCall
+        # gradient functions that are made in graph mode compile what they are given
+        self.making: Callable[[], Any] = contextlib.nullcontext if compiled else operator_by_operator
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
         self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
@@ -115,14 +118,15 @@ class StepBuilder:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
             self.step = CustomStep(self.network)
         else:
-            self.step = TrainStep(
-                self.forward,
-                self.optimizer,
-                self.optimizer.parameters,
-                options,
-                moving_statistics(self.network),
-                self.tables,
-            )
+            with self.making():
+                self.step = TrainStep(
+                    self.forward,
+                    self.optimizer,
+                    self.optimizer.parameters,
+                    options,
+                    moving_statistics(self.network),
+                    self.tables,
+                )
         self._step_options = options
         self._frozen.clear()
         self._single.clear()
@@ -135,13 +139,14 @@ class StepBuilder:
         if not depth:
             return whole
         if depth not in self._frozen:
-            step = TrainStep(
-                self.forward,
-                slice_optimizer(self.optimizer, depth),
-                self.optimizer.parameters[depth:],
-                dataclasses.replace(options, transform=self.boost.transform(depth)),
-                moving_statistics(self.network),
-            )
+            with self.making():
+                step = TrainStep(
+                    self.forward,
+                    slice_optimizer(self.optimizer, depth),
+                    self.optimizer.parameters[depth:],
+                    dataclasses.replace(options, transform=self.boost.transform(depth)),
+                    moving_statistics(self.network),
+                )
             share_state(step, whole, depth)
             self._frozen[depth] = step
         return self._frozen[depth]

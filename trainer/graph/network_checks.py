@@ -16,6 +16,8 @@ from .precision import device_target
 
 logger = logging.getLogger(__name__)
 
+_OPTIMIZERS = (nn.Optimizer, experimental.optim.Optimizer)
+
 
 def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
     """Check that the parts are cells and fit together.
@@ -59,7 +61,8 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
 
 def _check_names(network: nn.Cell) -> None:
     named: dict[str, Any] = {}
-    for parameter in network.trainable_params():
+    cells = [cell for _, cell in network.cells_and_names() if not isinstance(cell, _OPTIMIZERS)]
+    for parameter in (own for cell in cells for own in cell.get_parameters(expand=False)):
         if named.setdefault(parameter.name, parameter) is not parameter:
             raise ConfigurationError(
                 f"network: two parameters are named {parameter.name!r}, as happens where auto_prefix=False joins "
@@ -95,9 +98,8 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
 
 def is_training_step(network: nn.Cell) -> bool:
     """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
-    kinds = (nn.Optimizer, experimental.optim.Optimizer)
     return isinstance(network, nn.TrainOneStepCell) or any(
-        isinstance(cell, kinds) for _, cell in network.cells_and_names()
+        isinstance(cell, _OPTIMIZERS) for _, cell in network.cells_and_names()
     )
 
 
