@@ -61,13 +61,12 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
 
 def _check_names(network: nn.Cell) -> None:
     named: dict[str, Any] = {}
-    cells = [cell for _, cell in network.cells_and_names() if not isinstance(cell, _OPTIMIZERS)]
-    for parameter in (own for cell in cells for own in cell.get_parameters(expand=False)):
+    for parameter in network.trainable_params():
         if named.setdefault(parameter.name, parameter) is not parameter:
             raise ConfigurationError(
                 f"network: two parameters are named {parameter.name!r}, as happens where auto_prefix=False joins "
-                "networks that were made on their own; give each its prefix before making optimizers: "
-                "generator.update_parameters_name('generator.')"
+                "networks that were made on their own, or their optimizers; give each its prefix, a network before its "
+                "optimizer is made: generator.update_parameters_name('generator.')"
             )
 
 

@@ -13,7 +13,7 @@ import mindspore
 
 _RULE = re.compile(r"^-{20,}\s*$", re.MULTILINE)
 _FRAME = re.compile(r"^# \d+ In file (?P<file>.+?):(?P<line>\d+)(?:~\d+)?, .*\n(?P<code>.*)$", re.MULTILINE)
-_NO_GRAPH = re.compile(r"unsupported (statement|expression|syntax|AST)|[/\\]_parse[/\\]parser\.py", re.IGNORECASE)
+_NO_GRAPH = re.compile(r"unsupported (statement|expression|syntax|AST)", re.IGNORECASE)
 _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 
@@ -26,7 +26,7 @@ def is_of_lambda(error: Exception) -> bool:
 
 def cannot_be_compiled(message: str) -> bool:
     """Return whether MindSpore says of the source of a network that it has no graph for it."""
-    return _NO_GRAPH.search(message) is not None and "is not defined" not in message
+    return _NO_GRAPH.search(message) is not None
 
 
 def gist(message: str) -> str:

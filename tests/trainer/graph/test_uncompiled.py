@@ -31,8 +31,10 @@ class Uncompilable(Plain):
         self.seen = []
 
     def construct(self, x):
-        with open("/dev/null") as file:
-            self.seen.append((file.name, float(x.asnumpy().max())))
+        try:
+            self.seen.append(float(x.asnumpy().max()))
+        except ValueError:
+            self.seen.append(0.0)
         return self.top(x)
 
 

@@ -39,6 +39,9 @@ class Game(nn.Cell):
             self.critic.update_parameters_name("critic.")
         self.slow = nn.Adam(self.critic.trainable_params(), 1e-2)
         self.fast = nn.Adam(self.generator.trainable_params(), 1e-2)
+        if prefixes:
+            self.slow.update_parameters_name("critic.")
+            self.fast.update_parameters_name("generator.")
         self.of_critic = ops.value_and_grad(self.judge, None, self.slow.parameters)
         self.of_generator = ops.value_and_grad(self.deceive, None, self.fast.parameters)
 
