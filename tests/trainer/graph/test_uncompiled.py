@@ -79,5 +79,5 @@ def test_compiled_it_is_refused_and_so_are_sparse_tables_uncompiled():
         make(Uncompilable()).fit((X, Y), callbacks=[], batch_size=8)
     with pytest.raises(ConfigurationError, match=r"sparse tables \(ids\) are read within compiled programs"):
         make(nn.SequentialCell(Embedding(1, name="ids", mode="sparse"), nn.Dense(1, 1)), compile=False)
-    with pytest.raises(ConfigurationError, match="compile: takes True or False"):
+    with pytest.raises(ConfigurationError, match="compile takes True or False"):
         make(Plain(), compile="no")
