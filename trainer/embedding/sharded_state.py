@@ -125,6 +125,9 @@ class _Chain:
     def __init__(self, table: SparseTable) -> None:
         self.shards = table.shards
         self.names = ("values", *table.meta_names)
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._ids = np.zeros(0, np.int64)  # ascending, with their rows
         self._rows = np.zeros(0, np.int32)
         self._next = DEFAULT_ROW + 1
@@ -136,8 +139,7 @@ class _Chain:
         chosen = np.flatnonzero((rows == DEFAULT_ROW) | shards.owned(ids))
         rows, ids = rows[chosen], ids[chosen]
         if json["full"]:
-            self._forget(self._ids)
-        self._forget(removed)
+            self._start_over()
         same = (rows == DEFAULT_ROW) | (shards.keepers(rows) == shards.rank)
         if json.get("processes", 1) == shards.size and same.all():
             own, next_row = shards.rows(rows), 1 + -(-(json["next_row"] - 1) // shards.size)
@@ -151,11 +153,8 @@ class _Chain:
         counters = {name: value if shards.rank == 0 else 0 for name, value in json["counters"].items()}
         return found, {**json, "next_row": next_row, "counters": counters}
 
-    def _forget(self, ids: np.ndarray) -> None:
-        stays = ~np.isin(self._ids, ids)
-        self._ids, self._rows = self._ids[stays], self._rows[stays]
-
     def _number(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the rows of `ids`: those they have had before, even if they lost them in between, or new ones."""
         own = np.zeros(len(ids), np.int32)
         places = np.searchsorted(self._ids, ids)
         known = np.zeros(len(ids), np.bool_)

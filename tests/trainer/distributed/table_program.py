@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import Callback, Every, ModelCheckpoint
 from trainer import Trainer, Window
@@ -146,6 +147,12 @@ def main(folder):
     found["plain/evaluated"] = np.array(sorted(trainer.evaluate(data, batch_size=85).items()))
     found["plain/predicted"] = trainer.predict({key: data[key] for key in ("user", "items")}, batch_size=85)
     if group.size > 1:
+        # The user has divided these rows: rank 0 has three batches, rank 1 has one.
+        own = {name: column[:400] if group.is_main else column[400:] for name, column in data.items()}
+        part = NumpySlicesDataset(own, shuffle=False, num_shards=group.size, shard_id=group.rank).batch(85)
+        together = {name: np.concatenate((column[:400:2], column[401::2])) for name, column in data.items()}
+        found["plain/divided"] = np.array(sorted(trainer.evaluate(part).items()))
+        found["plain/together"] = np.array(sorted(trainer.evaluate(together, batch_size=85).items()))
         with pytest.raises(DataError, match="divided among 2 processes") as told:
             trainer.network.items(Tensor([5]))
         assert "Trainer.predict" in str(told.value)

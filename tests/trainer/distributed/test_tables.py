@@ -69,6 +69,13 @@ def test_evaluation_and_prediction_ask_the_owners(one, two):
         assert found["plain/evaluated"][0].tolist() == one["plain/evaluated"][0].tolist()
 
 
+def test_a_process_without_batches_answers_the_others(two):
+    for found in two:
+        (auc, loss), expected = found["plain/divided"][:, 1], found["plain/together"][:, 1]
+        assert auc == expected[0]
+        assert float(loss) == pytest.approx(float(expected[1]), rel=1e-6)
+
+
 def test_a_snapshot_of_any_number_of_processes_is_taken_up_to_the_last_bit(one, two):
     assert two[0]["rules/deltas"] > 0, "the newest one builds on others"
     for name, writer in (("restored", one), ("own", two[0])):
