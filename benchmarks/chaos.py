@@ -1,12 +1,15 @@
 """Kill training again and again, go on each time, and show that nothing was lost, repeated or changed.
 
-    python benchmarks/chaos.py --kills 20 --source fit files redis kafka job
+    python benchmarks/chaos.py --kills 20 --source fit files redis kafka job kafka-job
 
 The run is Wide & Deep on MovieLens-100K as `trainer fit` and `trainer online` start it, a process of its own, with
 snapshots every few steps written in the background. SIGKILL comes during steps, evaluations, while a snapshot is
 being written, and while the process starts; a few SIGTERMs besides, after which nothing at all may have to be done
 again. Each time ``--resume`` goes on, until the run ends by itself. Then its last snapshot is compared bit for bit
 with that of a run nobody disturbed, and the diary of trained rows (`benchmarks.ledger`) with what had to be trained.
+
+`job` and `kafka-job` are two processes under one supervisor, which starts both again when either was killed; of the
+topic each reads its own partition. Last, a supervisor is killed, and nothing of its job may be left.
 
 Ends with exit code 1 when a step or row was lost or repeated, a parameter differs, or a resume failed.
 """
@@ -39,7 +42,8 @@ from examples.movielens import load  # noqa: E402
 from examples.movielens_stream import messages, segments  # noqa: E402
 from trainer import checkpoint  # noqa: E402
 
-SOURCES = ("fit", "files", "redis", "kafka", "job")
+SOURCES = ("fit", "files", "redis", "kafka", "job", "kafka-job")
+JOBS = ("job", "kafka-job")
 STEP, WRITE, EVALUATION, START = "step", "write", "evaluation", "start"
 PATIENCE = 300.0  # seconds for a process to reach the moment it is to be killed at, on a busy machine
 POLL = 0.0005
@@ -355,24 +359,50 @@ def run_source(source: str, folder: Path, given: argparse.Namespace) -> Result:
     return result
 
 
-def run_job(folder: Path, given: argparse.Namespace) -> Result:
+@contextlib.contextmanager
+def job_of(source: str, rows: int, epochs: int) -> Iterator[tuple[str, Path, list[str]]]:
+    """Give command, configuration and overrides of a job; its server runs as long as the context."""
+    small = ["network.init_args.dim=8", "network.init_args.hidden=[32, 16]"]
+    if source == "job":
+        train = "{class_path: examples.movielens.MovieLens, init_args: {split: train, batch_size: 1000}}"
+        options = [*small, f"data.train={train}", f"fit.epochs={epochs}", "fit.sink_size=1", "report=null"]
+        yield "fit", ROOT / "configs" / "wide_deep_movielens.yaml", options
+        return
+    payloads = list(messages({name: column[:rows] for name, column in load().items()}))
+    steps = len(payloads) // 2 * 100 // BATCH  # those for which both partitions have rows
+    options = [*small, f"online.batch_size={BATCH}", "online.sink_size=2", f"online.max_steps={steps}"]
+    # nobody goes on without the other: which rows meet in a step then follows from the partitions alone
+    options += ["online.flush_after=600", "online.window={class_path: trainer.Window, init_args: {rows: 1000}}"]
+    with servers.kafka(payloads, partitions=2) as address:
+        schema = "schema: {class_path: examples.movielens_stream.schema}"
+        arguments = f'topic: ratings, servers: "{address}", {schema}'
+        stream = f"{{class_path: trainer.streams.KafkaStream, init_args: {{{arguments}}}}}"
+        yield "online", ROOT / "configs" / "wide_deep_movielens_online.yaml", [*options, f"data.stream={stream}"]
+
+
+def run_job(source: str, folder: Path, given: argparse.Namespace) -> Result:
     """Run a job of two processes undisturbed and with ranks killed, and compare what is left of both."""
-    result = Result("job")
+    result = Result(source)
     try:
-        undisturbed = chaos_job.Job(folder / "undisturbed", given.epochs, 0)
-        if undisturbed.finish():
-            raise RuntimeError(f"the undisturbed job failed:\n{undisturbed.tail()}")
-        job = chaos_job.Job(folder / "disturbed", given.epochs, given.kills)
-        result.kills[STEP] = chaos_job.kill_ranks(job, given.kills, given.seed)
-        code = job.finish()
-        if code:
-            raise RuntimeError(f"the job ended with exit code {code}:\n{job.tail()}")
+        with job_of(source, given.rows, given.epochs) as case:
+            undisturbed = chaos_job.Job(folder / "undisturbed", *case, 0)
+            if undisturbed.finish():
+                raise RuntimeError(f"the undisturbed job failed:\n{undisturbed.tail()}")
+            job = chaos_job.Job(folder / "disturbed", *case, given.kills)
+            result.kills[STEP] = chaos_job.kill_ranks(job, given.kills, given.seed)
+            code = job.finish()
+            if code:
+                raise RuntimeError(f"the job ended with exit code {code}:\n{job.tail()}")
+            left = chaos_job.orphans(chaos_job.Job(folder / "orphaned", *case, 0))
         both = [[surviving(one.ledger / f"rank_{rank}") for rank in range(2)] for one in (job, undisturbed)]
         rows, expected = (np.concatenate([history.rows for history in histories]) for histories in both)
         result.history = both[0][0]
         count_rows(rows, expected, result)
         result.resumes = sum(step > 0 for step in result.history.resumed_from)
         result.differences = differences(job.run_dir / "checkpoints", undisturbed.run_dir / "checkpoints")
+        result.failures += [f"process {pid} outlived its killed supervisor" for pid in left]
+        if source != "job" and len(np.unique(expected)) != len(expected):
+            result.failures.append("the undisturbed job trained rows twice")
     except (RuntimeError, subprocess.TimeoutExpired, checkpoint.CheckpointError) as error:
         result.failures.append(f"{type(error).__name__}: {error}")
     return result
@@ -426,13 +456,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         temporary = stack.enter_context(lifetime.guarded("chaos-"))
         folder = given.keep or temporary
         for source in given.source:
-            reason = servers.missing(source) if source in ("redis", "kafka") else None
+            server = source.partition("-")[0]
+            reason = servers.missing(server) if server in ("redis", "kafka") else None
             if reason:
                 print(f"{source}: left out, {reason}", flush=True)
                 continue
             began = time.monotonic()
-            run = run_job if source == "job" else lambda place, given, source=source: run_source(source, place, given)
-            results.append(run(folder / source, given))
+            run = run_job if source in JOBS else run_source
+            results.append(run(source, folder / source, given))
             print(f"{details(results[-1])} ({time.monotonic() - began:.0f} s)", flush=True)
     print(f"\n{table(results)}")
     return 0 if results and all(result.good for result in results) else 1

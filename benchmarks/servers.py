@@ -51,11 +51,12 @@ def redis(folder: Path, payloads: Sequence[bytes], key: str = NAME) -> Iterator[
 
 
 @contextlib.contextmanager
-def kafka(payloads: Sequence[bytes], topic: str = NAME) -> Iterator[str]:
-    """Run a one-broker cluster in this process; its topic, of one partition, holds `payloads`. Gives its address."""
-    cluster = _brokers().MockKafka(topic)
+def kafka(payloads: Sequence[bytes], topic: str = NAME, partitions: int = 1) -> Iterator[str]:
+    """Run a one-broker cluster in this process; its topic's partitions hold `payloads` in turn. Gives its address."""
+    cluster = _brokers().MockKafka(topic, partitions)
     try:
-        publish_to_kafka(payloads, cluster.servers, topic)
+        for partition in range(partitions):
+            publish_to_kafka(payloads[partition::partitions], cluster.servers, topic, partition)
         yield cluster.servers
     finally:
         cluster.close()

@@ -101,6 +101,7 @@ class KafkaStream(BrokerStream):
         self.turn_timeout = turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
         self._share = slice(None)
+        self._uncommitted: Position = {}
         self._trouble: Any = None
         self._kafka = _library()
         settings = {
@@ -299,6 +300,7 @@ class KafkaStream(BrokerStream):
             if not messages and timeout:
                 messages = self._consumer.consume(1, timeout)  # without partitions too: it waits, and serves callbacks
             self._note_ends()
+            self._commit_now()
         for message in messages:
             error = message.error()
             if error is None:
@@ -368,6 +370,18 @@ class KafkaStream(BrokerStream):
 
     def commit(self, position: Position) -> None:
         """Write `position` to the group, in the background; a failure is only logged."""
+        self._uncommitted = dict(position)
+        # Never while the reading thread is in the client, which may be about to call back into Python: that can
+        # deadlock, one side with the interpreter's lock and the other with the client's. It commits when it comes out.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._commit_now()
+            finally:
+                self._lock.release()
+
+    def _commit_now(self) -> None:
+        """Commit what waits for it; `_lock` is held."""
+        position, self._uncommitted = self._uncommitted, {}
         offsets = [
             self._kafka.TopicPartition(self.topic, int(name.rpartition(":")[2]), value[0], metadata=f"row {value[1]}")
             for name, value in position.items()
