@@ -370,6 +370,8 @@ class KafkaStream(BrokerStream):
 
     def commit(self, position: Position) -> None:
         """Write `position` to the group, in the background; a failure is only logged."""
+        if self._closed:
+            return
         self._uncommitted = dict(position)
         # Never while the reading thread is in the client, which may be about to call back into Python: that can
         # deadlock, one side with the interpreter's lock and the other with the client's. It commits when it comes out.
@@ -387,7 +389,7 @@ class KafkaStream(BrokerStream):
             for name, value in position.items()
             if name != _START
         ]
-        if offsets and not self._closed:
+        if offsets:
             try:
                 self._consumer.commit(offsets=offsets, asynchronous=True)
             except self._kafka.KafkaException as error:
@@ -410,6 +412,7 @@ class KafkaStream(BrokerStream):
             self._ends[partition] = max(high, self._ends[partition])
 
     def _disconnect(self) -> None:
+        self._commit_now()
         self._consumer.close()
 
 
