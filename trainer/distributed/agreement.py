@@ -20,6 +20,7 @@ _KINDS = ("signal", "non_finite", "callback", "user", "limit", "idle", "stream_e
 
 
 NO_STOP = len(_KINDS)
+_NOT_YET = 2  # beside 0 and 1, whether there is a chunk
 
 
 def stop_kind(wish: StopReason | None) -> int:
@@ -64,24 +65,37 @@ class StopHooks:
         return reason is not None
 
 
-def go_on(group: Group, hooks: StopHooks, ready: bool) -> bool:
-    """Return whether all processes train the next chunk; `ready`: whether this one has it. All call it together.
+def go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
+    """Return whether all processes train the next chunk; all call it together.
 
-    A process that wants to stop while it waits for data comes without a chunk; none of them trains theirs then.
+    A process that waits for its data calls it again and again with None and learns whether to wait on: nobody stays in
+    one collective for longer than MindSpore allows. One that wants to stop while it waits ends the waiting of all, and
+    none of them trains its chunk then.
+
+    Args:
+        group: the processes.
+        hooks: the run.
+        ready: whether this process has a chunk; None: not yet.
 
     Raises:
         DataError: the data of some processes has ended before that of others.
     """
-    found = group.gather(np.array([stop_kind(hooks.wish()), ready], np.int64))
-    if hooks.decide(found[:, 0].tolist()):
-        return False
-    if found[:, 1].any() and not found[:, 1].all():
-        short = np.flatnonzero(found[:, 1] == 0).tolist()
+    state = _NOT_YET if ready is None else int(ready)
+    while True:
+        found = group.gather(np.array([stop_kind(hooks.wish()), state], np.int64))
+        if hooks.decide(found[:, 0].tolist()):
+            return False
+        states = found[:, 1]
+        if ready is None:
+            return True
+        if not (states == _NOT_YET).any():
+            break
+    if states.any() and not states.all():
         raise DataError(
-            f"the data of ranks {short} ended before that of the others; give all processes the same dataset, or "
-            "say sharded=True where each has rows of its own"
+            f"the data of ranks {np.flatnonzero(states == 0).tolist()} ended before that of the others; give all "
+            "processes the same dataset, or say sharded=True where each has rows of its own"
         )
-    return bool(found[:, 1].all())
+    return bool(ready)
 
 
 def everyones_chunks(group: Group, hooks: StopHooks, chunks: Iterator[Chunk]) -> Iterator[Chunk]:

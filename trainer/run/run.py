@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -183,14 +182,16 @@ class Run:
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
         hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
-        gated = not (self.feed.source.separate or self.feed.source.in_step)  # those have agreements of their own
-        chunks = self.feed.chunks(
-            position,
-            left,
-            lambda: self.stopped() or self.wish() is not None,
-            functools.partial(go_on, self.group, hooks) if gated else None,
-        )
-        return everyones_chunks(self.group, hooks, chunks) if self.feed.source.separate else chunks
+        if self.feed.source.separate:
+            chunks = self.feed.chunks(position, left, lambda: self.stopped() or self.wish() is not None)
+            return everyones_chunks(self.group, hooks, chunks)
+        if self.feed.source.in_step:  # it has agreements of its own
+            return self.feed.chunks(position, left, self.stopped)
+
+        def gate(ready: bool | None) -> bool:
+            return not self.stopped() and go_on(self.group, hooks, ready)
+
+        return self.feed.chunks(position, left, lambda: not gate(None), gate)
 
     def agree(self) -> None:
         """Settle with the other processes whether to stop at the end of an epoch; within it each chunk begins so."""

@@ -86,7 +86,8 @@ class StopOnSignal:
         self.received = number
         DATA_WAIT.leaving = True
         self._stop(signal.Signals(number).name)
-        DATA_WAIT.leave()
+        if self._alone:
+            DATA_WAIT.leave()
 
     def take_over(self, number: int) -> None:
         """Wind the run up and end the process; the main thread waits for data and is kept there."""
