@@ -273,6 +273,9 @@ class Trainer:
     ) -> History:
         """Train on a stream, scoring every batch by the forward that trains on it.
 
+        Several processes all call it and divide the stream: partitions, keys and segments are dealt out; where a stream
+        reads the same everywhere each takes every N-th batch. Steps, windows and snapshots are those of all together.
+
         Args:
             stream: a `trainer.streams` stream, a `mindspore.dataset` (endless or not), an iterable of batches, or a
                 function that returns one. Columns go to the network by name when its arguments are all among them.
@@ -284,7 +287,8 @@ class Trainer:
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
             idle_timeout: end after this many seconds without a row.
-            flush_after: seconds without a row after which complete batches are trained though the call is not full.
+            flush_after: seconds without a row after which complete batches are trained though the call is not full; of
+                several processes, how long a process that has no batch is waited for before the others go on.
             resume: as in `fit`; the stream is read on from the row after the last one trained on.
 
         Returns:
