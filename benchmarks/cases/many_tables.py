@@ -197,10 +197,14 @@ def apart(cells: list[Any], fields: int, mlp: Any) -> Any:
             self.embeddings, self.deep = nn.CellList(cells), mlp
 
         def construct(self, ids):
-            vectors = ()
-            for i in range(len(self.embeddings)):
-                vectors += (self.embeddings[i](ids[:, i // each]),)
-            return self.deep(ops.concat(vectors, 1))
+            # vectors of one width are stacked: MindSpore's gradient of `concat` is a slow slice for each of its parts
+            joined = ()
+            for w in range(each):
+                vectors = ()
+                for i in range(fields):
+                    vectors += (self.embeddings[i * each + w](ids[:, i]),)
+                joined += (ops.stack(vectors, 1).reshape(ids.shape[0], -1),)
+            return self.deep(ops.concat(joined, 1) if each > 1 else joined[0])
 
     return Net()
 
@@ -269,7 +273,8 @@ class Torch(Base):
         import torch
 
         numbers, each = torch.from_numpy(hashed(ids, self.rows)), len(self.widths)
-        return torch.cat([table(numbers[:, i // each]) for i, table in enumerate(self.tables)], 1)
+        vectors = [table(numbers[:, i // each]) for i, table in enumerate(self.tables)]
+        return torch.cat([vector for w in range(each) for vector in vectors[w::each]], 1)
 
     def train(self, batches: list[Any], found: list[float] | None = None) -> None:
         import torch
