@@ -15,6 +15,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from .layers import hide
+from .row_gradients import ReadRows, RowGradients
 from .row_optimizers import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
 from .row_store import RowStore
 from .sparse_plan import TablePlan
@@ -138,6 +139,20 @@ class HostGroupProgram(GroupProgram):
         """Return where the rows are that the kernels read and train."""
         return {index: table.store for index, table in self.tables.items()}
 
+    @property
+    def differentiated(self) -> Parameter:
+        """The token of the window's reader, where the network reads through it."""
+        return self.rows if self.reader is None else self.window.token
+
+    def use_reader(self) -> None:
+        """Let the network's cells read through `row_gradients.ReadRows`."""
+        hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
+        if self.reader is not None:
+            self.reader.sums.begin(step_size)
+
     def load(self, parts: list[TablePlan], size: int) -> None:
         """Say which rows the chunk's positions mean."""
         self.host_rows.choose(parts, size)
@@ -155,6 +170,10 @@ class HostGroupProgram(GroupProgram):
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return positions
+
+    def gradient(self, positions, found):
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return found if self.reader is None else self.reader.collect(found, positions)
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""

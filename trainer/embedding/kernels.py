@@ -143,6 +143,17 @@ def read_rows(bases, codes, positions, width, out):
     return touched
 
 
+@compiled(_i64(_i32[::1], _rows2, _rows2))
+def add_rows(places, values, sums):
+    """Add `values` (float32 [n, columns]) to the rows of `sums` at `places` (int32 [n]), one after the other."""
+    count, columns = values.shape
+    for i in range(count):
+        row = places[i]
+        for column in range(columns):
+            sums[row, column] += values[i, column]
+    return np.int64(count)
+
+
 _update = _f32(*_codes, _rows2, _f32, _f32[::1])
 
 

@@ -38,13 +38,18 @@ class WorkingSet:
         reading: weights of the distinct rows of a chunk that is only read (evaluation, frozen tables), [n, dim].
         step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
         reading_map: the same for `reading`.
+        token: stands for `rows` where gradients are added up by a `row_gradients.ReadRows`, float32 [1].
+        reader: that cell, or None.
     """
+
+    reader: nn.Cell | None = None
 
     def __init__(self, name: str, dim: int) -> None:
         self.rows = _scratch(f"{name}.rows", (FIRST_WINDOW, dim))
         self.reading = _scratch(f"{name}.reading", (FIRST_WINDOW, dim))
         self.step_map = _scratch(f"{name}.step_map", (FIRST_WINDOW,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_WINDOW,), mstype.int32)
+        self.token = _scratch(f"{name}.gradient_token", (1,))
 
 
 def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
@@ -172,8 +177,10 @@ class Embedding(nn.Cell):
         """Read from `window` from now on, translating positions by its maps if `indirect`."""
         self.indirect = indirect
         hide(self, "window", window)
-        for attribute in ("rows", "reading", "step_map", "reading_map"):
+        for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
             hide(self, f"working_{attribute}", getattr(window, attribute))
+        self.has_reader = window.reader is not None
+        hide(self, "reader", window.reader)
         if (group := self.__dict__.get("group")) is not None:
             group.refresh()
 
@@ -275,7 +282,11 @@ class Embedding(nn.Cell):
 
     def vectors(self, places):
         """Return the vectors at `places` of the window; graph code."""
-        return ops.gather(self.working_reading if self.reading else self.working_rows, places, 0)
+        if self.reading:
+            return ops.gather(self.working_reading, places, 0)
+        if self.has_reader:
+            return self.reader(self.working_rows, places, self.working_token)
+        return ops.gather(self.working_rows, places, 0)
 
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""

@@ -57,8 +57,8 @@ class SparseTables(nn.Cell):
         group: the processes that train together.
 
     Attributes:
-        params: parameters to differentiate, one per trained row group, each [n, dim].
-        gradient_sums: parameters of the same shapes for accumulation, empty without it.
+        params: parameters to differentiate, one per trained row group; see `gradients`.
+        gradient_sums: parameters of the shapes of the gradients, [n, dim], for accumulation; empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
         carried: rows of the accumulation window that the last trained chunk left open, see `Planner`.
@@ -110,9 +110,13 @@ class SparseTables(nn.Cell):
         trainable = [spec.trainable for spec in specs]
         hide(self, "planner", self._make_planner(trainable, fields, accumulate, (bundles, groups)))
         trained = [program for program in self.programs if program.trainable]
+        for program, cells in zip(self.programs, self._cells_of, strict=True):
+            # the sums of a table that several cells read might depend on which of them came first
+            if program.trainable and len(cells) == len(program.tables):
+                program.use_reader()
         for program in trained:
-            program.rows.requires_grad = True
-        hide(self, "params", [program.rows for program in trained])
+            program.differentiated.requires_grad = True
+        hide(self, "params", [program.differentiated for program in trained])
         hide(self, "carried", {})
         hide(self, "gradient_sums", [])
         if accumulate > 1:
@@ -207,10 +211,12 @@ class SparseTables(nn.Cell):
     def load(self, plan: SparsePlan) -> None:
         """Bring a chunk's rows before the graph; right before the program is called, on its thread."""
         for cells, program in zip(self._cells_of, self.programs, strict=True):
+            window = program.window
+            window.reader = program.reader
             for cell in cells:
                 # another Trainer of the same network may have grouped them differently
-                if cell.window is not program.window or cell.indirect != program.indirect:
-                    cell.adopt(program.window, program.indirect)
+                if (cell.window, cell.indirect, cell.reader) != (window, program.indirect, window.reader):
+                    cell.adopt(window, program.indirect)
                 cell.reading = not plan.train
         for index, parts in enumerate(_by_group(plan, len(self.programs))):
             if parts:
@@ -219,6 +225,7 @@ class SparseTables(nn.Cell):
     def _load_training(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
         step_size, table = plan.step_sizes[index], parts[0].table
         self._rows[index].array(step_size)
+        self.programs[index].make_room(step_size)
         if self._sums[index] is not None:
             self._grow_sum(index, step_size)
         if table in plan.map_sizes:
@@ -381,8 +388,18 @@ class SparseTables(nn.Cell):
             place += count
         return work
 
+    def gradients(self, work, found):
+        """Return the gradients of the step's rows, [n, dim] each, given those of `params`."""
+        made = ()
+        place = 0
+        for program in self.programs:
+            if program.trainable:
+                made += (program.gradient(work[place], found[len(made)]),)
+            place += 2
+        return made
+
     def update(self, work, gradients, lr):
-        """Update the step's rows: `gradients` in the order of `params`, `lr` a float32 scalar tensor."""
+        """Update the step's rows: `gradients` as `gradients` returns them, `lr` a float32 scalar tensor."""
         place = 0
         trained = 0
         for program in self.programs:

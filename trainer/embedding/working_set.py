@@ -29,6 +29,7 @@ class GroupProgram(nn.Cell):
     """
 
     in_graph = True
+    reader: nn.Cell | None = None
 
     def __init__(
         self,
@@ -79,6 +80,17 @@ class GroupProgram(nn.Cell):
         for part in parts:
             self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
 
+    @property
+    def differentiated(self) -> Parameter:
+        """The parameter whose gradient leads to that of the rows; see `gradient`."""
+        return self.rows
+
+    def use_reader(self) -> None:
+        """Let the network's cells read through a `row_gradients.ReadRows`, if that is a way to have the gradient."""
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
+
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, positions, step_map):
@@ -88,6 +100,10 @@ class GroupProgram(nn.Cell):
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return packed
+
+    def gradient(self, positions, found):
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return found
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""

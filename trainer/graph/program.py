@@ -218,20 +218,23 @@ class TrainStep(nn.Cell):
         if self.accumulate > 1:
             return self._accumulate(flush, columns, rows, everyones_rows)
         self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, rows)
         sound = self._statistics_are_finite()
         if self.exchange is not None:
             gradients, loss, sound = self.exchange.mean(gradients, everyones_rows, loss, sound)
         self._update(gradients, ops.isfinite(loss), sound, rows)
         return loss, kept_output(prediction, self.output)
 
-    def _forward_and_backward(self, columns, everyones_rows):
+    def _forward_and_backward(self, columns, everyones_rows, table_rows):
         if self.exchange is None:
-            return self.value_and_grad(*columns)
-        self.exchange.remember()
-        made = self.value_and_grad(*columns, everyones_rows)
-        self.exchange.forget_made_up(everyones_rows)
-        return made
+            values, gradients = self.value_and_grad(*columns)
+        else:
+            self.exchange.remember()
+            values, gradients = self.value_and_grad(*columns, everyones_rows)
+            self.exchange.forget_made_up(everyones_rows)
+        if self.table_inputs:
+            gradients = gradients[: self.dense] + self.tables.gradients(table_rows, gradients[self.dense :])
+        return values, gradients
 
     def _statistics_are_finite(self):
         """A ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it."""
@@ -240,7 +243,7 @@ class TrainStep(nn.Cell):
     def _accumulate(self, flush, columns, table_rows, everyones_rows):
         if self.guard and self.micro_step == 0:
             self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, table_rows)
         rows = self._rows(columns)
         if self.exchange is not None:
             rows = everyones_rows[1]
