@@ -56,7 +56,7 @@ class Ours(Base, many_tables.One):
         """Return how the table begins and is trained."""
         from trainer.embedding import RowAdagrad
 
-        return {"initializer": "zeros", "mode": "sparse", "row_optimizer": RowAdagrad(accum=fbgemm.ACCUMULATOR)}
+        return {"initializer": "zeros", "mode": "sparse", "optimizer": RowAdagrad(accum=fbgemm.ACCUMULATOR)}
 
     def network(self) -> Any:
         """Return the network."""

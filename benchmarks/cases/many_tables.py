@@ -167,7 +167,7 @@ class CellsAdagrad(Cells):
         """Return how tables begin and are trained."""
         from trainer.embedding import RowAdagrad
 
-        return {"initializer": "zeros", "row_optimizer": RowAdagrad(accum=fbgemm.ACCUMULATOR)}
+        return {"initializer": "zeros", "optimizer": RowAdagrad(accum=fbgemm.ACCUMULATOR)}
 
 
 class GroupAdagrad(CellsAdagrad, Grouped):

@@ -48,14 +48,15 @@ class Step(nn.Cell):
                 columns += (column[index],)
             work = self.tables.begin(columns[: self.extra])
             loss, gradients = self.gradient(*columns[self.extra :])
+            of_rows = self.tables.gradients(work, gradients[self.dense :])
             losses[index] = loss
             index = index + 1
             if self.accumulate == 1:
                 self.optimizer(gradients[: self.dense])
-                self.tables.update(work, gradients[self.dense :], self.optimizer.get_lr())
+                self.tables.update(work, of_rows, self.optimizer.get_lr())
             else:
                 for place, total in enumerate(self.sums):
-                    ops.assign_add(total, gradients[self.dense + place] / self.accumulate)
+                    ops.assign_add(total, of_rows[place] / self.accumulate)
                 if (fill + index) % self.accumulate == 0:
                     self.tables.update(work, self.sums, self.optimizer.get_lr())
                     for total in self.sums:
