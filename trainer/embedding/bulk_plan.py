@@ -7,6 +7,7 @@ first values of the new rows of all tables are computed together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,16 @@ from .table import SparseTable
 from .undo_log import UndoRecord
 
 
-def takes(table: SparseTable) -> bool:
-    """Return whether the table gives every id a row of its own and never takes one back."""
+def takes(table: Any) -> bool:
+    """Return whether it is a whole table of this process that gives every id a row of its own for good."""
     spec = table.spec
-    return spec.capacity is None and spec.admission is None and spec.eviction is None and spec.padding is None
+    return (
+        isinstance(table, SparseTable)
+        and spec.capacity is None
+        and spec.admission is None
+        and spec.eviction is None
+        and spec.padding is None
+    )
 
 
 def plan_together(
