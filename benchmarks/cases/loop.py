@@ -30,7 +30,7 @@ def groups(quick: bool) -> list[Group]:
         most=dict.fromkeys((FIT, ONLINE), ALLOWED_US),
     )
     title = f"memory after {options['long']:,} online steps against {EARLY:,}"
-    return [overhead, Group("loop", title, "loop", {MEMORY: OURS}, options, unit="s")]
+    return [overhead, Group("loop", title, "loop", {MEMORY: OURS}, options, unit="s", windows=1)]
 
 
 def make(name: str, options: dict[str, Any]) -> Any:
