@@ -26,8 +26,8 @@ def groups(quick: bool) -> list[Group]:
     title = f"calls of 1 to {MOST} rows, each another number, 8 ids a row"
     micro = f"{MICRO_BATCHES} batches of {FEWEST_ROWS} to {MOST_ROWS} rows of a stream, compiling included"
     return [
-        Group("sizes", title, "sizes", names, options, ratios, programs={PREDICT: 10, EVALUATE: 10}),
-        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", programs={MICRO: 10}, windows=2),
+        Group("sizes", title, "sizes", names, options, ratios, windows=3),
+        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", windows=2),
     ]
 
 
@@ -87,17 +87,16 @@ class Calls(Base):
     def window(self) -> dict[str, float]:
         """Call once with every number of rows."""
         calls = [self.rows(n) for n in range(1, 11 if self.quick else MOST + 1)]
-        told = timed(lambda: [self.call(*one) for one in calls], len(calls))
-        return told if self.verb == SERVED else {**told, "programs": float(self.trainer.builder.programs)}
+        return timed(lambda: [self.call(*one) for one in calls], len(calls))
 
     def call(self, ids: np.ndarray, label: np.ndarray) -> None:
         """Call once."""
         if self.verb == SERVED:
             self.served.predict(ids)
         elif self.verb == PREDICT:
-            self.trainer.predict([(ids,)])
+            self.trainer.predict(ids)
         else:
-            self.trainer.evaluate([(ids, label)])
+            self.trainer.evaluate((ids, label))
 
 
 class MicroBatches(Base):
