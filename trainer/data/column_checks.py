@@ -9,6 +9,7 @@ from typing import Any
 from mindspore import nn
 
 from ..errors import DataError
+from .column_form import dtype_of
 from .sources import Columns
 
 
@@ -26,7 +27,7 @@ class ColumnCheck:
         self.kind = type(network).__name__
         self.labels = labels
         self.extra = extra
-        self._expected: list[tuple[str, int, Any]] | None = None
+        self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
         """Check one batch.
@@ -37,17 +38,19 @@ class ColumnCheck:
         if self._expected is None:
             self._check_number(columns, names)
             self._check_order(names)
-            self._expected = [(name, column.ndim, column.dtype) for name, column in zip(names, columns, strict=True)]
+            self._expected = [
+                (name, one.ndim, one.dtype, dtype_of(one)) for name, one in zip(names, columns, strict=True)
+            ]
             return
         if len(columns) != len(self._expected):
             raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
-        for column, (name, ndim, dtype) in zip(columns, self._expected, strict=True):
+        for column, (name, ndim, dtype, kind) in zip(columns, self._expected, strict=True):
             if column.ndim != ndim:
                 raise DataError(
                     f"column {name!r} changed its number of axes: received shape {list(column.shape)}, "
                     f"expected {ndim} axes as in the first batch"
                 )
-            if column.dtype != dtype:
+            if dtype_of(column) != kind:
                 raise DataError(
                     f"column {name!r} changed its dtype: received {column.dtype}, expected {dtype} "
                     "as in the first batch"

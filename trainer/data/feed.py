@@ -18,6 +18,7 @@ from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
 from .chunk import BatchGroup, Chunk, FeedOptions
+from .column_form import common_dtype, form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .sources import Columns, Item, Source, check_dtype
@@ -47,7 +48,7 @@ class Feed:
         self.options = options
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
         self._worker: Prefetch | None = None
-        self._checked: list[Any] = []
+        self._checked: tuple[Any, ...] = ()
         self._signature: tuple[Any, ...] = ()
         self.ragged = RaggedColumns(options.arguments)
         self._names: tuple[str, ...] = ()
@@ -270,7 +271,7 @@ class Feed:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _check(self, item: Item, number: int, epoch: int) -> None:
-        shapes = [(column.shape, column.dtype) for column in item.columns]
+        shapes = form_of(item.columns)
         if shapes != self._checked:  # nothing new to find out about a batch that looks like the one before it
             self._check_shapes(item, number, epoch)
             self._checked = shapes
@@ -311,7 +312,7 @@ class Feed:
         self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
     ) -> Chunk:
         options = self.options
-        shapes = tuple([(column.shape, column.dtype) for column in items[0].columns])
+        shapes = form_of(items[0].columns)
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
         stacked = self._size > 1 and not self._vary and many
@@ -406,17 +407,14 @@ def _newest(items: Sequence[Item]) -> float | None:
 
 
 def _same_shapes(one: Item, other: Item) -> bool:
-    return (
-        one.kind == other.kind
-        and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(one.columns, other.columns, strict=False))
-        and len(one.columns) == len(other.columns)
-    )
+    return one.kind == other.kind and form_of(one.columns) == form_of(other.columns)
 
 
 def _stack(items: Sequence[Item], size: int) -> Columns:
     stacked = []
     for index, column in enumerate(items[0].columns):
-        out = np.empty((size, *column.shape), column.dtype)
+        dtype = common_dtype([item.columns[index] for item in items])
+        out = np.empty((size, *column.shape), dtype)
         for place, item in enumerate(items):
             out[place] = item.columns[index]
         out[len(items) :] = 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..distributed.group import Group
+from .column_form import form_of
 from .datasets import is_arrays, make_source
 from .sources import ArraySource, Columns, Item, PipelineSource, Source
 
@@ -87,7 +88,7 @@ class EveryNth(Source):
                 continue
             if len(step) == rank:
                 own = self._kept(item)
-            step.append(tuple([(column.shape, column.dtype) for column in item.columns]))
+            step.append(form_of(item.columns))
             if len(step) == size:
                 yield self._item(own, item.state, step)
                 step, own = [], None

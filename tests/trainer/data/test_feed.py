@@ -63,6 +63,19 @@ class TestGrouping:
         assert [chunk.arrays[0].shape[chunk.stacked :] for chunk in found] == [(2, length) for length in lengths]
         assert [chunk.num_steps for chunk in found] == [1] * 8
 
+    @pytest.mark.parametrize("kind", ["U", "S"])
+    def test_text_is_grouped_whatever_its_width_and_nothing_is_cut_off(self, kind):
+        class Kept(ChunkTransform):
+            def prepare(self, group):
+                seen.append(group)
+                return (np.zeros(group.columns[0].shape, np.int32),), None
+
+        texts, seen = ["a", "longest", "be", "sea", "d"], []
+        found = chunks([(np.array([text] * 2, kind),) for text in texts], 4, transform=Kept())
+        assert [(chunk.num_batches, chunk.stacked) for chunk in found] == [(4, True), (1, True)]
+        read = [row[0] for group in seen for row in group.columns[0][: group.num_batches].astype(str)]
+        assert read == texts
+
     def test_many_shapes_are_told_with_what_they_cost(self, caplog):
         chunks([(np.zeros((2, length), np.float32),) for length in [1, 2, 3, 4, 5, 6, 7, 7, 7]])
         assert not caplog.records

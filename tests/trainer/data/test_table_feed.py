@@ -19,7 +19,7 @@ from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad
 from trainer.embedding.hashing import first_rows
 from trainer.errors import CheckpointMismatchError, ConfigurationError
-from trainer.streams import ReplayStream
+from trainer.streams import Column, FileStream, ReplayStream, Schema
 
 ROWS, BATCH = 640, 32
 FACTOR = 1_000_003  # far apart, so nobody can take ids for row numbers
@@ -172,6 +172,48 @@ def test_strings_are_ids_too(data):
     known = trainer.predict(words[:5], data["x"][:5])
     mixed = trainer.predict(np.array([["nobody", *row[1:]] for row in words[:5]]), data["x"][:5])
     assert (known != mixed).all()
+
+
+@pytest.fixture(scope="module")
+def texts(data):
+    """Return rows whose text ids are longest in every third batch, and its content when all have one width."""
+    rows = {name: column[: 11 * BATCH - 5] for name, column in data.items()}
+    found = [["n" * (1 + 2 * (row // BATCH % 3)) + str(one) for one in ids] for row, ids in enumerate(rows["ids"])]
+    rows["ids"] = np.array(found)
+    trainer = build()
+    trainer.fit(rows, callbacks=[], batch_size=BATCH, shuffle=False, sink_size=1)
+    return rows, content(trainer)
+
+
+@pytest.mark.parametrize("sink_size", [1, 4])
+def test_text_of_another_width_in_every_batch_is_trained_like_text_of_one_width(texts, sink_size):
+    rows, expected = texts
+
+    def batches():
+        for first in range(0, len(rows["ids"]), BATCH):
+            batch = {name: column[first : first + BATCH] for name, column in rows.items()}
+            yield {**batch, "ids": np.array(batch["ids"].tolist())}
+
+    assert len({batch["ids"].dtype for batch in batches()}) > 1
+    trainer = fit(batches, epochs=1, batch=None, sink_size=sink_size)
+    assert_same(content(trainer), expected)
+
+
+@pytest.mark.parametrize("sink_size", [1, 4])
+def test_text_of_another_width_in_every_file_is_trained_like_text_of_one_width(texts, tmp_path, sink_size):
+    rows, expected = texts
+    count = range(len(rows["ids"]))
+    lines = [json.dumps({name: column[row].tolist() for name, column in rows.items()}) for row in count]
+    for first in range(0, len(lines), BATCH):
+        (tmp_path / f"{first:03}.jsonl").write_text("\n".join(lines[first : first + BATCH]) + "\n")
+    schema = Schema(
+        {"ids": Column("str", (3,)), "x": Column("float32", (1,)), "label": Column("float32", (1,))}, label="label"
+    )
+    trainer = build()
+    stream = FileStream(tmp_path, schema, pattern="*.jsonl")
+    trainer.online_train(stream, [], batch_size=BATCH, sink_size=sink_size, idle_timeout=0.3)
+    assert trainer.state.progress.samples_seen == len(rows["ids"])
+    assert_same(content(trainer), expected)
 
 
 def test_reading_unknown_ids_gives_the_default_row_and_keeps_nothing(data, trained, reference):
