@@ -59,7 +59,9 @@ class UnionTables(ChunkTransform):
             group._replace(columns=tuple(columns), event_time=max(measured) if measured else parts[0][2])
         )
         first = sum(rows_of_rank for _, rows_of_rank, *_ in parts[: self.group.rank])
-        chosen = slice(0, own[0].shape[axis]) if made_up else slice(first, first + rows)
+        chosen: Any = slice(first, first + rows)
+        if made_up:  # a full batch, where all processes together may have fewer rows: short last batches
+            chosen = np.arange(own[0].shape[axis]) % sum(of_rank for _, of_rank, *_ in parts)
         found = list(prepared)
         for column in self._columns:
             found[column] = np.ascontiguousarray(found[column][:, chosen] if axis else found[column][chosen])

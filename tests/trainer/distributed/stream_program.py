@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
 
 from callbacks import Callback, ModelCheckpoint
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, Window
 from trainer.distributed.group import join
+from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError, DataError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
@@ -54,6 +55,18 @@ class Numbered(nn.Cell):
         return self.network(x)
 
 
+class WithTable(nn.Cell):
+    """A network that looks the row's number up in a table as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = make_network()
+        self.items = Embedding(1, mode="sparse", name="items")
+
+    def construct(self, x, number):
+        return self.network(x) + ops.reshape(self.items(number), (-1, 1))
+
+
 class Diary(Callback):
     """Notes the rows of every step with their predictions, and the windows; one rank may ask to stop."""
 
@@ -90,8 +103,8 @@ class Trained:
     def __init__(self, group):
         self.group, self.found = group, {}
 
-    def train(self, name, stream, *, stop_at=None, callbacks=(), **arguments):
-        network = Numbered()
+    def train(self, name, stream, *, stop_at=None, callbacks=(), make=Numbered, **arguments):
+        network = make()
         trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=["auc"])
         diary = Diary(stop_at)
         arguments = {"batch_size": BATCH, "window": Window(rows=100), **arguments}
@@ -132,6 +145,8 @@ def main(folder):
     run.train("replayed", ReplayStream(replayed), batch_size=2 * BATCH // group.size, sink_size=4)
     if group.size > 1:
         run.train("stopped", FileStream(folder / "segments", SCHEMA), stop_at=3 if group.rank else None)
+        # The last batch of rank 0 is short, and rank 1 has none: what it makes up is larger than all that there is.
+        run.train("tables", FileStream(folder / "uneven", SCHEMA), make=WithTable)
         run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
         run.train("event time", FileStream(folder / "segments", SCHEMA), window=Window(event_time=100))
         idle = FileStream(folder / "followed", SCHEMA)

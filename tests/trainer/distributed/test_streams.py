@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     stream_program.write_segments(folder / "segments", stream_program.SEGMENTS)
     stream_program.write_segments(folder / "followed", [40, 40])
     (folder / "followed" / "_DONE").unlink()
+    stream_program.write_segments(folder / "uneven", [20, 16])
     code, output = jobs.run("python", Path(stream_program.__file__), folder)
     assert code == 0, output
     return folder
@@ -40,7 +41,7 @@ def rows_of(found, name):
     return [row for step in found[name]["steps"] for row in step]
 
 
-NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle"]
+NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle", "tables"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,6 +106,12 @@ def test_windows_count_the_rows_of_all_processes(two):
 
 def test_windows_of_event_time_close_with_the_newest_row_of_any_process(two):
     assert len(two[0]["event time"]["windows"]) >= 4
+
+
+def test_a_short_last_batch_of_one_process_is_enough_for_the_tables_of_all(two):
+    assert rows_of(two[0], "tables") == [*range(20)]
+    assert rows_of(two[1], "tables") == [*range(20, 36)]
+    assert [len(step) for step in two[0]["tables"]["steps"]] == [16, 4]
 
 
 def test_one_process_that_asks_to_stop_stops_all_at_the_same_step(two):
