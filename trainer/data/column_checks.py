@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspore import nn
@@ -20,24 +20,30 @@ class ColumnCheck:
         network: cell whose `construct` receives the columns.
         labels: number of columns at the end that go to the loss instead of the network.
         extra: whether columns past those the network takes are fine (they are dropped).
+        class_losses: for each label, the name of its loss where that takes class numbers, else None.
     """
 
-    def __init__(self, network: nn.Cell, labels: int, *, extra: bool = False) -> None:
+    def __init__(
+        self, network: nn.Cell, labels: int, *, extra: bool = False, class_losses: Sequence[str | None] = ()
+    ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
         self.kind = type(network).__name__
         self.labels = labels
         self.extra = extra
+        self.class_losses = class_losses
         self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
         """Check one batch.
 
         Raises:
-            DataError: a wrong number of columns, or a column whose number of axes or dtype changed.
+            DataError: a wrong number of columns, class numbers that are floats, or a column whose number of axes or
+                dtype changed.
         """
         if self._expected is None:
             self._check_number(columns, names)
             self._check_order(names)
+            self._check_classes(columns, names)
             self._expected = [
                 (name, one.ndim, one.dtype, dtype_of(one)) for name, one in zip(names, columns, strict=True)
             ]
@@ -75,6 +81,17 @@ class ColumnCheck:
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
         )
+
+    def _check_classes(self, columns: Columns, names: tuple[str, ...]) -> None:
+        """Refuse one float a row as the label of a loss of classes: cut to an integer it might be another class."""
+        first = len(columns) - self.labels
+        for column, name, loss in zip(columns[first:], names[first:], self.class_losses, strict=False):
+            if loss is not None and column.ndim == 1 and column.dtype.kind == "f":
+                raise DataError(
+                    f"column {name!r}: {loss} takes the class of each row as an integer (or bool), or the "
+                    f"probabilities of all classes as floats [rows, classes]; received {column.dtype} of shape "
+                    f"{list(column.shape)}; convert whole numbers without NaN by labels.astype(np.int32)"
+                )
 
     def _check_order(self, names: tuple[str, ...]) -> None:
         """Refuse columns that bear the names of the network's arguments but stand in other places."""

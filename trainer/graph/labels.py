@@ -29,11 +29,16 @@ def kind_of(loss_fn: Any) -> int:
     return CLASSES if type(loss_fn) is nn.CrossEntropyLoss else OTHER
 
 
+def takes_class_numbers(loss_fn: Any) -> str | None:
+    """Return the name of a loss that takes one class number a row as an integer; None of all others."""
+    return type(loss_fn).__name__ if kind_of(loss_fn) == CLASSES else None
+
+
 class LabelCast(nn.Cell):
     """Gives a label the dtype that one of MindSpore's losses takes; what was changed is logged once a cell.
 
-    Class numbers become int32, and values that are integers or bool the prediction's dtype. Labels of a loss that is
-    not MindSpore's own stay as they are.
+    Class numbers of any integer dtype, or bool, become int32; values that are integers or bool the prediction's dtype.
+    Labels that are floats, and those of a loss that is not MindSpore's own, stay as they are.
 
     Args:
         loss_fn: the loss.
@@ -63,7 +68,8 @@ class LabelCast(nn.Cell):
             if label.ndim == prediction.ndim and not ops.is_floating_point(label):
                 _tell_cast(self.number, self.loss, str(label.dtype), str(prediction.dtype))
                 return ops.cast(label, prediction.dtype)
-            if label.ndim < prediction.ndim and label.dtype != mstype.int32:
+            whole = label.dtype != mstype.int32 and not ops.is_floating_point(label)
+            if label.ndim < prediction.ndim and whole:
                 _tell_cast(self.number, self.loss, str(label.dtype), "Int32")
                 return ops.cast(label, mstype.int32)
         return label

@@ -20,6 +20,8 @@ from ..data.union_tables import UnionTables
 from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
 from ..graph.boost import MAX_FROZEN_STEPS
+from ..graph.labels import takes_class_numbers
+from ..graph.multi_task import MultiTaskLoss
 from ..graph.program import StepOptions
 from ..hooks import Callback
 from ..metrics.registry import group_of
@@ -79,7 +81,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         logger.info("sink mode: %s", trainer.sink_mode)
         return steps * trainer.accumulate
 
-    check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
+    check = _check_with_labels(trainer)
     feed_options = FeedOptions(
         batches_per_call,
         trainer.accumulate,
@@ -104,6 +106,13 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     return feed
 
 
+def _check_with_labels(trainer: Trainer) -> column_checks.ColumnCheck:
+    loss = trainer.loss_fn
+    losses = loss.losses if isinstance(loss, MultiTaskLoss) else (loss,)
+    class_losses = [takes_class_numbers(one) for one in losses]
+    return column_checks.ColumnCheck(trainer.network, trainer.label_count, class_losses=class_losses)
+
+
 def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
     """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
     source = make_shard(dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed)
@@ -112,7 +121,7 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
     elif trainer.eval_network is not None:
         check = column_checks.ColumnCheck(trainer.eval_network, 0)
     else:
-        check = column_checks.ColumnCheck(trainer.network, trainer.label_count)
+        check = _check_with_labels(trainer)
     network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
     _, most, arguments = column_checks.arguments_of(network)
     counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count

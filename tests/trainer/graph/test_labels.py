@@ -8,6 +8,7 @@ import pytest
 from mindspore import nn
 
 from trainer import MultiTaskLoss, Trainer
+from trainer.errors import DataError, GraphError
 from trainer.streams import ReplayStream
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -59,6 +60,40 @@ def test_streams_and_tasks_convert_too():
     trainer = Trainer(Net(), loss, nn.SGD(network.trainable_params(), 0.1))
     trainer.fit({"x": X, "stars": STARS.astype(np.int64)}, callbacks=[], batch_size=4)
     assert trainer.state.task_losses["stars_loss"] > 0
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize("wrong", [0.6, np.nan, 0.0])
+def test_class_numbers_that_are_floats_are_refused_before_anything_is_compiled(wrong, online):
+    labels = STARS.astype(np.float32)
+    labels[5] += wrong
+    with pytest.raises(DataError, match=r"CrossEntropyLoss takes the class of each row as an integer .* float32"):
+        trained(nn.CrossEntropyLoss(), labels, online=online)
+
+
+def test_probabilities_and_classes_of_bool_are_taken():
+    probabilities = np.eye(3, dtype=np.float32)[STARS]
+    assert trained(nn.CrossEntropyLoss(), probabilities)[0] == pytest.approx(
+        trained(nn.CrossEntropyLoss(), STARS.astype(np.int32))[0]
+    )
+    assert (
+        trained(nn.CrossEntropyLoss(), STARS > 0)[0] == trained(nn.CrossEntropyLoss(), (STARS > 0).astype(np.int32))[0]
+    )
+
+
+def test_a_grid_of_class_numbers_that_are_floats_is_not_cut_to_integers():
+    class Grid(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.top = nn.Dense(3, 6)
+
+        def construct(self, x):
+            return self.top(x).reshape(-1, 3, 2)
+
+    network = Grid()
+    trainer = Trainer(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(GraphError, match="Int32"):
+        trainer.fit((X, np.full((12, 2), 0.6, np.float32)), callbacks=[], batch_size=4)
 
 
 def test_labels_that_would_be_broadcast_are_named_once(caplog):
