@@ -7,6 +7,7 @@ from mindspore import nn, ops
 from trainer import Trainer
 from trainer.data.column_checks import ColumnCheck, arguments_of, label_columns
 from trainer.data.finite_values import describe_non_finite
+from trainer.data.ragged import Ragged
 from trainer.errors import DataError
 
 
@@ -18,6 +19,15 @@ class TwoInputs(nn.Cell):
 class Anything(nn.Cell):
     def construct(self, *columns):
         return columns[0]
+
+
+class Lists(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Dense(1, 1)
+
+    def construct(self, x):
+        return self.top(x.sum(1).reshape(-1, 1))
 
 
 class WeightedLoss(nn.Cell):
@@ -43,6 +53,24 @@ def test_non_finite_columns_are_described():
     expected = "column 'price' holds NaN or infinite values, first in row 1 (1 rows)"
     assert describe_non_finite(columns, ("id", "price")) == expected
     assert describe_non_finite(columns[:1], ("id",)) is None
+
+
+def test_values_that_are_not_finite_in_lists_are_described_by_their_rows():
+    lists = [[], [1.0, np.nan, np.inf], [], [2.0], [np.nan]]
+    column = Ragged.of([np.array(row, np.float32) for row in lists])
+    expected = "column 'prices' holds NaN or infinite values, first in row 1 (2 rows)"
+    assert describe_non_finite([column], ["prices"]) == expected
+    assert describe_non_finite([Ragged(column.values, [3, 4])], ["prices"]) is None
+    assert describe_non_finite([Ragged(np.ones((4, 2), np.float32), [0, 4])], ["prices"]) is None
+
+
+def test_lists_of_floats_are_trained_and_what_is_not_finite_is_told(caplog):
+    network = Lists()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    prices = [[1.0] * (row % 3 + 1) for row in range(12)]
+    prices[7][1] = np.nan
+    trainer.fit({"x": prices, "label": np.ones((12, 1), np.float32)}, callbacks=[], batch_size=4, shuffle=False)
+    assert "column 'x' holds NaN or infinite values, first in row 7 (1 rows)" in caplog.text
 
 
 def test_arrays_with_nan_are_told_of_when_they_are_given(linear, caplog):
