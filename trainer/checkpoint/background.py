@@ -40,6 +40,11 @@ class BackgroundWriter:
         """Whether `check` has anything to report."""
         return bool(self._durable) or self._failure is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last write has failed, and nobody has been told."""
+        return self._failure is not None
+
     def submit(
         self,
         root: str | os.PathLike[str],

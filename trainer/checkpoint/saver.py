@@ -84,6 +84,8 @@ class Saver:
         trainer = self._trainer
         step = trainer.state.progress.global_step
         path = root / checkpoint.step_name(step)
+        if trainer.group.size > 1:  # all hear of a write that has failed, before they wait for each other
+            self.wait()
         synchronize(trainer)
         if not trainer.group.is_main:  # rank 0 writes; all but the rows of tables is the same here
             if trainer.tables is not None:
@@ -95,7 +97,7 @@ class Saver:
         policy = trainer.tables.delta_policy if trainer.tables is not None else None
         base = None
         if policy is not None:
-            self.wait()  # only what is on the disk can be built on
+            self._wait()  # only what is on the disk can be built on
             name = policy.base_of(path)
             base = None if name is None else (name, self._identities[root / name])
         groups, state = capture.take(trainer)
@@ -106,7 +108,7 @@ class Saver:
             if background:
                 self._writer.submit(*arguments, **options)
             else:
-                self.wait()
+                self._wait()
                 checkpoint.write(*arguments, **options)
         self._identities = {path: options["identity"]}
         if policy is not None:
@@ -146,26 +148,38 @@ class Saver:
             raise
 
     def check(self) -> None:
-        """Report background snapshots that became durable; raise what a background write raised."""
-        if not self._writer.has_news:
-            return
+        """Report background snapshots that became durable; raise what a background write raised.
+
+        Of several processes rank 0 would raise alone and leave the others in a collective: it keeps that for `wait`.
+        """
+        if self._writer.has_news and not (self._trainer.group.size > 1 and self._writer.has_failed):
+            self._report()
+
+    def _report(self) -> None:
         with self._failing_breaks_the_chain():
             durable = self._writer.check()
         for path in durable:
             self._became_durable(path)
 
     def wait(self) -> None:
-        """Wait for the background write in flight, if any, and report it."""
+        """Wait for the background write in flight, if any, and report it; all processes call it together.
+
+        Raises:
+            CheckpointError: on all of them; the write has failed.
+        """
+        self._trainer.group.from_main(self._wait)
+
+    def _wait(self) -> None:
         with self._failing_breaks_the_chain():
             self._writer.wait()
-        self.check()
+        self._report()
 
     def close(self) -> None:
         """Wait for the background write in flight; report it; give buffers and folders back."""
         try:
             with self._failing_breaks_the_chain():
                 self._writer.close()
-            self.check()
+            self._report()
         finally:
             locks, self._locks = self._locks, {}
             for lock in locks.values():

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, TrainerError
+from ..errors import CheckpointError, ConfigurationError, TrainerError
 from .launched import cannot_meet, is_launched, process_count
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ class Group:
         """Return what `make` returns on rank 0, where alone it is called; JSON-able.
 
         Raises:
-            ConfigurationError: on all processes, when rank 0 raises it; what else it raises stays on rank 0.
+            ConfigurationError, CheckpointError: on all processes, when rank 0 raises one; what else it raises stays on
+                rank 0.
         """
         if self.size == 1:
             return make()
@@ -70,11 +71,12 @@ class Group:
         if self.is_main:
             try:
                 value = make()
-            except ConfigurationError as error:
-                refused = str(error)
+            except (ConfigurationError, CheckpointError) as error:
+                refused = [isinstance(error, ConfigurationError), str(error)]
         value, refused = self.gather_json([value, refused])[0]
         if refused is not None:
-            raise ConfigurationError(refused)
+            of_configuration, message = refused
+            raise ConfigurationError(message) if of_configuration else CheckpointError(message)
         return value
 
     def any(self, flag: bool) -> bool:
