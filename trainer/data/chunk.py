@@ -124,6 +124,7 @@ class FeedOptions:
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
+        processes: how many train together on the batches; several cannot with ragged columns.
     """
 
     batches_per_call: int | Callable[[Item], int] = 1
@@ -136,3 +137,4 @@ class FeedOptions:
     fill_up_to: int | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
+    processes: int = 1

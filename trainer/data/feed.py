@@ -20,7 +20,7 @@ from ..errors import DataError, TrainerError
 from .chunk import BatchGroup, Chunk, FeedOptions
 from .column_form import common_dtype, form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
-from .ragged import RaggedColumns
+from .ragged import RaggedColumns, refuse_shared
 from .sources import Columns, Item, Source, check_dtype
 from .wait_clock import WaitClock
 from .waiting import DATA_WAIT
@@ -57,6 +57,7 @@ class Feed:
         self._stacked_shapes: set[Any] = set()
         self._vary = False
         self.clock = WaitClock()
+        self._left_behind = False  # whether a thread may still be in the source
         self._reading = 0  # number of the reading under way; one that was left behind must not go on
 
     def chunks(
@@ -126,7 +127,7 @@ class Feed:
         finally:
             self._reading += 1
             self.source.interrupt()
-            self._worker.stop(LEAVING_SECONDS if DATA_WAIT.leaving else None)
+            self._left_behind |= not self._worker.stop(LEAVING_SECONDS if DATA_WAIT.leaving else None)
             self._worker = None
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> tuple[Columns, tuple[str, ...]]:
@@ -137,6 +138,8 @@ class Feed:
         """
         columns = self.source.peek(should_stop)
         names = self.source.names or ()
+        if self.options.processes > 1:
+            refuse_shared(columns, names, self.options.processes)
         if self.options.order is not None:
             columns, names, _ = self.options.order(columns, names)
         return RaggedColumns(self.options.arguments)(columns, names)
@@ -165,9 +168,14 @@ class Feed:
         """Stop the prefetch thread and close the source."""
         if self._worker is not None:
             self.source.interrupt()
-            self._worker.stop()
+            self._left_behind |= not self._worker.stop()
         with DATA_WAIT:  # a pipeline waits for its generator
             self.source.close()
+
+    def go_back(self, position: Mapping[str, Any], trained: int) -> None:
+        """Leave a stream right behind `position`, that of the last of the `trained` rows; once the feed is closed."""
+        if not self._left_behind:
+            self.source.go_back(position, trained)
 
     def _make(self, position: dict[str, Any], max_steps: int | None, reading: int) -> Iterator[_Ready]:
         epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
@@ -253,6 +261,8 @@ class Feed:
                 return
             if item is not None:
                 columns, names, extras = item.columns, self.source.names or (), item.extras
+                if self.options.processes > 1:
+                    refuse_shared(columns, names, self.options.processes)
                 if self.options.order is not None:
                     columns, names, aside = self.options.order(columns, names)
                     extras = aside if extras is None else {**extras, **(aside or {})}

@@ -116,8 +116,8 @@ class Prefetch:
             finally:
                 self._hungry = False
 
-    def stop(self, seconds: float | None = None) -> None:
-        """Tell the thread to end and wait `seconds` for it (None: `JOIN_SECONDS`).
+    def stop(self, seconds: float | None = None) -> bool:
+        """Tell the thread to end and wait `seconds` for it (None: `JOIN_SECONDS`); return whether it has ended.
 
         A source blocked in its own code is left behind (the thread is a daemon).
         """
@@ -125,3 +125,4 @@ class Prefetch:
             self._stopped = True
             self._changed.notify_all()
         self._thread.join(timeout=JOIN_SECONDS if seconds is None else seconds)
+        return not self._thread.is_alive()

@@ -46,6 +46,27 @@ def base_of(name: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
+def refuse_shared(columns: Sequence[Any], names: Sequence[str], processes: int) -> None:
+    """Check that none of the columns that several processes train on is ragged.
+
+    Raises:
+        ConfigurationError: one is; each process would pad its rows to a length of its own.
+    """
+    found = [name for name, column in zip(names, columns, strict=False) if isinstance(column, Ragged)]
+    if found:
+        raise refused_shared(found, processes)
+
+
+def refused_shared(names: Sequence[str], processes: int) -> ConfigurationError:
+    """Return the error for ragged columns of several processes; `names` are those known here."""
+    named = f" {', '.join(map(repr, names))}" if names else ""
+    return ConfigurationError(
+        f"lists of different lengths in a column{named} are not yet trained by {processes} processes: each would pad "
+        "them to a length of its own; pad them to one length, as Column(shape=(20,)) or an array of shape [rows, 20], "
+        "or start one process"
+    )
+
+
 class RaggedInput(NamedTuple):
     """What the network takes of a ragged column.
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..distributed.group import Group
 from .column_form import form_of
 from .datasets import is_arrays, make_source
+from .ragged import Ragged
 from .sources import ArraySource, Columns, Item, PipelineSource, Source
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class EveryNth(Source):
     def _kept(self, item: Item) -> Item:
         if not self.source.reuses_buffers:
             return item
-        return item._replace(columns=tuple([np.array(column) for column in item.columns]))
+        columns = [column if isinstance(column, Ragged) else np.array(column) for column in item.columns]
+        return item._replace(columns=tuple(columns))
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """See `Source.peek`."""

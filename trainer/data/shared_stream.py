@@ -13,7 +13,7 @@ import queue
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from ..distributed.group import Group
 from ..errors import DataError
 from ..streams import Stream
 from .prefetch import Prefetch
-from .ragged import Ragged
+from .ragged import Ragged, refused_shared
 from .shards import EveryNth
 from .sources import Columns, Item, Source
 from .stream_source import POLL_SECONDS, StreamSource
@@ -33,6 +33,7 @@ from .waiting import DATA_WAIT, Interrupted
 logger = logging.getLogger(__name__)
 
 _WAITING, _PASSED_OVER, _ENDED = range(3)
+_RAGGED = -1  # in place of the sum of the columns
 
 
 class Agreed(NamedTuple):
@@ -71,7 +72,7 @@ class _Round(NamedTuple):
     event_time: int  # bits of a float64
     clock: int  # bits of a float64
     durable: int
-    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
+    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known, _RAGGED where they are refused
     content: int  # CRC-32 of the rows that all processes must have alike; 0 where each has its own
 
 
@@ -102,7 +103,9 @@ class SharedStream(Source):
             local.stream.deal(group.rank, group.size)
         self._template: Columns | None = None
         self._columns_sum = 0
+        self._ragged: list[str] = []
         self._reader: Prefetch | None = None
+        self._left_behind = False
         self._held: deque[Item] = deque()
         self._waited = 0.0  # for a batch while others had one, since the last batch of this process
         self._over = False
@@ -245,10 +248,14 @@ class SharedStream(Source):
         full = self.rows_of.batch_size
         if self._template is None or (len(columns[0]) == full != len(self._template[0])):
             self._template = columns
-        if not self._columns_sum:
+        self._ragged = self._ragged or [
+            name for name, column in zip(self.names or (), columns, strict=True) if isinstance(column, Ragged)
+        ]
+        if self._ragged:
+            self._columns_sum = _RAGGED
+        elif not self._columns_sum:
             shown = [
-                (name, "ragged" if isinstance(column, Ragged) else (_kind(column), column.shape[1:]))
-                for name, column in zip(self.names or (), columns, strict=True)
+                (name, _kind(column), column.shape[1:]) for name, column in zip(self.names or (), columns, strict=True)
             ]
             self._columns_sum = zlib.crc32(repr(shown).encode()) or 1
 
@@ -276,6 +283,8 @@ class SharedStream(Source):
         return rounds
 
     def _check_alike(self, rounds: list[_Round]) -> None:
+        if any(one.columns == _RAGGED for one in rounds):
+            raise refused_shared(self._ragged, self.group.size)
         known = {one.columns: rank for rank, one in reversed(list(enumerate(rounds))) if one.columns}
         if len(known) > 1:
             raise DataError(
@@ -357,11 +366,16 @@ class SharedStream(Source):
             self.rows_of.names = names
             self._columns_sum = rounds[giver].columns
 
+    def go_back(self, position: Mapping[str, Any], trained: int) -> None:
+        """See `Source.go_back`; each process goes back in its own part."""
+        if not self._left_behind:
+            self.rows_of.go_back(position, trained)
+
     def interrupt(self) -> None:
         """Stop reading."""
         self._local.interrupt()
         if self._reader is not None:
-            self._reader.stop()
+            self._left_behind |= not self._reader.stop()
             self._reader = None
 
     def close(self) -> None:

@@ -114,6 +114,14 @@ class Source:
         """Return a chunk's position in the form that goes into a snapshot."""
         return position
 
+    def go_back(self, position: Mapping[str, Any], trained: int) -> None:
+        """Leave what is read at `position`, for whoever reads on; for streams, which are read ahead of what is trained.
+
+        Args:
+            position: right behind the last row trained on.
+            trained: rows that have been trained on.
+        """
+
     def of_all(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return the position of all processes in the form that goes into a snapshot; all call it together."""
         return self.resolve(position)

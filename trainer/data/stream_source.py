@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, DataError, did_you_mean
+from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat
 from .datasets import is_arrays
 from .ragged import given_names
 from .sources import Columns, Item, Source, as_array
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 DEFAULT_BATCH_SIZE = 1024
@@ -54,6 +57,7 @@ class StreamSource(Source):
         idle_timeout: seconds without a row after which the stream counts as ended, or None.
 
     Attributes:
+        private: whether nobody else reads from the stream afterwards.
         begun: position at which `batches` began, once it is known.
         last_row: when the last row came, as `time.monotonic` counts.
     """
@@ -88,10 +92,12 @@ class StreamSource(Source):
         self.extras = tuple(extras)
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
+        self.private = False
         self.begun: dict[str, Any] | None = None
         self.last_row = time.monotonic()
         self._stopped = False
         self._finish: str | None = None
+        self._taken = 0  # rows
         self._peeked: Batch | None = None
 
     def when_slow(self) -> str:
@@ -138,6 +144,7 @@ class StreamSource(Source):
                 if self.ended:
                     break
                 continue
+            self._taken += batch.rows
             self.last_row, told_idle = time.monotonic(), False
             waiting.append(batch)
             rows += batch.rows
@@ -171,6 +178,23 @@ class StreamSource(Source):
         if self.names is None:
             self.names = self._choose(self._peeked.columns)
         return self._columns(self._peeked)
+
+    def go_back(self, position: Mapping[str, Any], trained: int) -> None:
+        """See `Source.go_back`; rows that an iterator has given and nobody has trained on are lost, and warned of."""
+        before = self.begun if self._peeked is None else self._before
+        state = position.get("state", before)
+        if state is None or self.private:
+            return
+        try:
+            if state != self.stream.position():
+                self.stream.seek(self.stream.resolve(state))
+        except (StreamError, NotImplementedError) as error:
+            if self._taken > trained:
+                logger.warning(
+                    "%d rows were read ahead and not trained on, and a further call begins behind them: %s",
+                    self._taken - trained,
+                    error,
+                )
 
     def finish(self, why: str) -> None:
         """Let a `batches` under way on another thread deliver what it has and end as soon as no row is there."""

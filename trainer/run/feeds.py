@@ -71,7 +71,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     check_trainable(trainer.network, trainer.optimizer)
 
     def batches_per_call(item: Item) -> int:
-        alone = source.separate or (source.in_step and feed.ragged.cells)
+        alone = source.separate
         steps = 1 if alone or not trainer.compiled else steps_per_call
         if steps is None:
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
@@ -89,6 +89,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         arguments=column_checks.arguments_of(trainer.network)[2],
         order=None if source.endless else column_order(trainer, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
+        processes=trainer.group.size,
     )
     if options.guard:
         feed_options.inspect = describe_non_finite

@@ -261,6 +261,7 @@ def train(
         state.total_steps = steps_per_epoch(feed.source, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())
+        seen = state.progress.samples_seen
         with trainer.builder.training():
             loop.train(run)
         told = feed.report()
@@ -268,6 +269,8 @@ def train(
             logger.info("%s; %d programs compiled so far", told, trainer.builder.programs)
     finally:
         feed.close()
+    if state.stop_reason is not None and state.stop_reason.kind not in ("stream_end", "idle"):
+        feed.go_back(cursor.position, state.progress.samples_seen - seen)
 
 
 def trained_parameters(trainer: Trainer) -> list[Parameter]:

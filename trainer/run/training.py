@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ..errors import ConfigurationError, DataError
 from ..hooks import History
 from ..metrics.window import Window
 from ..state import Phase, StopReason
+from ..streams import Stream
 from .call import call, check_idle, make_callbacks
 from .cursor import Cursor
 from .feeds import inference_feed, run_options, training_feed
@@ -176,7 +177,7 @@ def online_train(
         scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count)
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn the network's label is not known")
-    source: Source = StreamSource(
+    rows = StreamSource(
         as_stream(stream),
         batch_size,
         inputs=column_checks.arguments_of(trainer.network)[2],
@@ -188,10 +189,13 @@ def online_train(
         flush_after=flush_after,
         idle_timeout=idle_timeout if trainer.group.size == 1 else None,
     )
+    # Lists and functions begin anew with every call; an iterator, or what keeps a state, goes on.
+    rows.private = not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict"))
+    source: Source = rows
     if trainer.group.size > 1:
-        check_stream(trainer, source.stream, scoring)
+        check_stream(trainer, rows.stream, scoring)
         ahead = steps_per_call * trainer.accumulate
-        source = SharedStream(source, trainer.group, ahead, _hooks(trainer), idle_timeout)
+        source = SharedStream(rows, trainer.group, ahead, _hooks(trainer), idle_timeout)
     scored = scoring is not None and scoring.wanted
     output = -1 if tasks is not None else window.prediction or 0
     with call(trainer, Phase.ONLINE, callbacks) as signals:

@@ -177,6 +177,8 @@ class Stream:
     def deal(self, rank: int, world: int) -> None:
         """Read only the partitions of process `rank` of `world`; called before anything is read, if `partitioned`.
 
+        Called again with the same numbers, before a further training on the stream, it changes nothing: that goes on.
+
         All processes divide by one rule that follows from the partitions' names alone: none is read twice or left out,
         those that appear later included. `seek` is given a position of all partitions and takes what is read here.
         """

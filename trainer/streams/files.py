@@ -128,6 +128,8 @@ class FileStream(BufferedStream):
         """
         if world > LANES:
             raise ConfigurationError(f"FileStream divides a folder among at most {LANES} processes; there are {world}")
+        if self._lanes is not None and (self._lanes.rank, self._lanes.world) == (rank, world):
+            return
         self._lanes = Lanes(rank, world)
         self._start_at(None, 0, 0)
 

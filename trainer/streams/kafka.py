@@ -143,8 +143,9 @@ class KafkaStream(BrokerStream):
 
     def deal(self, rank: int, world: int) -> None:
         """Read only the partitions whose place in the order of numbers leaves `rank` when divided by `world`."""
-        self._share = slice(rank, None, world)
-        self._assigned = False
+        share = slice(rank, None, world)
+        if share != self._share:
+            self._share, self._assigned = share, False
 
     def join(self, positions: Sequence[Position]) -> Position:
         """Return the position of all partitions; where their turns began is put together as well."""

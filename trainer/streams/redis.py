@@ -101,11 +101,15 @@ class RedisStream(BrokerStream):
         self.commit_key = commit_key or f"{self.keys[0]}:position"
         self.trim = trim
         self._all_keys = tuple(self.keys)
+        self._dealt: tuple[int, int] | None = None
         self._redis, self._client = _connect(url)
         self._reset({})
 
     def deal(self, rank: int, world: int) -> None:
         """Read only the keys whose place in the order of names leaves `rank` when divided by `world`."""
+        if self._dealt == (rank, world):
+            return
+        self._dealt = rank, world
         mine = sorted(self._all_keys)[rank::world]
         self.keys = [key for key in self._all_keys if key in mine]  # their order decides between equal ids
         self._reset({})

@@ -4,6 +4,7 @@ python stream_program.py FOLDER
 """
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from mindspore import nn, ops
 from callbacks import Callback, ModelCheckpoint
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, Window
+from trainer.data.ragged import Ragged
 from trainer.distributed.group import join
 from trainer.embedding import Embedding
-from trainer.errors import ConfigurationError, DataError
+from trainer.errors import CheckpointError, ConfigurationError, DataError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
 SEGMENTS = [90, 70, 100, 60, 80, 9]  # rows of each
@@ -86,6 +88,18 @@ class Diary(Callback):
         self.windows.append({**trainer.state.window, "after": trainer.state.progress.global_step})
 
 
+class FullDisk(Callback):
+    """Lets no file of rank 0 grow beyond a few bytes, from the third step to the fourth."""
+
+    def on_train_step_begin(self, trainer):
+        step = trainer.state.progress.global_step
+        if trainer.group.is_main and step in (3, 4):
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            if step == 4:
+                trainer.saver._writer._thread.join()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64 if step == 3 else most, most))
+
+
 class Commits(FileStream):
     """Notes what it was told to be safe, and when."""
 
@@ -129,6 +143,14 @@ class Trained:
         except kind as error:
             self.found[name] = str(error)
 
+    def refused_fit(self, name, dataset):
+        network = make_network()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01))
+        try:
+            trainer.fit(dataset, epochs=1, callbacks=[], batch_size=BATCH if isinstance(dataset, dict) else None)
+        except ConfigurationError as error:
+            self.found[name] = str(error)
+
 
 def main(folder):
     group = join()
@@ -144,7 +166,9 @@ def main(folder):
     replayed = {name: column[:500] for name, column in table().items()}
     run.train("replayed", ReplayStream(replayed), batch_size=2 * BATCH // group.size, sink_size=4)
     if group.size > 1:
-        run.train("stopped", FileStream(folder / "segments", SCHEMA), stop_at=3 if group.rank else None)
+        twice = FileStream(folder / "segments", SCHEMA)
+        run.train("stopped", twice, stop_at=3 if group.rank else None)
+        run.train("went on", twice)
         # The last batch of rank 0 is short, and rank 1 has none: what it makes up is larger than all that there is.
         run.train("tables", FileStream(folder / "uneven", SCHEMA), make=WithTable)
         run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
@@ -156,6 +180,17 @@ def main(folder):
         run.refused("other rows", DataError, own)
         batches = ({name: column[:BATCH] for name, column in replayed.items()} for _ in range(3))
         run.refused("generator", ConfigurationError, batches)
+        try:
+            full = [FullDisk(), ModelCheckpoint(folder / "full", every=4, background=True)]
+            run.train("full", FileStream(folder / "segments", SCHEMA), make=WithTable, callbacks=full, sink_size=1)
+        except CheckpointError as error:
+            run.found["full"] = str(error)
+        lists = Schema({**SCHEMA.columns, "x": Column("float32", (None,))}, label="label")
+        run.refused("lists", ConfigurationError, FileStream(folder / "uneven", lists))
+        x = Ragged.of([[1] * (1 + row % 3) for row in range(64)])
+        run.refused_fit("lists in arrays", {"x": x, "label": np.ones((64, 1), np.float32)})
+        batches = [{"x": x[first : first + 16], "label": np.ones((16, 1), np.float32)} for first in range(0, 64, 16)]
+        run.refused_fit("lists in batches", batches)
         run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))
 

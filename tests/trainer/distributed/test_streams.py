@@ -41,7 +41,7 @@ def rows_of(found, name):
     return [row for step in found[name]["steps"] for row in step]
 
 
-NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle", "tables"]
+NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle", "tables", "went on"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,6 +121,13 @@ def test_one_process_that_asks_to_stop_stops_all_at_the_same_step(two):
         assert found["stopped"]["open"]["window_rows"] == 96
 
 
+def test_a_further_call_goes_on_behind_the_row_trained_last(two):
+    for found in two:
+        assert not {*rows_of(found, "stopped")} & {*rows_of(found, "went on")}
+    rows = [row for found in two for name in ("stopped", "went on") for row in rows_of(found, name)]
+    assert sorted(rows) == list(range(ROWS))
+
+
 def test_a_stream_is_idle_when_it_is_idle_on_all_processes(two):
     for rank, found in enumerate(two):
         assert found["idle"]["stop"] == "idle"
@@ -147,3 +154,14 @@ def test_what_cannot_be_shared_is_refused_with_the_cure(two):
         assert "the processes read different rows" in found["other rows"]
         assert "a function that returns the same rows on every process" in found["generator"]
         assert "cannot be put together for the metrics p" in found["metric"]
+
+
+@pytest.mark.parametrize("name", ["lists", "lists in arrays", "lists in batches"])
+def test_lists_of_different_lengths_are_refused_on_all_processes_alike(two, name):
+    for found in two:
+        assert "lists of different lengths in a column 'x' are not yet trained by 2 processes" in found[name]
+
+
+def test_a_snapshot_that_rank_0_could_not_write_is_an_error_on_all_processes(two):
+    for found in two:
+        assert "File too large" in found["full"]

@@ -208,6 +208,46 @@ def test_a_stop_is_honoured_within_one_call(table, how):
         assert trainer.state.stop_reason.kind in ("callback", "user")
 
 
+def some_rows(table, first, last):
+    return [{"features": table["features"][i].tolist(), "label": [float(i)]} for i in range(first, last)]
+
+
+class FirstFour(Callback):
+    """Notes the numbers of the rows, which stand in the label; stops after four steps where it is told to."""
+
+    def __init__(self, stops):
+        self.stops, self.rows = stops, []
+
+    def on_train_step_end(self, trainer):
+        self.rows += trainer.state.outputs.chunk.rows(1)[:, 0].astype(int).tolist()
+        if self.stops and len(self.rows) >= 64:
+            trainer.stop("enough")
+
+
+def test_a_further_call_goes_on_behind_the_row_trained_last(table, tmp_path):
+    for part in range(4):
+        lines = map(json.dumps, some_rows(table, 200 * part, 200 * part + 200))
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "_DONE").touch()
+    schema = Schema({"features": Column("float32", (30,)), "label": Column("float32", (1,))}, label="label")
+    stream, rows = FileStream(tmp_path, schema), []
+    trainer = make()
+    for stops in (True, True, False):
+        notes = FirstFour(stops)
+        trainer.online_train(stream, notes, batch_size=16, sink_size=1)
+        rows += notes.rows
+        assert len(notes.rows) == 64 or not stops
+    assert rows == list(range(800))
+
+
+def test_rows_that_an_iterator_cannot_give_again_are_warned_of(table, caplog):
+    items = iter(
+        [{"features": table["features"][i : i + 16], "label": table["label"][i : i + 16]} for i in range(0, 800, 16)]
+    )
+    make().online_train(items, FirstFour(True), sink_size=1)
+    assert "rows were read ahead and not trained on, and a further call begins behind them" in caplog.text
+
+
 def test_a_signal_while_the_stream_is_silent_leaves_a_snapshot(table, tmp_path):
     class Silent(ReplayStream):
         exhausted = False
