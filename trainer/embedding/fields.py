@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,10 +52,12 @@ class FieldMap:
         components: groups of sparse tables.
         dense: (column, elements, capacity, padding or None, table name) of ordinary dense embeddings, for range checks;
             `elements` as in `Component.parts`.
+        repeated: tables one cell of which reads more than once in a run of the network.
     """
 
     components: list[Component] = field(default_factory=list)
     dense: list[tuple[int, np.ndarray | None, int, int | None, str]] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
 
     def to_json(self) -> list[dict]:
         """Return the components as JSON."""
@@ -114,9 +117,13 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
             for element in owners[list(names).index(name)]:
                 element.add(keys.index(id(cell.spec)))
     traced = [cell for cell in cells if cell.field is None]
+    # a cell with one `field` is taken to read it once, where nothing is traced
+    repeated = {id(cell) for cell in cells if len(_fields_of(cell)) > 1}
     if traced:
-        _trace(network, traced, cells, columns, names, owners, keys)
-    return _group([tables[key] for key in keys], owners, names)
+        repeated |= _trace(network, traced, cells, columns, names, owners, keys)
+    found = _group([tables[key] for key in keys], owners, names)
+    found.repeated = {keys.index(id(cell.spec)) for cell in cells if id(cell) in repeated}
+    return found
 
 
 def _fields_of(cell: Embedding) -> tuple[str, ...]:
@@ -125,7 +132,8 @@ def _fields_of(cell: Embedding) -> tuple[str, ...]:
     return (cell.field,) if isinstance(cell.field, str) else tuple(cell.field)
 
 
-def _trace(network, traced, cells, columns, names, owners, keys) -> None:
+def _trace(network, traced, cells, columns, names, owners, keys) -> set[int]:
+    """Fill in `owners`; return the ids of the cells that read more than once in a run."""
     sample = [_sample(np.asarray(column)) for column in columns]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
     if not candidates and any(not cell.is_dense for cell in traced):
@@ -134,12 +142,14 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
     starts = {i: int(marked[i].flat[0]) for i in candidates}
     received, failure = run_traced(network, cells, marked)
     strict = failure is None
+    repeated = _repeated(received)
     if not strict:
         # Some column may hold lengths or indices that cannot take a marker: then mark one column at a time.
         for candidate in candidates:
             alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
             seen, error = run_traced(network, cells, alone)
             received += seen
+            repeated |= _repeated(seen)
             if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
     reached: set[int] = set()
@@ -164,6 +174,12 @@ def _trace(network, traced, cells, columns, names, owners, keys) -> None:
             raise ConfigurationError(
                 text if failure is None else f"{text}; the trial run failed with: {gist(str(failure))}"
             )
+    return repeated
+
+
+def _repeated(received: list[tuple]) -> set[int]:
+    counts = Counter(id(cell) for cell, _ in received)
+    return {cell for cell, count in counts.items() if count > 1}
 
 
 def _untraceable(cell: Embedding, names: Sequence[str]) -> str:

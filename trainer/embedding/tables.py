@@ -111,8 +111,9 @@ class SparseTables(nn.Cell):
         hide(self, "planner", self._make_planner(trainable, fields, accumulate, (bundles, groups)))
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
-            # the sums of a table that several cells read might depend on which of them came first
-            if program.trainable and len(cells) == len(program.tables):
+            # the sums of a table that is read several times might depend on which read came first
+            once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
+            if program.trainable and once:
                 program.use_reader()
         for program in trained:
             program.differentiated.requires_grad = True

@@ -330,6 +330,30 @@ class Several(nn.Cell):
         return (self.head(ops.concat((first, self.bag(other)), 1)) + wide).reshape(-1)
 
 
+class Twice(nn.Cell):
+    """A table that one cell reads `times` times in a run, once for each of so many columns."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.embedding = Embedding(DIM, name="t")
+        self.times = times
+
+    def construct(self, ids):
+        total = 0.0
+        for column in range(self.times):
+            total = total + self.embedding(ids[:, column]).sum(axis=1)
+        return total
+
+
+def test_gradients_are_added_up_in_place_only_where_no_order_of_reads_can_change_them():
+    ids = data()[1]
+    for times, in_place in ((1, True), (2, False)):
+        network = Twice(times)
+        tables = SparseTables.find(network, [ids[0]], ("ids",), nn.SGD([ms.Parameter(Tensor([1.0]), name="w")], LR))
+        # where they are, the network's gradient is of one number that stands for the rows
+        assert (tables.params[0].shape == (1,)) is in_place
+
+
 def test_tables_may_share_columns_and_columns_tables():
     numbers, ids, labels = data(30)
     other = np.where(numbers[:, :, :3] % 5 == 0, -1, numbers[:, :, :3])
