@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,6 +46,6 @@ def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cell.cells_and_names()}
     bases = {base for kind in kinds for base in kind.__mro__}
     found = {m.__code__.co_filename for base in bases for m in vars(base).values() if isinstance(m, FunctionType)}
-    folder = Path(tempfile.gettempdir())
-    missing = (path for path in map(Path, sorted(found)) if folder in path.parents and not path.exists())
-    return [path for path in missing if linecache.getlines(str(path))]
+    below = tempfile.gettempdir() + os.sep  # text is compared, not paths: this runs with every verb
+    missing = (name for name in sorted(found) if name.startswith(below) and not os.path.exists(name))
+    return [Path(name) for name in missing if linecache.getlines(name)]

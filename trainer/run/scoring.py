@@ -43,6 +43,9 @@ class Scoring:
         chosen: metrics by name; where that is the loss alone, windows count nothing else.
         loss_fn: the loss function.
         label_count: how many of the last columns go to the loss; the first of them is the label.
+
+    Attributes:
+        groups: names of the columns that metrics read as groups.
     """
 
     def __init__(self, window: Window, chosen: Mapping[str, Any], loss_fn: Any, label_count: int) -> None:
@@ -52,6 +55,8 @@ class Scoring:
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        found = [group_of(metric) for metric in self._chosen.values()] + [window.group]
+        self.groups: tuple[str, ...] = tuple(dict.fromkeys(filter(None, found)))
         self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = self._silent
@@ -59,6 +64,7 @@ class Scoring:
         self._leave_open = False  # what is restored is not for this process to go on with
         self._label_places: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
+        self._row_size = 0  # numbers of a row's predictions
         self._predictions = OutputBuffer()
         self._labels: list[list[np.ndarray]] = []
         self._groups: dict[str, list[np.ndarray]] = {}
@@ -78,12 +84,6 @@ class Scoring:
         made = BySlice(sliced, column, self.window.max_groups, prefix="")
         name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), made.name)
         return {**metrics, f"{name.partition('/')[0]}/{column}": made}
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names of the columns that metrics read as groups."""
-        found = [group_of(metric) for metric in self._chosen.values()]
-        return tuple(dict.fromkeys([*filter(None, found), *([self.window.group] if self.window.group else [])]))
 
     @property
     def wanted(self) -> bool:
@@ -136,6 +136,7 @@ class Scoring:
             logger.info("windows count the loss alone: %s", shown)
             return
         self._shapes = [prediction.shape[1:] for prediction in predictions]
+        self._row_size = sum(math.prod(shape) for shape in self._shapes)
         size = len(predictions[0])
         labels = [chunk.rows(place)[:size] for place in self._label_places]
         groups = {}
@@ -194,8 +195,7 @@ class Scoring:
         """Take in one trained chunk."""
         if not self._windows or not chunk.num_samples:
             return
-        row_size = sum(math.prod(shape) for shape in self._shapes)
-        self._predictions.add(outputs.predictions_device, chunk.num_samples * row_size)
+        self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
         self._labels.append([chunk.rows(place) for place in self._label_places])
         if self.groups:
             for name, values in host_columns(chunk, self.groups).items():
