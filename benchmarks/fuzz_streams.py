@@ -151,7 +151,7 @@ def segments(folder: Path) -> Make:
             batches += list(read(stream, 100))
             check_in_order(batches, range(written), alone=True)
             path = place / f"{segment:04d}.{suffix}"
-            path.write_bytes(path.read_bytes().replace(b"0", b"7").replace(b"1", b"8").replace(b"2", b"9"))
+            path.write_bytes(path.read_bytes().translate(bytes.maketrans(b"0123456789", b"9876543210")))
             segment += 1
             write("a")
             rewritten = list(read(stream, 100))
