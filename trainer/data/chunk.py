@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mindspore import Tensor
 
+from .as_columns import Columns
 from .column_order import ColumnOrder
-from .sources import Columns, Item
+from .sources import Item
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 from mindspore import nn
 
 from ..errors import DataError
+from .as_columns import Columns
 from .column_form import dtype_of
-from .sources import Columns
 
 
 class ColumnCheck:

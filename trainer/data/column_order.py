@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .sources import Columns
+from .as_columns import Columns
 
 
 class ColumnOrder:

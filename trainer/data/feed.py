@@ -17,11 +17,12 @@ import numpy as np
 from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
+from .as_columns import Columns, check_dtype
 from .chunk import BatchGroup, Chunk, FeedOptions
 from .column_form import common_dtype, form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns, refuse_shared
-from .sources import Columns, Item, Source, check_dtype
+from .sources import Item, Source
 from .wait_clock import WaitClock
 from .waiting import DATA_WAIT
 

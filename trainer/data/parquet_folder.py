@@ -10,7 +10,8 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import ConfigurationError, DataError, did_you_mean
-from .sources import Columns, Item, Source, as_array
+from .as_columns import Columns, as_array
+from .sources import Item, Source
 
 WINDOW_ROWS = 1 << 18
 

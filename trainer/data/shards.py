@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..distributed.group import Group
+from .as_columns import Columns
 from .column_form import form_of
 from .datasets import is_arrays, make_source
 from .ragged import Ragged
-from .sources import ArraySource, Columns, Item, PipelineSource, Source
+from .sources import ArraySource, Item, PipelineSource, Source
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,11 @@ from ..distributed.agreement import StopHooks, stop_kind
 from ..distributed.group import Group
 from ..errors import DataError
 from ..streams import Stream
+from .as_columns import Columns
 from .prefetch import Prefetch
 from .ragged import Ragged, refused_shared
 from .shards import EveryNth
-from .sources import Columns, Item, Source
+from .sources import Item, Source
 from .stream_source import POLL_SECONDS, StreamSource
 from .waiting import DATA_WAIT, Interrupted
 

@@ -17,14 +17,11 @@ import numpy as np
 from ..checks import whole
 from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.pipelines import is_bounded
-from ..streams.frames import columns_of, is_frame
+from .as_columns import Columns, as_columns
 from .finite_values import describe_non_finite
-from .ragged import Ragged
 
 logger = logging.getLogger(__name__)
 
-Columns = tuple[np.ndarray, ...]
-_KINDS = "biuf"
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
@@ -140,84 +137,6 @@ class Source:
         """Let go of threads and files."""
 
 
-def as_array(value: Any, name: str) -> np.ndarray:
-    """Return one column as a NumPy array, or as a `Ragged` one where its rows are lists of different lengths.
-
-    float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
-    what they leave is refused by `check_dtype`.
-
-    Raises:
-        DataError: lists of different depths.
-    """
-    if not isinstance(value, np.ndarray):
-        value = _from_library(value, name)
-    if value.dtype == object and value.ndim == 1 and len(value) and isinstance(value[0], list | tuple | np.ndarray):
-        value = _from_lists(value, name)
-    return value.astype(np.float32) if value.dtype == np.float64 else value
-
-
-def _from_library(value: Any, name: str) -> Any:
-    if isinstance(value, Ragged):
-        return value
-    if hasattr(value, "asnumpy"):
-        return (value.float() if _is_bfloat16(value) else value).asnumpy()
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        return (value.float() if _is_bfloat16(value) else value).numpy()
-    if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # of pyarrow
-        return Ragged.of(value)
-    try:
-        return np.asarray(value)
-    except ValueError:  # rows of different lengths
-        return _from_lists(value, name)
-
-
-def _is_bfloat16(tensor: Any) -> bool:
-    return str(getattr(tensor, "dtype", "")).lower().endswith("bfloat16")
-
-
-def _from_lists(rows: Any, name: str) -> Any:
-    try:
-        found = Ragged.of(rows)
-    except DataError as error:
-        raise DataError(f"column {name!r}: {error}") from None
-    if len(found) and (found.lengths == found.lengths[0]).all():
-        return found.padded(int(found.lengths[0]))
-    return found
-
-
-def check_dtype(column: np.ndarray, name: str) -> None:
-    """Check that a graph can take the column.
-
-    Raises:
-        DataError: a dtype that is none of bool, integer and float.
-    """
-    if column.dtype.kind not in _KINDS:
-        cure = "feed text to a trainer.embedding.Embedding, or turn it into integers first"
-        if column.dtype.kind in "Mm":
-            cure = "turn times into numbers first, as (times - times.min()) / np.timedelta64(1, 's')"
-        raise DataError(
-            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats ({cure})"
-        )
-
-
-def _as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
-    if is_frame(item):
-        item = columns_of(item)
-    if isinstance(item, Mapping):
-        found = tuple(str(key) for key in item)
-        if names is not None and found != names:
-            if set(found) != set(names):
-                raise DataError(f"the columns changed: received {list(found)}, expected {list(names)}")
-            item, found = {name: item[name] for name in names}, names
-        return tuple(as_array(value, name) for name, value in zip(found, item.values(), strict=True)), found
-    if not isinstance(item, tuple | list):
-        item = (item,)
-    if names is None or len(names) != len(item):
-        names = tuple(f"column_{index}" for index in range(len(item)))
-    return tuple(as_array(value, name) for name, value in zip(names, item, strict=True)), names
-
-
 class ArraySource(Source):
     """A dict, tuple or list of equally long arrays, cut into batches; shuffled by (seed, epoch) alone.
 
@@ -232,7 +151,7 @@ class ArraySource(Source):
         if batch_size is None:
             raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
         batch_size = whole("batch_size", batch_size)
-        self._columns, self.names = _as_columns(arrays, None)
+        self._columns, self.names = as_columns(arrays, None)
         for name, column in zip(self.names, self._columns, strict=True):
             if column.ndim == 0:
                 raise DataError(f"column {name!r}: received a scalar; expected an array with the rows on axis 0")
@@ -324,7 +243,7 @@ class PipelineSource(Source):
         for item in self._iterator:
             count += 1
             self._next = (epoch, count)
-            yield Item(_as_columns(item, self.names)[0])
+            yield Item(as_columns(item, self.names)[0])
         self._next = (epoch + 1, 0)
         if self.size is None:
             self.size = count
@@ -397,7 +316,7 @@ class IterableSource(Source):
         for item in self.data() if self._is_factory else self.data:
             if self.one_shot:
                 self._peeked.append(item)
-            columns, self.names = _as_columns(item, self.names)
+            columns, self.names = as_columns(item, self.names)
             return columns
         raise DataError("the dataset delivered no batches")
 
@@ -439,7 +358,7 @@ class IterableSource(Source):
             if skip:
                 skip -= 1
                 continue
-            columns, self.names = _as_columns(item, self.names)
+            columns, self.names = as_columns(item, self.names)
             yield Item(columns, self.data.state_dict() if self._stateful else None)
 
 

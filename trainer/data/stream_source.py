@@ -11,9 +11,10 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError, StreamError, did_you_mean
 from ..streams import Batch, IterableStream, Stream, advance, concat
+from .as_columns import Columns, as_array
 from .datasets import is_arrays
 from .ragged import given_names
-from .sources import Columns, Item, Source, as_array
+from .sources import Item, Source
 
 logger = logging.getLogger(__name__)
 

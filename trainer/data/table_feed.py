@@ -17,8 +17,8 @@ from ..embedding.sharded_tables import ShardedTables
 from ..embedding.tables import SparseTables
 from ..errors import ConfigurationError
 from ..state import Stateful
+from .as_columns import Columns
 from .chunk import BatchGroup, ChunkTransform
-from .sources import Columns
 
 
 class TableReader(ChunkTransform):

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..distributed.group import Group
 from ..embedding.fields import to_plain
+from .as_columns import Columns
 from .chunk import BatchGroup, ChunkTransform
-from .sources import Columns
 from .table_feed import TableFeed
 
 

@@ -19,7 +19,7 @@ from .eviction import Eviction
 from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
 from .pretrained import read_vectors
 from .row_optimizers import RowOptimizer
-from .shards import WHOLE, Shards
+from .row_owners import WHOLE, Shards
 from .table import SparseTable, TableSpec
 
 DENSE_ROWS = 1_000_000

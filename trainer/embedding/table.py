@@ -19,8 +19,8 @@ from .eviction import least
 from .hashing import first_rows, stable_seed
 from .id_map import IdMap
 from .row_columns import Columns
+from .row_owners import WHOLE, Shards
 from .row_store import RowStore
-from .shards import WHOLE, Shards
 from .spec import TableSpec
 from .undo_log import Evicted, UndoRecord
 

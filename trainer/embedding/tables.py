@@ -22,7 +22,7 @@ from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
 from .planner import Planner
 from .row_groups import Bundle, RowGroup, group_tables
 from .row_optimizers import RowOptimizer, RowSGD, row_optimizer_like
-from .shards import Shards
+from .row_owners import Shards
 from .sparse_plan import Carry, SparsePlan, TablePlan
 from .working_set import GroupProgram
 

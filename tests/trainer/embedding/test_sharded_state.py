@@ -10,9 +10,9 @@ import pytest
 from trainer import checkpoint
 from trainer.distributed.group import World
 from trainer.embedding import Eviction, MinSightings, sharded_state
+from trainer.embedding.row_owners import Shards
 from trainer.embedding.saved_tables import check_states
 from trainer.embedding.sharded_state import gather_table, own_states, renumbered
-from trainer.embedding.shards import Shards
 from trainer.embedding.table import SparseTable, TableSpec
 from trainer.embedding.table_state import restore, take
 from trainer.embedding.unique_indexer import SortingIndexer, UniqueIndexer
