@@ -34,6 +34,7 @@ class Chunk:
         extras: host-side companions: one mapping per batch (None where a batch has none).
         sparse: working sets of sparse tables, or None.
         agreed: what the processes know together of the chunk's last batch, or None (see `Item`).
+        filled: whether the tensors have made-up rows and end, before what tables add, with what each row counts.
     """
 
     arrays: Columns
@@ -51,6 +52,7 @@ class Chunk:
     extras: list[Mapping[str, Any] | None] = field(default_factory=list)
     sparse: Any = None
     agreed: Any = None
+    filled: bool = False
 
     @property
     def batch_rows(self) -> int:
@@ -120,8 +122,9 @@ class FeedOptions:
         order: puts the columns of a batch in order and some aside, or None.
         counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
             features and labels); a scalar counts as one row.
-        fill_up_to: a batch of fewer rows is filled up to so many with copies of its last row, or None; single batches
-            only. `Chunk.num_samples` counts the rows that were there before.
+        fill_up_to: called, in their order, with the rows of single batches; returns how many rows a batch is filled
+            up to with copies of its last one, or None. `Chunk.num_samples` counts the rows that were there before.
+        row_weights: whether a batch that was filled up gets a last column that says what each row counts.
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
@@ -135,7 +138,8 @@ class FeedOptions:
     arguments: Sequence[str] = ()
     order: ColumnOrder | None = None
     counted: int = 0
-    fill_up_to: int | None = None
+    fill_up_to: Callable[[int], int | None] | None = None
+    row_weights: bool = False
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
     processes: int = 1

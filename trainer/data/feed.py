@@ -22,6 +22,7 @@ from .chunk import BatchGroup, Chunk, FeedOptions
 from .column_form import common_dtype, form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns, refuse_shared
+from .row_padding import filled_up, row_weights
 from .sources import Item, Source
 from .wait_clock import WaitClock
 from .waiting import DATA_WAIT
@@ -331,13 +332,18 @@ class Feed:
         columns = _stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
-        if options.fill_up_to is not None and not stacked:
-            columns = tuple([_filled_up(column, options.fill_up_to) for column in columns])
+        rows = len(items) * self._rows(items[0].columns)
+        size = None
+        if options.fill_up_to is not None and not stacked and self._one_length:
+            size = options.fill_up_to(rows)
+        if size is not None:
+            columns = filled_up(columns, size)
+            if options.row_weights:
+                columns = (*columns, row_weights(rows, size))
         if options.transform is not None:
             group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
             prepare = options.transform.prepare_made_up if items[0].made_up else options.transform.prepare
             columns, sparse = prepare(group)
-        rows = len(items) * self._rows(items[0].columns)
         signature = tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
             for name, column in zip(self._names, columns, strict=False):
@@ -359,6 +365,7 @@ class Feed:
             extras=[item.extras for item in items],
             sparse=sparse,
             agreed=items[-1].agreed,
+            filled=size is not None and options.row_weights,
         )
 
     def _note(self, shapes: Any, stacked: bool) -> None:
@@ -405,11 +412,6 @@ def to_tensor(array: np.ndarray) -> Tensor:
     if not array.flags.carray:
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)
-
-
-def _filled_up(column: np.ndarray, rows: int) -> np.ndarray:
-    missing = rows - len(column)
-    return column if missing <= 0 else np.concatenate([column, np.repeat(column[-1:], missing, axis=0)])
 
 
 def _newest(items: Sequence[Item]) -> float | None:

@@ -19,6 +19,7 @@ from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.pipelines import is_bounded
 from .as_columns import Columns, as_columns
 from .finite_values import describe_non_finite
+from .row_padding import vary
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class ArraySource(Source):
 
     def varies(self) -> bool:
         """Return whether not all rows are the same."""
-        return any(column.dtype != object and (column != column[:1]).any() for column in self._columns)
+        return vary(self._columns)
 
     def describe(self) -> dict[str, Any]:
         """Return kind, rows, batch size, shuffle and seed."""

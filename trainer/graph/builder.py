@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,11 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
+from ..data.as_columns import Columns
 from ..data.chunk import Chunk
 from ..data.column_checks import label_columns
 from ..data.feed import to_tensor
+from ..data.row_padding import RowFilling, RowPadding, filled_up, row_weights, vary
 from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.eager_mode import operator_by_operator
@@ -24,22 +25,21 @@ from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .graph_call import BatchSizes, Call, EagerCall, GraphCall
+from .filled_rows import filled_forward, host_copies, unfillable, without_made_up
+from .graph_call import Call, EagerCall, GraphCall
 from .graph_errors import to_graph_error
 from .inference_programs import EvalStep, PredictStep
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
 from .open_window import OpenWindow
 from .program import CustomStep, Forward, StepOptions, TrainStep
-from .row_padding import RowPadding
+from .runners import TrainRunner, inputs_of, single_runner, sunk_runner
 from .sunk_steps import OneStep, SunkSteps
 
 if TYPE_CHECKING:
     from ..embedding.tables import SparseTables
 
 logger = logging.getLogger(__name__)
-
-TrainRunner = Callable[[Chunk], StepOutputs]
 
 
 class StepBuilder:
@@ -95,12 +95,17 @@ class StepBuilder:
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
-        self._inferring: Call | None = None
+        self.filled = filled_forward(self.forward, loss_fn)
+        self._evaluation_filling = RowFilling("" if self.filled is not None else unfillable(loss_fn))
+        self._evaluate_filled: EvalStep | None = None
+        self._odd: tuple[Columns, Any] | None = None  # a batch of the evaluation under way, and its outputs
+        self._inferring: dict[int, Call] = {}
 
     @property
     def programs(self) -> int:
         """Number of programs compiled so far: for training, evaluation and prediction together."""
-        cells = (*self._single.values(), *self._sunk.values(), self._evaluate, self._sampling, self._predict)
+        inferring = (self._evaluate, self._evaluate_filled, self._sampling, self._predict)
+        cells = (*self._single.values(), *self._sunk.values(), *inferring)
         return sum(count_programs(cell) for cell in cells if cell is not None)
 
     @property
@@ -171,8 +176,8 @@ class StepBuilder:
 
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return _single_runner(self.make_call(self._one_step(options, depth)), options, returns=self.loss_fn is None)
-        return _sunk_runner(self.make_call(self._sunk_steps(options, size, sample, depth)), options)
+            return single_runner(self.make_call(self._one_step(options, depth)), options, returns=self.loss_fn is None)
+        return sunk_runner(self.make_call(self._sunk_steps(options, size, sample, depth)), options)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
         """Compile what `train` would run on chunks like `sample`, without running it.
@@ -189,7 +194,7 @@ class StepBuilder:
             with self.training():
                 cell.set_train(True)
                 try:
-                    cell.compile(*leading, *_inputs_of(options)(sample))
+                    cell.compile(*leading, *inputs_of(options)(sample))
                 except Exception as error:
                     raise to_graph_error(error, sample) from None
 
@@ -231,12 +236,59 @@ class StepBuilder:
         """
         if chunk.sparse is not None:
             self.tables.load(chunk.sparse)
-        if self._inferring is None or self._inferring.cell is not cell:
-            self._inferring = self.make_call(cell)
+        if chunk.filled:
+            cell = self._filled_evaluate_cell()
+        run = self._inferring.get(id(cell))
+        if run is None:
+            run = self._inferring[id(cell)] = self.make_call(cell)
         try:
-            return self._inferring(*chunk.tensors, like=chunk.signature)
+            outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
+        if chunk.filled:
+            return without_made_up(outputs, chunk.num_samples, len(chunk.tensors[0]))
+        if cell is self._evaluate and self._odd is None and self._may_fill(chunk):
+            self._odd = chunk.arrays, host_copies(outputs)
+        return outputs
+
+    @property
+    def evaluation_filling(self) -> RowFilling | None:
+        """Which batches of evaluations are filled up; None where the program is not ours, or not compiled."""
+        ours = self.eval_network is None and self.make_call is GraphCall and not self.forward.several
+        return self._evaluation_filling if ours else None
+
+    def _may_fill(self, chunk: Chunk) -> bool:
+        filling = self.evaluation_filling
+        return filling is not None and filling.exact is None and filling.odd(chunk.num_samples) and vary(chunk.arrays)
+
+    def _filled_evaluate_cell(self) -> EvalStep:
+        if self._evaluate_filled is None:
+            self._evaluate_filled = EvalStep(self.filled, self.table_inputs)
+        self._evaluate_filled.set_train(False)
+        return self._evaluate_filled
+
+    def try_filled_evaluation(self) -> None:
+        """Find out, once, whether filled-up batches are evaluated to the same; after an evaluation, in its mode."""
+        (columns, plain), self._odd = self._odd or ((), None), None
+        if not columns:
+            return
+        rows = len(columns[0])
+        size = self._evaluation_filling.size_for(rows)
+        try:
+            columns = (*filled_up(columns, size), row_weights(rows, size))
+            outputs = self._apply(self._filled_evaluate_cell(), columns)
+        except Exception as error:  # a network for this number of rows only
+            self._evaluation_filling.refuse(f"batches of {size} rows fail: {type(error).__name__}")
+            return
+        self._evaluation_filling.decide(plain, host_copies(without_made_up(outputs, rows, size)))
+
+    def _apply(self, cell: nn.Cell, columns: Columns) -> Any:
+        """Return what a program that only reads gives for host columns."""
+        if self.tables is not None:
+            columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
+            self.tables.load(plan)
+            columns = (*columns, *plan.inputs)
+        return self.make_call(cell)(*(to_tensor(column) for column in columns))
 
     def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
         """Return the shape of one row of what is kept of the prediction, found by one forward without training.
@@ -259,15 +311,11 @@ class StepBuilder:
     def sample_outputs(self, sample: Chunk) -> tuple[np.ndarray, ...]:
         """Return host copies of the network's outputs for the first batch of a chunk; nothing is trained."""
         columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
-        if self.tables is not None:
-            columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
-            self.tables.load(plan)
-            columns = (*columns, *plan.inputs)
         if self._sampling is None:
             self._sampling = EvalStep(self.forward, self.table_inputs)
         self._sampling.set_train(False)
         try:
-            prediction = self.make_call(self._sampling)(*(to_tensor(column) for column in columns))[1]
+            prediction = self._apply(self._sampling, columns)[1]
         except Exception as error:
             raise to_graph_error(error, sample) from None
         finally:
@@ -337,7 +385,8 @@ class StepBuilder:
             cell.set_train(False)
             self.network.set_train(False)
             # the first batch of every evaluation looks its program up, in case the user has changed the cell
-            self._inferring = None
+            self._inferring.clear()
+            self._odd = None
             yield
 
 
@@ -352,58 +401,3 @@ def _modes_put_back(*roots: nn.Cell) -> Iterator[None]:
         for cell, mode in zip(cells, modes, strict=True):
             if cell.training != mode:
                 cell.set_train(mode)
-
-
-def _inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
-    """Return what gives the inputs of a program from a chunk: its tensors and, among processes, what rows they have."""
-    if options.exchange is None:
-        return operator.attrgetter("tensors")
-
-    def inputs(chunk: Chunk) -> tuple[Tensor, ...]:
-        rows = np.array([chunk.num_samples, chunk.all_samples], np.float32) / chunk.num_batches
-        if chunk.stacked:
-            rows = np.tile(rows, (len(chunk.arrays[0]), 1))
-        return (*chunk.tensors, Tensor(rows))
-
-    return inputs
-
-
-def _single_runner(run: Call, options: StepOptions, *, returns: bool) -> TrainRunner:
-    run.cell.set_train(True)
-    leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
-    keep, inputs = options.keep_predictions, _inputs_of(options)
-    sizes = BatchSizes(run)
-
-    def train(chunk: Chunk) -> StepOutputs:
-        try:
-            loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
-        except Exception as error:
-            raise to_graph_error(error, chunk) from None
-        if sizes.programs != run.programs:
-            sizes.note(chunk)
-        outputs = StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
-        if returns:
-            outputs.returned = prediction
-        return outputs
-
-    return train
-
-
-def _sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
-    run.cell.set_train(True)
-    keep, inputs = options.keep_predictions, _inputs_of(options)
-    flags = (Tensor(False), Tensor(True))
-    counts = [Tensor(n, mstype.int32) for n in range(run.cell.size + 1)]
-    sizes = BatchSizes(run)
-
-    def train(chunk: Chunk) -> StepOutputs:
-        try:
-            count, flush = counts[chunk.num_batches], flags[chunk.flush]
-            losses, predictions = run(count, flush, *inputs(chunk), like=chunk.signature)
-        except Exception as error:
-            raise to_graph_error(error, chunk) from None
-        if sizes.programs != run.programs:
-            sizes.note(chunk)
-        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
-
-    return train

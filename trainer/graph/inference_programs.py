@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from mindspore import nn
 
+from .filled_rows import FilledForward
 from .program import Forward, to_float32
 
 
 class EvalStep(nn.Cell):
     """One evaluation batch: columns in, (loss, prediction, label) out."""
 
-    def __init__(self, forward: Forward, table_inputs: int = 0) -> None:
+    def __init__(self, forward: Forward | FilledForward, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
-        self.label = -max(1, forward.labels)
+        self.label = forward.label
         self.several = forward.several
         self.table_inputs = table_inputs
 

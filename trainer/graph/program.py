@@ -73,6 +73,7 @@ class Forward(nn.Cell):
         self.has_loss_fn = loss_fn is not None
         self.several = isinstance(loss_fn, MultiTaskLoss)
         self.labels = labels
+        self.label = -max(1, labels)
         self.cast_outputs = cast
 
     def construct(self, *columns):
@@ -96,6 +97,11 @@ class Forward(nn.Cell):
                 return _scalar_loss(outputs[0]), outputs[1]
             return _scalar_loss(outputs[0]), outputs[0]
         return _scalar_loss(outputs), outputs
+
+    def rows(self, columns):
+        """Return the number of rows; graph code."""
+        counted = columns[-self.labels] if self.has_loss_fn else columns[0]
+        return counted.shape[0] if counted.ndim > 0 else 1
 
 
 def kept_output(prediction, output):
@@ -244,7 +250,7 @@ class TrainStep(nn.Cell):
         if self.guard and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, table_rows)
-        rows = self._rows(columns)
+        rows = self.forward.rows(columns)
         if self.exchange is not None:
             rows = everyones_rows[1]
             loss = self.exchange.mean_loss(loss, everyones_rows)
@@ -270,10 +276,6 @@ class TrainStep(nn.Cell):
         else:
             ops.assign(self.micro_step, done)
         return loss, kept_output(prediction, self.output)
-
-    def _rows(self, columns):
-        counted = columns[-self.forward.labels] if self.forward.has_loss_fn else columns[0]
-        return counted.shape[0] if counted.ndim > 0 else 1
 
     def _update(self, gradients, loss_is_finite, statistics_are_finite, table_rows):
         if self.scaler is not None:

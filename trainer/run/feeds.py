@@ -14,7 +14,7 @@ from ..data.column_order import ColumnOrder
 from ..data.feed import Feed
 from ..data.finite_values import describe_non_finite
 from ..data.shards import make_shard
-from ..data.sources import Item, Source
+from ..data.sources import ArraySource, Item, Source
 from ..data.table_feed import TableFeed, check_trainable, has_tables
 from ..data.union_tables import UnionTables
 from ..data.waiting import DATA_WAIT
@@ -133,6 +133,11 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
         order=column_order(trainer, network, trainer.label_count if trainer.eval_network is None else 0),
         counted=counted,
     )
+    filling = None if predict or trainer.group.size > 1 else trainer.builder.evaluation_filling
+    if filling is not None:
+        if isinstance(source, ArraySource) and source.size > 1:
+            filling.keep(source.batch_size)
+        options.fill_up_to, options.row_weights = filling.next, True
     return Feed(source, options)
 
 

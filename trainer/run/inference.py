@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.feed import Feed
+from ..data.row_padding import RowPadding, padded_size
 from ..data.sources import ArraySource
 from ..distributed.dense_state import synchronize
 from ..errors import DataError
-from ..graph.row_padding import RowPadding, padded_size
 from ..state import Phase
 from . import loop
 from .call import call
@@ -47,7 +47,10 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     cell = trainer.builder.evaluate_cell()
     tally = Tally(trainer.metrics, trainer.eval_indexes, trainer.tasks if trainer.eval_network is None else None)
     with trainer.builder.inference(cell):
-        return loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
+        results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
+        if results:
+            trainer.builder.try_filled_evaluation()
+    return results
 
 
 def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
@@ -61,7 +64,7 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
     alone = isinstance(source, ArraySource) and trainer.group.size == 1
     size = _choose_size(padding, source) if alone else None
     if size is not None and padding.exact:
-        feed.options.fill_up_to = size
+        feed.options.fill_up_to = lambda rows: size
     batches = _predictions(trainer, feed)
     if stream:
         return batches
@@ -70,7 +73,8 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
         tail = source.tail(min(source.last_rows, MAX_TRIED))
         if tail.varies():
             feed = inference_feed(trainer, tail, None, predict=True)
-            feed.options.fill_up_to = padded_size(tail.rows) if tail.rows < source.last_rows else size
+            tried = padded_size(tail.rows) if tail.rows < source.last_rows else size
+            feed.options.fill_up_to = lambda rows: tried
             filled = _concatenate(list(_predictions(trainer, feed)))
             padding.decide(_rows(predictions, slice(-tail.rows, None)), filled)
     return predictions

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from mindspore import nn, ops
-from mindspore.train import MAE, Accuracy, Recall
+from mindspore.train import MAE, Accuracy, Metric, Recall
 from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
 
+from callbacks import LambdaCallback
 from trainer import Callback, Trainer
+from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError, DataError
 from trainer.state import Phase
 
@@ -292,3 +294,99 @@ class TestPredictionsOfManySizes:
         for rows in (9, 5, 7):
             np.testing.assert_allclose(trainer.predict(cancer["x"][:rows]).mean(axis=0), 0, atol=1e-6)
         assert caplog.text.count("depend on each other") == 1
+
+
+class Rows(Metric):
+    """Number of rows seen."""
+
+    def clear(self):
+        self.count = 0
+
+    def update(self, *inputs):
+        assert len(inputs[0]) == len(inputs[1])
+        self.count += len(inputs[0])
+
+    def eval(self):
+        return self.count
+
+
+def first(data, rows):
+    return {name: column[:rows] for name, column in data.items()}
+
+
+def log_loss_of(logits, labels):
+    logits = logits.astype(np.float64)
+    return float((np.logaddexp(0, logits) - labels * logits).mean())
+
+
+class TestEvaluationsOfManySizes:
+    def make(self, network, loss=None):
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
+        metrics = {"rows": Rows(), "log_loss": "log_loss", "loss": "loss"}
+        return Trainer(network, loss or nn.BCEWithLogitsLoss(), optimizer, metrics)
+
+    def check(self, results, logits, labels):
+        assert results["rows"] == len(logits)
+        expected = log_loss_of(logits, labels)
+        assert results["loss"] == pytest.approx(expected, rel=1e-5)
+        assert results["log_loss"] == pytest.approx(expected, rel=1e-5)
+
+    def test_few_programs_serve_all_numbers_of_rows_and_give_the_same(self, mlp, cancer):
+        trainer = self.make(Noting(mlp()))
+        logits = trainer.predict(cancer["x"])
+        compiled_for.clear()
+        shapes = []
+        noting = LambdaCallback(on_eval_step_end=lambda t: shapes.append(t.state.evaluation.outputs[1].shape))
+        counts = [40, 3, 5, 2, 8, 17, 20, 31, 33, 1, 60, 40]
+        for rows in counts:
+            self.check(
+                trainer.evaluate(first(cancer, rows), noting, batch_size=rows), logits[:rows], cancer["y"][:rows]
+            )
+        assert set(compiled_for) == {40, 3, 5, 16, 32, 64}
+        assert [shape[0] for shape in shapes] == counts
+
+    def test_a_last_batch_of_whatever_size_needs_no_program_of_its_own(self, mlp, cancer):
+        trainer = self.make(Noting(mlp()))
+        logits = trainer.predict(cancer["x"])
+        compiled_for.clear()
+        for rows in (569, 150, 130, 121, 329):  # 100 rows each, and 69, 50, 30, 21 and 29
+            results = trainer.evaluate(first(cancer, rows), batch_size=100)
+            self.check(results, logits[:rows], cancer["y"][:rows])
+        assert set(compiled_for) == {100, 69, 50, 64, 32}
+
+    def test_rows_of_a_table_are_read_for_rows_that_are_there(self):
+        rng = np.random.default_rng(0)
+        ids, labels = rng.integers(0, 1000, (40, 3)), rng.integers(0, 2, (40, 1)).astype(np.float32)
+
+        class Net(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.table, self.dense = Embedding(4, mode="sparse", scale=1.0), nn.Dense(12, 1)
+
+            def construct(self, ids):
+                return self.dense(self.table(ids).reshape(-1, 12))
+
+        trainer = self.make(Net())
+        trainer.fit({"ids": ids, "label": labels}, batch_size=20, callbacks=[])
+        logits = trainer.predict(ids)
+        before = trainer.builder.programs
+        for rows in (1, 2, 3, 7, 9, 11, 14, 16):
+            results = trainer.evaluate({"ids": ids[:rows], "label": labels[:rows]}, batch_size=rows)
+            self.check(results, logits[:rows], labels[:rows])
+        assert trainer.builder.programs - before == 4
+
+    @pytest.mark.parametrize("why", ["rows", "loss"])
+    def test_what_cannot_be_filled_up_is_evaluated_as_it_is_and_the_reason_is_told(self, mlp, cancer, caplog, why):
+        network = Noting(mlp(), centre=why == "rows")
+
+        class Own(nn.BCEWithLogitsLoss):
+            pass
+
+        trainer = self.make(network, Own() if why == "loss" else None)
+        for rows in (9, 5, 7, 8, 6, 4):
+            logits = trainer.predict(cancer["x"][:rows])
+            self.check(trainer.evaluate(first(cancer, rows), batch_size=rows), logits, cancer["y"][:rows])
+        told = {"rows": "depend on each other", "loss": "Own is not known to give a loss for each row"}[why]
+        assert caplog.text.count("evaluate: every number of rows") == 1
+        assert "9, 5, 7, 8, 6 so far, because" in caplog.text
+        assert told in caplog.text

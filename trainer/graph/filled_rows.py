@@ -1,0 +1,72 @@
+"""Network and loss for batches that were filled up with made-up rows, and the check that this changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from .program import Forward, to_float32
+from .row_losses import row_loss
+
+
+class FilledForward(nn.Cell):
+    """What a `Forward` computes, with the loss over the rows that count alone; the prediction has them all.
+
+    The last column, after the label, says what each row counts: float32 [rows], 1 or 0.
+
+    Args:
+        forward: of a network with one label.
+        rows_loss: its loss, as `trainer.graph.row_losses.row_loss` returns it.
+    """
+
+    several = False
+
+    def __init__(self, forward: Forward, rows_loss: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = forward.network
+        self.label_cast = forward.label_cast
+        self.cast_outputs = forward.cast_outputs
+        self.rows_loss = rows_loss
+        self.label = -2
+
+    def construct(self, *columns):
+        """Return (loss [], prediction)."""
+        prediction = self.network(*columns[:-2])
+        if self.cast_outputs:
+            prediction = to_float32(prediction)
+        label = self.label_cast(columns[-2], prediction)
+        return self.rows_loss(prediction, label, columns[-1]), prediction
+
+    def rows(self, columns):
+        """Return the number of rows that count; graph code."""
+        return ops.sum(columns[-1])
+
+
+def filled_forward(forward: Forward, loss_fn: Any) -> FilledForward | None:
+    """Return the forward for filled-up batches; None where the loss cannot leave rows out."""
+    rows_loss = row_loss(loss_fn) if forward.has_loss_fn and forward.labels == 1 else None
+    return None if rows_loss is None else FilledForward(forward, rows_loss)
+
+
+def unfillable(loss_fn: Any) -> str:
+    """Return why batches with this loss cannot be filled up, for the log."""
+    kind = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else "the loss"
+    return f"{kind} is not known to give a loss for each row" if loss_fn is not None else "the network returns its loss"
+
+
+def without_made_up(outputs: Any, rows: int, size: int) -> Any:
+    """Return outputs of a program for `size` rows, in tuples of any depth, as those of the first `rows`."""
+    if isinstance(outputs, tuple | list):
+        return tuple([without_made_up(output, rows, size) for output in outputs])
+    if outputs.shape[:1] != (size,):
+        return outputs
+    return Tensor.from_numpy(np.array(outputs.asnumpy()[:rows]))
+
+
+def host_copies(outputs: Any) -> Any:
+    """Return copies on the host of a program's outputs, in tuples of any depth."""
+    if isinstance(outputs, tuple | list):
+        return tuple([host_copies(output) for output in outputs])
+    return np.array(outputs.asnumpy())
