@@ -8,33 +8,29 @@ ends the job seconds after a process died, and takes every process with it when 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import selectors
 import shlex
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, did_you_mean
 from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, WORKER
+from .machines import MEETING_SECONDS, Machines, Verdict
+from .watched_process import WatchedProcess
 
 GRACE_SECONDS = 5.0  # for the others to end by themselves, and to say why, once one process has failed
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL then: one that waits for a dead one in a collective hears nothing
-TAIL_LINES = 20
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict")
 _SCHEDULER = "from mindspore import communication; communication.init()"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +43,11 @@ class Job:
         processes: processes on this machine.
         nodes: machines.
         node_rank: number of this machine; machine 0 also runs MindSpore's scheduler.
-        master: "HOST:PORT" of machine 0; None: this machine and a free port, with one machine.
+        master: "HOST:PORT" of machine 0, where the supervisors of several machines meet; of one
+            machine MindSpore's scheduler is there, by default at a free port.
         max_restarts: how often all processes are started again after one failed.
         logs: folder for one log a process; None: ``logs`` in the run folder, where there is one.
+        meeting_seconds: how long the machines wait for each other at the start.
     """
 
     command: Sequence[str]
@@ -59,6 +57,7 @@ class Job:
     master: str | None = None
     max_restarts: int = 0
     logs: Path | None = None
+    meeting_seconds: float = MEETING_SECONDS
 
     def __post_init__(self) -> None:
         for name, value, least in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
@@ -72,9 +71,10 @@ class Job:
             )
         if self.nodes > 1 and self.master is None:
             raise ConfigurationError("launch: --nodes needs --master HOST:PORT, the address of machine 0")
-        if self.nodes > 1 and self.max_restarts:
-            raise ConfigurationError("launch: --max-restarts works on one machine; the others would not start again")
-        if self.master is not None and not re.fullmatch(r"[^\s:]+:\d{1,5}", self.master):
+        if not self.meeting_seconds > 0:
+            raise ConfigurationError(f"launch: --meeting-seconds takes a number > 0; received {self.meeting_seconds}")
+        address = re.fullmatch(r"[^\s:]+:(\d{1,5})", self.master or "any:1")
+        if address is None or not 0 < int(address[1]) < 1 << 16:
             raise ConfigurationError(f"launch: --master takes HOST:PORT; received {self.master!r}")
         if not self.command:
             raise ConfigurationError("launch: there is no command to start, e.g. `fit CONFIG` or `python train.py`")
@@ -108,77 +108,22 @@ class Job:
 
 
 def launch(job: Job) -> int:
-    """Run the job until all its processes have ended; return the exit code of the first that failed, or 0."""
+    """Run the job until all its processes have ended; return the exit code of the first that failed, or 0.
+
+    Raises:
+        ConfigurationError, TrainerError: the machines of the job have not met, see `Machines.meet`.
+    """
     supervisor = Supervisor(job)
-    with supervisor.signals():
-        for attempt in range(job.max_restarts + 1):
-            code = supervisor.run(attempt)
-            if code == 0 or supervisor.told is not None or attempt == job.max_restarts:
-                break
-            supervisor.say(f"starting all processes again ({attempt + 1} of {job.max_restarts})")
-    return code
-
-
-class _Process:
-    """One process of the job, with the log it writes."""
-
-    def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.name = name
-        self.log_path = log
-        self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
-        self._rest = b""
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.popen = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
-            preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
-        )
-        os.set_blocking(self.popen.stdout.fileno(), False)
-
-    def read(self, show: Callable[[str], None] | None) -> bool:
-        """Take what the process has written; return False at the end of it."""
-        try:
-            data = os.read(self.popen.stdout.fileno(), 1 << 16)
-        except BlockingIOError:
-            return True
-        lines = re.split(rb"\r\n|\n|\r", self._rest + data)
-        self._rest = lines.pop() if data else b""
-        for line in lines:
-            if data or line:
-                self._take(line, show)
-        self._log.flush()
-        return bool(data)
-
-    def _take(self, line: bytes, show: Callable[[str], None] | None) -> None:
-        text = f"[{self.name}] {line.decode(errors='replace')}"
-        self.tail.append(text)
-        self._log.write(text.encode() + b"\n")
-        if show is not None:
-            show(text)
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.popen.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill the process and every process it has started in its session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-
-    def close(self) -> None:
-        self._log.close()
-        self.popen.stdout.close()
-
-    def end(self) -> str:
-        """Return in words how the process ended."""
-        code = self.popen.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"{self.name} (pid {self.popen.pid}) {how}"
+    with supervisor.signals(), Machines(job, supervisor.say, lambda: supervisor.told is not None) as machines:
+        if not machines.meet():
+            return 128 + supervisor.told
+        attempt = 0
+        while True:
+            verdict = supervisor.run(attempt, machines)
+            if not verdict.again:
+                return verdict.code
+            attempt += 1
+            supervisor.say(f"starting all processes again ({attempt} of {job.max_restarts})")
 
 
 class Supervisor:
@@ -191,9 +136,14 @@ class Supervisor:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.told: int | None = None
-        self._processes: list[_Process] = []
-        self._workers: list[_Process] = []
+        self._told_others = False
+        self._processes: list[WatchedProcess] = []
+        self._workers: list[WatchedProcess] = []
         self._run_folder: str | None = None
+        self._failed: WatchedProcess | None = None
+        self._cause: int | None = None  # exit code of the process, here or elsewhere, that failed first
+        self._failed_first = False
+        self._deadline = 0.0
 
     def say(self, text: str) -> None:
         """Tell the user something on standard error."""
@@ -219,14 +169,15 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def run(self, attempt: int) -> int:
-        """Start all processes and wait until they have ended; return the first code that is not 0, or 0."""
+    def run(self, attempt: int, machines: Machines) -> Verdict:
+        """Start all processes and wait until those of all machines have ended; return what to do then."""
         folder = self.job.logs or Path(tempfile.mkdtemp(prefix="trainer-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "run_folder"
+        self._failed, self._cause = None, None
         try:
-            self._start(attempt, folder, note)
-            return self._watch()
+            self._start(attempt, machines, folder, note)
+            return self._watch(attempt, machines, note)
         finally:
             for process in self._processes:
                 process.kill()
@@ -234,60 +185,100 @@ class Supervisor:
             self._keep_logs(folder, note)
             self._processes, self._workers = [], []
 
-    def _start(self, attempt: int, folder: Path, note: Path) -> None:
+    def _start(self, attempt: int, machines: Machines, folder: Path, note: Path) -> None:
         job = self.job
-        host, port = ("127.0.0.1", _free_port()) if job.master is None else job.master.rsplit(":", 1)
-        self.say(f"{job.processes * job.nodes} processes, as {job.as_msrun(host, int(port))}")
+        port, self._run_folder = machines.begin(self._run_folder)
+        self.say(f"{job.processes * job.nodes} processes, as {job.as_msrun(machines.host, port)}")
         common = {
             **os.environ,
             "MS_WORKER_NUM": str(job.processes * job.nodes),
-            "MS_SCHED_HOST": host,
+            "MS_SCHED_HOST": machines.host,
             "MS_SCHED_PORT": str(port),
             RUN_NOTE_VARIABLE: str(note),
             RESTART_VARIABLE: str(attempt),
         }
+        if job.nodes > 1:  # MindSpore would take the first network interface that it finds
+            common.setdefault("MS_WORKER_IP", machines.address)
         if self._run_folder is not None:
             common[RESUME_VARIABLE] = self._run_folder
         if job.node_rank == 0:
             scheduler = [sys.executable, "-c", _SCHEDULER]
             self._processes.append(
-                _Process("scheduler", scheduler, {**common, "MS_ROLE": SCHEDULER}, folder / "scheduler.log")
+                WatchedProcess("scheduler", scheduler, {**common, "MS_ROLE": SCHEDULER}, folder / "scheduler.log")
             )
         for local in range(job.processes):
             rank = job.node_rank * job.processes + local
             role = {"MS_ROLE": WORKER, "MS_NODE_ID": str(rank)}
-            process = _Process(f"rank {rank}", job.argv(), {**common, **role}, folder / f"rank_{rank}.log")
+            process = WatchedProcess(f"rank {rank}", job.argv(), {**common, **role}, folder / f"rank_{rank}.log")
             self._processes.append(process)
             self._workers.append(process)
         if self.told is not None:  # before there was anybody to pass it on to
             for process in self._workers:
                 process.signal(self.told)
 
-    def _watch(self) -> int:
-        failed: _Process | None = None
-        deadline = None
+    def _watch(self, attempt: int, machines: Machines, note: Path) -> Verdict:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.popen.stdout, selectors.EVENT_READ, process)
-            while any(process.popen.poll() is None for process in self._workers):
-                self._read(selector, 0.2)
-                if failed is None:
-                    failed = next((process for process in self._processes if self._has_failed(process)), None)
-                    deadline = time.monotonic() + GRACE_SECONDS
-                elif failed is not None and time.monotonic() > deadline:
-                    self._end_the_rest(selector)
-            while selector.get_map() and self._read(selector, 0):
-                pass  # what the pipes still hold
-        failed = failed or next((process for process in self._workers if process.popen.returncode), None)
-        if failed is None:
-            return 0
-        if self._has_failed(failed):
-            shown = "\n".join(failed.tail)
-            self.say(f"{failed.end()}, and the job with it; the end of its log:\n{shown}")
-        code = failed.popen.returncode
-        return 128 - code if code < 0 else code
+            while self._is_running():
+                self._turn(machines, selector)
+            self._read_all(selector)  # what the pipes still hold
+            self._look_for_failure(machines, selector)
+            if self._failed is not None and self._failed_first:
+                self.say(self._failed.report())
+            ended = self._failed or next((process for process in self._workers if process.popen.returncode), None)
+            code = 0 if ended is None else ended.exit_code
+            machines.tell_end(code)
+            while not machines.settled:
+                self._turn(machines, selector)
+        if note.is_file():
+            self._run_folder = note.read_text("utf-8")
+        if self.job.node_rank == 0:
+            code = next((one for one in (self._cause, code, *machines.codes.values()) if one), 0)
+            again = self.told is None and not machines.lost and attempt < self.job.max_restarts
+            verdict = Verdict(code, bool(code) and again, self._run_folder)
+            machines.tell_verdict(verdict)
+            return verdict
+        verdict = machines.verdict or Verdict(self._cause or code or 1)
+        self._run_folder = verdict.run_folder
+        return verdict
 
-    def _has_failed(self, process: _Process) -> bool:
+    def _is_running(self) -> bool:
+        return any(process.popen.poll() is None for process in self._workers)
+
+    def _turn(self, machines: Machines, selector: selectors.BaseSelector) -> None:
+        """Take what processes write; look for one that has failed, here or elsewhere, and then end the rest."""
+        self._read(selector, 0.2)
+        if self.told is not None and not self._told_others:
+            self._told_others = True
+            machines.tell_signal(self.told)
+        self._look_for_failure(machines, selector)
+        for message in machines.hear():
+            if message["kind"] == "signal" and self.told is None:
+                self.told, self._told_others = message["number"], True
+                for process in self._workers:
+                    process.signal(self.told)
+            elif message["kind"] == "failed" and self._cause is None:
+                self._blame(message["code"])
+                self.say(f"machine {message['machine']}: {message['text']}")
+        if self._cause is not None and time.monotonic() > self._deadline and self._is_running():
+            self._end_the_rest(selector)
+
+    def _look_for_failure(self, machines: Machines, selector: selectors.BaseSelector) -> None:
+        if self._failed is not None:
+            return
+        self._failed = next((process for process in self._processes if self._has_failed(process)), None)
+        if self._failed is not None:
+            self._failed_first = self._cause is None
+            self._read_all(selector)
+            self._blame(self._failed.exit_code)
+            machines.tell_failure(self._failed.report(), self._failed.exit_code)
+
+    def _blame(self, code: int) -> None:
+        if self._cause is None:
+            self._cause, self._deadline = code, time.monotonic() + GRACE_SECONDS
+
+    def _has_failed(self, process: WatchedProcess) -> bool:
         """Return whether a process ended otherwise than it should; after a signal a worker may end by that one."""
         code = process.popen.poll()
         if self.told is None:
@@ -303,21 +294,23 @@ class Supervisor:
                 selector.unregister(key.fileobj)
         return bool(events)
 
+    def _read_all(self, selector: selectors.BaseSelector) -> None:
+        while selector.get_map() and self._read(selector, 0):
+            pass
+
     def _end_the_rest(self, selector: selectors.BaseSelector) -> None:
         """End the processes that are left: SIGTERM, and SIGKILL for those that cannot hear it."""
         for process in self._workers:
             process.signal(signal.SIGTERM)
         deadline = time.monotonic() + TERM_SECONDS
-        while time.monotonic() < deadline and any(process.popen.poll() is None for process in self._workers):
+        while time.monotonic() < deadline and self._is_running():
             self._read(selector, 0.1)
         for process in self._workers:
             process.kill()
 
     def _keep_logs(self, folder: Path, note: Path) -> None:
         """Move the logs to where they stay: into the run folder that rank 0 has named, if it named one."""
-        if note.is_file():
-            self._run_folder = note.read_text("utf-8")
-        if self.job.logs is None and self._run_folder is not None:
+        if self.job.logs is None and self._run_folder is not None and Path(self._run_folder).is_dir():
             kept = Path(self._run_folder) / LOGS
             with contextlib.suppress(OSError):
                 kept.mkdir(parents=True, exist_ok=True)
@@ -332,22 +325,3 @@ class Supervisor:
 
 def _print(text: str) -> None:
     print(text, flush=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """Return what a child calls to be killed when the supervisor is gone, however it went."""
-    libc = ctypes.CDLL(None)  # loaded here: between fork and exec as little as possible may happen
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare

@@ -74,6 +74,9 @@ def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=1, metavar="M", help="machines; default: 1")
     parser.add_argument("--node-rank", type=int, default=0, metavar="I", help="number of this machine; default: 0")
     parser.add_argument("--master", metavar="HOST:PORT", help="of machine 0; default: this machine, a free port")
+    parser.add_argument(
+        "--meeting-seconds", type=float, default=300.0, metavar="S", help="to wait for the other machines; default: 300"
+    )
     parser.add_argument("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="one log a process; default: in the run folder")
     parser.add_argument(
@@ -290,6 +293,7 @@ def _launch(given: argparse.Namespace) -> int:
             master=given.master,
             max_restarts=given.max_restarts,
             logs=given.logs,
+            meeting_seconds=given.meeting_seconds,
         )
     )
 

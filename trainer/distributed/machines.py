@@ -1,0 +1,345 @@
+"""The supervisors of a job on several machines: they meet, begin together, and hear of each other's failures.
+
+Each holds one TCP connection to that of machine 0, at the address that ``--master`` names; lines of JSON travel there.
+What one machine tells, machine 0 passes on to the others. A connection that breaks is a machine that has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ConfigurationError, TrainerError
+
+if TYPE_CHECKING:
+    from .launch import Job
+
+MEETING_SECONDS = 300.0
+ANSWER_SECONDS = 10.0  # for whoever listens at the address to say that it is machine 0
+SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer, as one without power
+LONGEST_MESSAGE = 1 << 20
+
+
+class Verdict(NamedTuple):
+    """What all machines do after an attempt.
+
+    Attributes:
+        code: exit code of the job, that of the process that failed first.
+        again: whether all processes are started once more.
+        run_folder: where rank 0 writes to, if it has said so.
+    """
+
+    code: int
+    again: bool = False
+    run_folder: str | None = None
+
+
+class _Link:
+    """A connection to another supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.open = True
+        self.unread: list[dict[str, Any]] = []  # what had come along with a message that was waited for alone
+        self._rest = b""
+        connection.settimeout(ANSWER_SECONDS)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_USER_TIMEOUT": 1000 * SILENCE_SECONDS}
+        for name, value in options.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; a connection that cannot take it is closed."""
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.open = False
+
+    def received(self) -> list[dict[str, Any]]:
+        """Return the messages that have arrived.
+
+        Raises:
+            ValueError: what has arrived is no message of a supervisor.
+        """
+        while self.open and select.select([self.connection], [], [], 0)[0]:
+            try:
+                data = self.connection.recv(1 << 16)
+            except OSError:
+                data = b""
+            self._rest += data
+            self.open = bool(data)
+            if len(self._rest) > LONGEST_MESSAGE:
+                raise ValueError("too long")
+        *lines, self._rest = self._rest.split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        if not all(isinstance(message, dict) and isinstance(message.get("kind"), str) for message in messages):
+            raise ValueError("no message")
+        messages, self.unread = self.unread + messages, []
+        return messages
+
+    def close(self) -> None:
+        self.open = False
+        self.connection.close()
+
+
+class Machines:
+    """The supervisor of this machine among those of all; one machine has nobody to meet and decides alone.
+
+    Args:
+        job: what is started; on all machines the same.
+        say: tells the user something.
+        stopped: returns whether a signal has ended the waiting.
+
+    Attributes:
+        host: address of machine 0.
+        address: that of this machine, as the others reach it.
+        lost: whether a machine has gone without a word.
+        codes: exit codes of the machines whose processes have ended; known on machine 0.
+        verdict: what machine 0 has decided; known on the others.
+    """
+
+    def __init__(self, job: Job, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
+        self.job, self._say, self._stopped = job, say, stopped
+        self.host, port = ("127.0.0.1", "0") if job.master is None else job.master.rsplit(":", 1)
+        self._port = int(port)
+        self.address = self.host
+        self.lost = False
+        self._links: dict[int, _Link] = {}  # of machine 0: all others; of another one: machine 0
+        self._start: dict[str, Any] | None = None
+        self.codes: dict[int, int] = {}
+        self.verdict: Verdict | None = None
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for link in self._links.values():
+            link.close()
+
+    # -- meeting -------------------------------------------------------------------------------------------------------
+
+    def meet(self) -> bool:
+        """Wait until all supervisors are connected; return False where a signal came before.
+
+        Raises:
+            ConfigurationError: the address is not machine 0's, or the machines were started with different options.
+            TrainerError: a machine did not come.
+        """
+        if self.job.nodes == 1:
+            return True
+        deadline = time.monotonic() + self.job.meeting_seconds
+        return self._receive(deadline) if self.job.node_rank == 0 else self._join(deadline)
+
+    def _receive(self, deadline: float) -> bool:
+        waiting: list[_Link] = []
+        with self._listen() as listener:
+            self._say(f"waiting for {self.job.nodes - 1} more machines at {self.job.master}")
+            while len(self._links) < self.job.nodes - 1:
+                if self._stopped():
+                    return False
+                if time.monotonic() > deadline:
+                    missing = sorted({*range(1, self.job.nodes)} - {*self._links})
+                    raise TrainerError(
+                        f"launch: machines {missing} have not come to {self.job.master} in "
+                        f"{self.job.meeting_seconds:g} seconds; start `trainer launch --nodes {self.job.nodes} "
+                        "--node-rank I` with the same --master there"
+                    )
+                if select.select([listener, *(link.connection for link in waiting)], [], [], 0.2)[0]:
+                    if select.select([listener], [], [], 0)[0]:
+                        waiting.append(_Link(listener.accept()[0]))
+                    waiting = [link for link in waiting if not self._greeted(link)]
+        for link in waiting:
+            link.close()
+        return True
+
+    def _listen(self) -> socket.socket:
+        try:
+            self.host = self.address = socket.gethostbyname(self.host)
+            if self.host.startswith("127.") and not self.job.master.startswith("127."):
+                raise ConfigurationError(
+                    f"launch: --master {self.job.master} means {self.host} on this machine, which no other one "
+                    "reaches; give the address that the others reach it by"
+                )
+            return socket.create_server((self.host, self._port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"launch: --master {self.job.master} is to be an address and a free port of machine 0, which is this "
+                f"one ({error.strerror or error})"
+            ) from error
+
+    def _greeted(self, link: _Link) -> bool:
+        """Take a machine in; return whether no more is to come from this connection while machines are waited for."""
+        try:
+            messages = link.received()
+        except ValueError:  # somebody else, who tries ports
+            messages = []
+            link.open = False
+        if not messages:
+            return not link.open
+        hello = messages[0]
+        machine = hello.get("machine")
+        ours = self._hello()
+        differing = [name for name, value in ours.items() if name != "machine" and hello.get(name) != value]
+        if differing:
+            name = differing[0]
+            reason = f"{name} is {hello.get(name)!r} there and {ours[name]!r} on machine 0"
+        elif machine not in range(1, self.job.nodes) or machine in self._links:
+            reason = f"--node-rank {machine} has come already"
+        else:
+            link.send({"kind": "welcome"})
+            self._links[machine] = link
+            self._say(f"machine {machine} has come from {link.connection.getpeername()[0]}")
+            return True
+        link.send({"kind": "refused", "reason": reason})
+        link.close()
+        return True
+
+    def _hello(self) -> dict[str, Any]:
+        job = self.job
+        return {
+            "kind": "hello",
+            "machine": job.node_rank,
+            "--nodes": job.nodes,
+            "-n": job.processes,
+            "--max-restarts": job.max_restarts,
+        }
+
+    def _join(self, deadline: float) -> bool:
+        told, reason = False, "no answer"
+        while not self._stopped():
+            try:
+                address = socket.gethostbyname(self.host)  # MindSpore takes no other than IPv4
+                link = _Link(socket.create_connection((address, self._port), timeout=ANSWER_SECONDS / 2))
+            except OSError as error:
+                reason = error.strerror or str(error)
+            else:
+                if self._is_welcome(link, min(deadline, time.monotonic() + ANSWER_SECONDS)):
+                    self.host, self.address = link.connection.getpeername()[0], link.connection.getsockname()[0]
+                    self._links[0] = link
+                    return True
+            if time.monotonic() > deadline:
+                raise TrainerError(
+                    f"launch: machine 0 was not met at --master {self.job.master} in {self.job.meeting_seconds:g} "
+                    f"seconds ({reason}); is that its address, and does `trainer launch --node-rank 0` run there?"
+                )
+            if not told:
+                told = True
+                self._say(f"machine 0 is not at {self.job.master} yet ({reason}); trying again")
+            time.sleep(0.3)
+        return False
+
+    def _is_welcome(self, link: _Link, deadline: float) -> bool:
+        """Return whether machine 0 has taken this one in; False where it left before it said so.
+
+        Raises:
+            ConfigurationError: it refused, or it is somebody else.
+        """
+        link.send(self._hello())
+        while link.open and time.monotonic() < deadline and not self._stopped():
+            select.select([link.connection], [], [], 0.2)
+            try:
+                answers = link.received()
+            except ValueError:
+                break
+            if answers and answers[0]["kind"] == "refused":
+                raise ConfigurationError(f"launch: machine 0 refused this one: {answers[0].get('reason')}")
+            if answers:
+                link.unread = answers[1:]
+                return True
+        left = not link.open
+        link.close()
+        if left or self._stopped():
+            return False
+        raise ConfigurationError(f"launch: what answers at --master {self.job.master} is no `trainer launch`")
+
+    # -- one attempt ---------------------------------------------------------------------------------------------------
+
+    def begin(self, run_folder: str | None) -> tuple[int, str | None]:
+        """Return the port of MindSpore's scheduler and the run folder to go on with; of machine 0, on all of them.
+
+        Raises:
+            TrainerError: machine 0 is gone.
+        """
+        self.codes, self.verdict = {}, None
+        if self.job.node_rank == 0:
+            alone = self.job.nodes == 1 and self._port  # nobody has met at the port
+            port = alone or free_port(self.host)
+            self._tell({"kind": "start", "port": port, "run_folder": run_folder})
+            return port, run_folder
+        while self._start is None:
+            select.select([self._links[0].connection], [], [], 0.2)
+            self.hear()
+            if self.lost:
+                raise TrainerError("launch: machine 0 has gone before the job began")
+        start, self._start = self._start, None
+        return start["port"], start["run_folder"]
+
+    def tell_failure(self, text: str, code: int) -> None:
+        """Tell the others that a process of this machine has failed."""
+        self._tell(
+            {"kind": "failed", "machine": self.job.node_rank, "text": text[-LONGEST_MESSAGE // 4 :], "code": code}
+        )
+
+    def tell_signal(self, number: int) -> None:
+        """Tell the others that a signal asked this supervisor to stop."""
+        self._tell({"kind": "signal", "number": number})
+
+    def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+        for machine, link in self._links.items():
+            if link.open and machine != but:
+                link.send(message)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Return what other machines have told of: ``failed`` with text and code, ``signal`` with its number."""
+        heard = []
+        for machine, link in self._links.items():
+            if not link.open:
+                continue
+            try:
+                messages = link.received()
+            except ValueError:
+                link.open, messages = False, []
+            if not link.open and not (machine == 0 and any(message["kind"] == "over" for message in messages)):
+                self.lost = True
+                gone = f"the supervisor of machine {machine} is gone, or its network"
+                messages.append({"kind": "failed", "machine": machine, "text": gone, "code": 1})
+            for message in messages:
+                if message["kind"] == "ended":
+                    self.codes[machine] = message["code"]
+                elif message["kind"] == "start":
+                    self._start = message
+                elif message["kind"] == "over":
+                    self.verdict = Verdict(message["code"], message["again"], message["run_folder"])
+                else:
+                    heard.append(message)
+                    if self.job.node_rank == 0:
+                        self._tell(message, but=machine)
+        return heard
+
+    def tell_end(self, code: int) -> None:
+        """Tell machine 0 that all processes of this one have ended, and how."""
+        if self.job.node_rank != 0:
+            self._tell({"kind": "ended", "code": code})
+
+    def tell_verdict(self, verdict: Verdict) -> None:
+        """Tell the other machines what machine 0 has decided."""
+        self._tell({"kind": "over", **verdict._asdict()})
+
+    @property
+    def settled(self) -> bool:
+        """Whether this machine has heard all that it waits for once its processes have ended."""
+        if self.job.node_rank != 0:
+            return self.verdict is not None or self.lost
+        return all(machine in self.codes or not link.open for machine, link in self._links.items())
+
+
+def free_port(host: str) -> int:
+    """Return a port that nobody listens at on this machine's address `host`."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,111 @@
+"""One process that a supervisor has started: its output, its log, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+TAIL_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+
+class WatchedProcess:
+    """One process of the job, with the log it writes.
+
+    Args:
+        name: what its lines begin with.
+        argv: command.
+        environment: all its variables.
+        log: file that its lines are added to.
+
+    Attributes:
+        tail: its last lines.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log_path = log
+        self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
+        self._rest = b""
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.popen = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
+            preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
+        )
+        os.set_blocking(self.popen.stdout.fileno(), False)
+
+    def read(self, show: Callable[[str], None] | None) -> bool:
+        """Take what the process has written; return False at the end of it."""
+        try:
+            data = os.read(self.popen.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        lines = re.split(rb"\r\n|\n|\r", self._rest + data)
+        self._rest = lines.pop() if data else b""
+        for line in lines:
+            if data or line:
+                self._take(line, show)
+        self._log.flush()
+        return bool(data)
+
+    def _take(self, line: bytes, show: Callable[[str], None] | None) -> None:
+        text = f"[{self.name}] {line.decode(errors='replace')}"
+        self.tail.append(text)
+        self._log.write(text.encode() + b"\n")
+        if show is not None:
+            show(text)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process and every process it has started in its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    def close(self) -> None:
+        """Close its log and its pipe."""
+        self._log.close()
+        self.popen.stdout.close()
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would give for it."""
+        code = self.popen.returncode
+        return 128 - code if code < 0 else code
+
+    def report(self) -> str:
+        """Return in words how the process ended, and the end of its log."""
+        code = self.popen.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        end = "\n".join(self.tail)
+        return f"{self.name} (pid {self.popen.pid}) {how}, and the job with it; the end of its log:\n{end}"
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return what a child calls to be killed when the supervisor is gone, however it went."""
+    libc = ctypes.CDLL(None)  # loaded here: between fork and exec as little as possible may happen
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
