@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 GRACE_SECONDS = 1.0  # for the main thread to come back from a wait for data
 JOB_GRACE_SECONDS = 10.0  # the same where it cannot be replaced: the job goes without a last snapshot then
+_ENDED = 0  # among the numbers of signals: those before it were for a run that has ended
 NO_WIND_UP = 1  # exit code then, which tells the supervisor to end the others too
 
 
@@ -158,8 +159,12 @@ class _Watcher:
         self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
     def end(self) -> None:
+        forked = self._guarded is not None and self._guarded._process != os.getpid()
         self._guarded = None
         signal.set_wakeup_fd(self._fd_before)
+        if not forked:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe[1], bytes([_ENDED]))
 
     def _forget(self) -> None:
         """Keep what a child is sent from being read here as if it had been sent to its parent."""
@@ -170,7 +175,7 @@ class _Watcher:
     def _read(self) -> None:
         while True:
             for number in os.read(self._pipe[0], 64):
-                if self._fd_before != -1:  # somebody else's loop
+                if self._fd_before != -1 and number != _ENDED:  # somebody else's loop
                     with contextlib.suppress(OSError):
                         os.write(self._fd_before, bytes([number]))
                 self._numbers.put(number)
@@ -178,10 +183,10 @@ class _Watcher:
     def _watch(self) -> None:
         guarded, first, since = None, 0, 0.0
         while True:
-            number = 0
+            number = None
             with contextlib.suppress(queue.Empty):
                 number = self._numbers.get(timeout=0.1 if first else None)
-            if self._guarded is not guarded:
+            if self._guarded is not guarded or number == _ENDED:
                 guarded, first = self._guarded, 0
             if guarded is None or is_interactive():
                 continue

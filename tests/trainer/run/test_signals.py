@@ -85,6 +85,23 @@ class TestProcesses:
         assert process.returncode == 143
 
 
+FOLLOWED = """
+import os, signal, sys, time
+from trainer.data.waiting import DATA_WAIT
+from trainer.run.signals import GRACE_SECONDS, StopOnSignal
+
+with StopOnSignal(print):
+    os.kill(os.getpid(), signal.SIGTERM)
+with StopOnSignal(print), DATA_WAIT:
+    time.sleep(GRACE_SECONDS + 0.5)
+"""
+
+
+def test_a_signal_to_one_run_is_not_taken_for_one_to_the_next():
+    ended = subprocess.run([sys.executable, "-c", FOLLOWED], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "SIGTERM\n"), ended.stderr
+
+
 @pytest.fixture(scope="module")
 def trainer(linear):
     network = linear()
