@@ -18,6 +18,21 @@ _paths = [
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_paths))
 
 
+# Those that take longest: whoever shares the tests (`make test`) begins with them and is not kept waiting at the end.
+LONG = (
+    "trainer/distributed/test_tables.py",
+    "trainer/distributed/test_chain.py",
+    "trainer/distributed/test_fit.py",
+    "trainer/distributed/test_streams.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files of `LONG`, in that order."""
+    places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _scratch_folder(tmp_path_factory):
     """Run in a temporary folder: MindSpore writes rank_0/, kernel_meta/ and rewritten_network/ to the current one."""

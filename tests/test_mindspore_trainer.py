@@ -70,30 +70,24 @@ def test_a_script_beside_its_own_callbacks_changes_nothing(run):
     assert "the user mindspore_trainer.callbacks.loss_monitor" in out
 
 
-@pytest.mark.parametrize("own", [["trainer"], ["trainer", "callbacks"], []])
-def test_one_import_works_whatever_lies_beside_the_script(run, own):
-    script = "from mindspore_trainer import Trainer\nfrom mindspore_trainer.callbacks import LossMonitor\n" + FIT
-    script += "from mindspore_trainer.trainer.streams import ReplayStream\n"
-    script += "from mindspore_trainer.trainer.checkpoint import catalog\n"
-    script += "import trainer, callbacks\n" + ONE_COPY
-    script += "print(*(getattr(module, 'WHOSE', 'ours') for module in (trainer, callbacks)), sep=' / ')"
-    out = run(script, own=own)
-    assert "steps 2" in out
-    assert "copies 1" in out
-    whose = " / ".join("the user" if name in own else "ours" for name in ("trainer", "callbacks"))
-    # every class is the same by either name where nothing is hidden
-    assert whose in out
-
-
-def test_the_names_are_the_same_objects_where_nothing_is_hidden(run):
-    script = "import mindspore_trainer.trainer.run.limits as one, trainer.run.limits as other\n"
-    script += "from mindspore_trainer.callbacks import History as a\nfrom callbacks import History as b\n"
-    script += "import importlib\nprint(one is other, a is b, other.__spec__.name, importlib.reload(other) is other)"
-    assert run(script) == "True True trainer.run.limits True\n"
-
-
-def test_a_path_in_a_configuration_finds_the_package_first_and_then_the_users_module(run):
-    script = """
+ONE_IMPORT = f"""
+from mindspore_trainer import Trainer
+from mindspore_trainer.callbacks import LossMonitor
+{FIT}
+from mindspore_trainer.trainer.streams import ReplayStream
+from mindspore_trainer.trainer.checkpoint import catalog
+import trainer, callbacks
+{ONE_COPY}
+print("whose", *(getattr(module, "WHOSE", "ours") for module in (trainer, callbacks)), sep=" / ")
+"""
+SAME = """
+import importlib
+import mindspore_trainer.trainer.run.limits as one, trainer.run.limits as other
+from mindspore_trainer.callbacks import History as a
+from callbacks import History as b
+print("same", one is other, a is b, other.__spec__.name, importlib.reload(other) is other)
+"""
+RESOLVED = """
 from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
 print(resolve("callbacks.LossMonitor"), resolve("trainer.Window"), resolve("callbacks.Marker"))
 try:
@@ -101,12 +95,49 @@ try:
 except UnresolvedError as error:
     print(error)
 """
-    out = run(script, own=["trainer", "callbacks"])
+HIDDEN = """
+from pathlib import Path
+from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
+Path("mine.py").write_text("from trainer.errors import DataError")
+try:
+    resolve("mine.thing")
+except UnresolvedError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def train(run):
+    """Return a function: runs a script that trains by the one import, then `more`; returns what that says."""
+
+    def start(own, more):
+        out, _, rest = run(ONE_IMPORT + more, own=own).partition("whose / ")
+        assert "steps 2" in out
+        assert "copies 1" in out
+        whose, _, rest = rest.partition("\n")
+        # every class is the same by either name where nothing is hidden
+        assert whose == " / ".join("the user" if name in own else "ours" for name in ("trainer", "callbacks"))
+        return rest
+
+    return start
+
+
+def test_the_names_are_the_same_objects_where_nothing_is_hidden(train):
+    assert train([], SAME) == "same True True trainer.run.limits True\n"
+
+
+def test_a_path_in_a_configuration_finds_the_package_first_and_then_the_users_module(train):
+    out = train(["trainer", "callbacks"], RESOLVED)
     assert "mindspore_trainer.callbacks.loss_monitor.LossMonitor" in out
     assert "mindspore_trainer.trainer.metrics.window.Window" in out
     assert "<class 'callbacks.Marker'>" in out
     assert "neither the package nor your own module has it" in out
     assert "did you mean 'Marker'" in out
+
+
+def test_a_users_module_that_needs_the_hidden_package_is_told_its_other_name(train):
+    out = train(["trainer"], HIDDEN)
+    assert "trainer.py hides the package 'trainer' there: import it as 'mindspore_trainer'" in out
 
 
 @pytest.mark.parametrize(
@@ -117,20 +148,6 @@ def test_the_command_line_works_beside_such_modules(run, tmp_path, module, own):
     (tmp_path / "a.yaml").write_text(CONFIG)
     out = run("", "-m", module, "fit", "a.yaml", own=own)
     assert (tmp_path / "runs" / "hidden").is_dir(), out
-
-
-def test_a_users_module_that_needs_the_hidden_package_is_told_its_other_name(run):
-    script = """
-from pathlib import Path
-from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
-Path("mine.py").write_text("from trainer.errors import DataError")
-try:
-    resolve("mine.thing")
-except UnresolvedError as error:
-    print(error)
-"""
-    out = run(script, own=["trainer"])
-    assert "trainer.py hides the package 'trainer' there: import it as 'mindspore_trainer'" in out
 
 
 def imports(tree):

@@ -12,20 +12,56 @@ import time
 from pathlib import Path
 
 import numpy as np
-from mindspore import dataset, nn
+from mindspore import dataset, nn, ops
 
 from callbacks import ModelCheckpoint
-from tests.trainer.distributed.fit_program import Clicks, clicks, data, make_network
+from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, checkpoint
 from trainer.distributed.group import join
+from trainer.embedding import Embedding
+from trainer.run import signals
 from trainer.streams import ReplayStream
 
 BATCHES = 6  # that come before it blocks: three steps of two processes, of which the last ones are held back
 
 
+class Clicks(nn.Cell):
+    """A network on raw ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(4, mode="sparse", name="items")
+        self.head = nn.Dense(8, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, ids):
+        return self.head(ops.reshape(self.items(ids), (ids.shape[0], 8)))
+
+
+def clicks(rows=256):
+    rng = np.random.default_rng(0)
+    return rng.zipf(1.3, (rows, 2)) % 5000, (rng.random((rows, 1)) < 0.4).astype(np.float32)
+
+
+def tell():
+    """Let this process be told to end, half a second later."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+
+class Quiet(ReplayStream):
+    """A stream of which no row comes; once it `tells`, its process is told to end while it waits."""
+
+    tells = False
+
+    def poll(self, max_rows, timeout):
+        if self.tells:
+            self.tells = False
+            tell()
+        return super().poll(max_rows, timeout)
+
+
 def block():
     """Wait for ever; half a second later this process is told to end."""
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    tell()
     while True:
         time.sleep(0.05)
 
@@ -48,9 +84,8 @@ class Cases:
     def __init__(self, folder, group):
         self.folder, self.group, self.found = folder, group, {}
 
-    def run(self, name, verb, network, *arguments, **options):
-        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01))
-        root = self.folder / name.replace(" ", "_")
+    def run(self, name, verb, trainer, *arguments, **options):
+        root, before = self.folder / name.replace(" ", "_"), trainer.state.progress.global_step
         code = 0
         try:
             getattr(trainer, verb)(*arguments, callbacks=[ModelCheckpoint(root)], **options)
@@ -61,9 +96,13 @@ class Cases:
         self.found[name] = {
             "code": code,
             "stop": trainer.state.stop_reason.kind,
-            "step": trainer.state.progress.global_step,
-            "snapshot": None if snapshot is None else snapshot.step,
+            "step": trainer.state.progress.global_step - before,
+            "snapshot": None if snapshot is None else snapshot.step - before,
         }
+
+
+def build(network):
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01))
 
 
 def main(folder):
@@ -72,22 +111,21 @@ def main(folder):
     cases = Cases(folder, group)
     last = group.rank == 1
     rows = data()
-    cases.run("iterable", "fit", make_network(), blocking(rows, last), sink_size=1)
-    cases.run("tables", "fit", Clicks(), blocking(clicks(), last), sink_size=1)
+    trainer = build(make_network())
+    quiet = Quiet({"x": rows[0][:96], "label": rows[1][:96]}, rows_per_second=1e-3)
+    quiet.tells = last
+    cases.run("stream", "online_train", trainer, quiet, batch_size=8)
+    cases.run("iterable", "fit", trainer, blocking(rows, last), sink_size=1)
+    cases.run("tables", "fit", build(Clicks()), blocking(clicks(), last), sink_size=1)
     valid = blocking(rows, last, 2)
     arrays = {"x": rows[0][:96], "y": rows[1][:96]}
-    cases.run("validation", "fit", make_network(), arrays, valid_dataset=valid, batch_size=8, epochs=2)
-    x, y = rows[0][:96], rows[1][:96]
-    quiet = ReplayStream({"x": x, "label": y}, rows_per_second=1e-3)
-    if last:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    cases.run("stream", "online_train", make_network(), quiet, batch_size=8)
+    often = {"valid_dataset": valid, "valid_every": 2}  # within the first epoch, at which a pipeline begins
+    cases.run("validation", "fit", trainer, arrays, batch_size=8, sink_size=1, **often)
     (folder / f"found_{group.rank}.json").write_text(json.dumps(cases.found))
     # MindSpore waits outside Python for a pipeline: nothing gets it out of there.
-    pipeline = dataset.GeneratorDataset(
-        lambda: ((x.astype(np.float32), y) for x, y in zip(*rows, strict=True)) if not last else stuck(rows), ["x", "y"]
-    )
-    cases.run("pipeline", "fit", make_network(), pipeline.batch(8))
+    pipeline = dataset.GeneratorDataset(lambda: stuck(rows) if last else zip(*rows, strict=True), ["x", "y"])
+    signals.JOB_GRACE_SECONDS = 2.0
+    cases.run("pipeline", "fit", trainer, pipeline.batch(8), sink_size=1)
 
 
 def stuck(rows):

@@ -14,10 +14,12 @@ from mindspore import nn, ops
 from callbacks import Callback, ModelCheckpoint
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, Window
+from trainer.checkpoint.saver import Saver
 from trainer.data.ragged import Ragged
 from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError, ConfigurationError, DataError
+from trainer.state import State
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
 SEGMENTS = [90, 70, 100, 60, 80, 9]  # rows of each
@@ -111,16 +113,35 @@ class Commits(FileStream):
         self.commits.append(position)
 
 
+def build(network):
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=["auc"])
+
+
+def parameters(trainer):
+    cells = [trainer.network, trainer.optimizer, *([trainer.builder.step] if trainer.builder.step else [])]
+    return {id(parameter): parameter for cell in cells for parameter in cell.get_parameters()}
+
+
 class Trained:
     """What is left of the trainings of one process."""
 
     def __init__(self, group):
         self.group, self.found = group, {}
+        self.shared = build(Numbered())
+        self.first = {key: held.asnumpy().copy() for key, held in parameters(self.shared).items()}
 
-    def train(self, name, stream, *, stop_at=None, callbacks=(), make=Numbered, **arguments):
-        network = make()
-        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=["auc"])
-        diary = Diary(stop_at)
+    def renewed(self):
+        """Return the one trainer whose programs are compiled once, as if it had never trained."""
+        trainer = self.shared
+        for key, held in parameters(trainer).items():
+            # on CPU this is a live view
+            held.asnumpy()[...] = self.first.get(key, -1 if held.name == "trainer.bad_steps" else 0)
+        trainer.state, trainer.saver = State(), Saver(trainer)
+        return trainer
+
+    def train(self, name, stream, *, stop_at=None, callbacks=(), make=None, **arguments):
+        trainer = self.renewed() if make is None else build(make())
+        network, diary = trainer.network, Diary(stop_at)
         arguments = {"batch_size": BATCH, "window": Window(rows=100), **arguments}
         trainer.online_train(stream, [diary, *callbacks], **arguments)
         self.found[name] = {
@@ -156,16 +177,15 @@ def main(folder):
     group = join()
     run = Trained(group)
     folder = Path(folder)
-    stream = Commits(folder / "segments", SCHEMA)
-    run.train(
-        "files", stream, callbacks=[ModelCheckpoint(folder / f"snapshots_{group.size}", every=5, background=True)]
-    )
-    run.found["files"]["commits"] = stream.commits
     # The only segment falls to rank 0: the others never have a row of their own.
     run.train("one sided", FileStream(folder / "segments", SCHEMA, pattern="part-002*"), flush_after=0.2)
     replayed = {name: column[:500] for name, column in table().items()}
     run.train("replayed", ReplayStream(replayed), batch_size=2 * BATCH // group.size, sink_size=4)
     if group.size > 1:
+        stream = Commits(folder / "segments", SCHEMA)
+        snapshots = ModelCheckpoint(folder / "snapshots", every=5, background=True)
+        run.train("files", stream, callbacks=[snapshots])
+        run.found["files"]["commits"] = stream.commits
         twice = FileStream(folder / "segments", SCHEMA)
         run.train("stopped", twice, stop_at=3 if group.rank else None)
         run.train("went on", twice)

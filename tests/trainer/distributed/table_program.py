@@ -115,23 +115,22 @@ def train(folder, group, name, data, *, optimizer=None, bias=None, callbacks=(),
 
 
 def cut_inside_a_window(folder, group, data):
-    """Train with gradients accumulated over three steps, and again, resumed from a snapshot inside such a window."""
-    batches, first = [], 0
+    """Train with gradients accumulated over three steps; with several processes resumed from inside such a window."""
+    found, first, batches = {}, 0, []
     for rows in (16, 16, 8, 8, 16, 16, 16, 16, 8, 8):  # steps of changing shape come one by one
         batches.append({name: column[first : first + rows] for name, column in data.items()})
         first += rows
-    root, found = f"{folder}/window_{group.size}", {}
-    for name, callbacks, resume in (
-        ("whole", [], None),
-        ("cut", [ModelCheckpoint(root), StopAfter(4)], None),
-        ("resumed", [], root),
-    ):
+    if group.size == 1:  # what two processes train in one step
+        pairs = zip(batches[::2], batches[1::2], strict=True)
+        batches = [{name: np.concatenate((one[name], two[name])) for name in one} for one, two in pairs]
+    root = f"{folder}/window_{group.size}"
+    cut = ([ModelCheckpoint(root), StopAfter(4)], None), ([], root)
+    for callbacks, resume in [([], None)] if group.size == 1 else cut:
         network = Clicks()
         trainer = build(network, gradient_accumulation_steps=3)
         trainer.fit(batches, 1, callbacks=callbacks, resume=resume)
-        if name != "cut":
-            found |= {f"window {name}/{key}": value for key, value in content(trainer).items()}
-            found[f"window {name}/head"] = network.head.weight.asnumpy()
+    found |= {f"window/rows/{key}": value for key, value in content(trainer).items()}
+    found["window/loss"] = np.array(trainer.history.history["loss"])
     return found
 
 

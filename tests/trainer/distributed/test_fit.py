@@ -35,7 +35,7 @@ def of(found, name):
 CASES = ["accumulated", "overflow", "batches"]
 
 
-@pytest.mark.parametrize("name", [*CASES, "tables"])
+@pytest.mark.parametrize("name", CASES)
 def test_parameters_and_optimizer_state_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/parameters/"), of(two[0], f"{name}/parameters/")
     assert expected.keys() == found.keys()
@@ -51,20 +51,12 @@ def test_losses_and_counts_are_those_of_one_process(one, two, name):
         np.testing.assert_array_equal(two[0][f"{name}/{kind}"], one[f"{name}/{kind}"])
 
 
-@pytest.mark.parametrize("name", [*CASES, "tables", "adasum", "normed", "own rows"])
+@pytest.mark.parametrize("name", [*CASES, "adasum", "normed", "own rows"])
 def test_all_processes_hold_the_same_bits(two, name):
     for key, value in of(two[0], name).items():
-        if name == "tables" and key not in ("/losses", "/predictions", "/parameters/head"):
-            continue  # each process has a part of the rows; see test_tables.py
         if "normed/parameters" in key and "moving" in key:
             continue  # statistics are each process's own between two snapshots
         np.testing.assert_array_equal(two[1][name + key], value, err_msg=key)
-
-
-def test_every_process_sees_the_ids_of_all(one, two):
-    """The rows of a sparse table, whichever process keeps them, are read by all."""
-    np.testing.assert_array_equal(two[0]["tables/parameters/ids"], one["tables/parameters/ids"])
-    np.testing.assert_allclose(two[1]["tables/predictions"], one["tables/predictions"], rtol=0, atol=1e-6)
 
 
 def test_an_overflow_on_one_process_skips_the_step_on_all(one, two):

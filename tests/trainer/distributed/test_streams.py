@@ -135,7 +135,7 @@ def test_a_stream_is_idle_when_it_is_idle_on_all_processes(two):
 
 
 def test_the_position_of_all_is_in_one_snapshot(folder):
-    snapshot = checkpoint.find(folder / "snapshots_2")
+    snapshot = checkpoint.find(folder / "snapshots")
     position = snapshot.state["loop"]["position"]
     assert [len(names) for names in position["dealt"]] == [3, 3]
     assert position["state"] == {f"files:{place}": [f"part-{place:03d}.jsonl@end", 0] for place in range(6)}

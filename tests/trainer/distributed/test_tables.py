@@ -36,7 +36,7 @@ def of(found, name):
 BY_CLOCK = "last_time"
 
 
-@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "stream"])
+@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "stream", "window"])
 def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/rows/"), of(two[0], f"{name}/rows/")
     assert expected.keys() == found.keys()
@@ -85,14 +85,10 @@ def test_a_snapshot_of_any_number_of_processes_is_taken_up_to_the_last_bit(one, 
 
 
 def test_a_run_cut_inside_an_accumulation_window_goes_on_with_its_rows(folder, two):
+    """And comes to what one process does undisturbed: see "window" above."""
     snapshot = checkpoint.find(folder / "window_2")
     assert snapshot.state["loop"]["position"]["fill"] == 1
     assert len(snapshot.tensors("part.tables")["items/accumulated_rows"]) > 10
-    whole = of(two[0], "window whole/")
-    assert len(whole) > 5
-    for key, value in whole.items():
-        # a snapshot adds up what the processes have gathered, before the rest of the window comes on top of it
-        np.testing.assert_allclose(two[0][f"window resumed/{key}"], value, rtol=0, atol=1e-7, err_msg=key)
 
 
 def test_one_process_goes_on_from_the_snapshot_of_two(folder, two):

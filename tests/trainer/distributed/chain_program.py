@@ -1,19 +1,22 @@
-"""Goes on with one training on a Kafka topic for some steps, on however many processes; each notes its rows.
+"""Goes on with two trainings for some steps, on however many processes; each process notes the rows it was given.
 
-python stream_chain_program.py FOLDER SERVERS MAX_STEPS
+python chain_program.py FOLDER STEPS_OF_FIT STEPS_OF_THE_STREAM [SERVERS]
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 from mindspore import nn, ops
 
 from callbacks import Callback, ModelCheckpoint
+from tests.trainer.distributed.stream_program import Numbered, table
 from trainer import Trainer, Window
 from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.streams import Column, KafkaStream, Schema
 
+FIT_ROWS = 281
 TOPIC, PARTITIONS, ROWS, EACH = "clicks", 4, 500, 8
 SCHEMA = Schema({"ids": Column("int64", (2,)), "number": "int32", "label": Column("float32", (1,))}, label="label")
 
@@ -51,8 +54,18 @@ class Ledger(Callback):
                 file.write(chunk.rows(1)[: chunk.num_samples].astype(np.int64).tobytes())
 
 
-def main(folder, servers, max_steps):
-    group = join()
+def fit(folder, group, max_steps):
+    """Train on arrays, in which the rows of a step are dealt to the processes; return the trainer."""
+    network = Numbered()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), seed=3)
+    rows = {name: column[:FIT_ROWS] for name, column in table().items() if name != "time"}
+    callbacks = [Ledger(folder, group), ModelCheckpoint(f"{folder}/snapshots")]
+    trainer.fit(rows, batch_size=EACH, sink_size=2, max_steps=max_steps, callbacks=callbacks, resume="auto")
+    return trainer
+
+
+def train_on_stream(folder, group, max_steps, servers):
+    """Train on a Kafka topic, with a table and dropout, and write down what every process ends with."""
     network = Clicks()
     optimizer = nn.Adam(network.trainable_params(), 0.05)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics=["auc"], seed=3, exact_resume=True)
@@ -75,8 +88,16 @@ def main(folder, servers, max_steps):
     window = trainer.state.window
     found |= {f"window/{name}": np.array(value) for name, value in window.items() if name != "rows_per_second"}
     np.savez(f"{folder}/found_{group.size}_{group.rank}.npz", **found)
-    return trainer
+
+
+def main(folder, fit_steps, stream_steps, servers=None):
+    group = join()
+    for name in ("fit", "stream"):
+        (Path(folder) / name).mkdir(exist_ok=True)
+    if servers is not None:
+        train_on_stream(f"{folder}/stream", group, int(stream_steps), servers)
+    return fit(f"{folder}/fit", group, int(fit_steps))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:])
