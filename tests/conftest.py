@@ -1,5 +1,6 @@
 """What every test session needs: MindSpore kept quiet, and a scratch folder to litter in instead of the checkout."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def _scratch_folder(tmp_path_factory):
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_old_is_looked_through_for_garbage():
+    """Spare the collector what outlives a module anyway: MindSpore makes it look at everything at each compilation."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
