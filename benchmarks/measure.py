@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-OURS, PEERS = "ours", "peers"
+OURS, PEERS, EARLIER = "ours", "peers", "earlier"
+EARLIER_SUFFIX = ", earlier"
+EARLIER_VARIABLE = "BENCHMARK_EARLIER_CHECKOUT"  # told to a worker that measures the trainer of another commit
 MARK = "\x1e"
 PATIENCE = 1800.0
 # A contender whose own windows differ by more (quartiles, of the median) was disturbed.
@@ -55,7 +57,7 @@ class Group:
         case: letter of the case.
         title: what is done.
         module: name of the module in `benchmarks.cases` that makes the contenders.
-        contenders: name -> `OURS` or `PEERS`, the environment it needs.
+        contenders: name -> `OURS`, `PEERS` or `EARLIER`, the environment it needs.
         options: handed to whoever makes a contender.
         ratios: what is compared.
         same: sets of contenders whose losses must agree.
@@ -64,6 +66,7 @@ class Group:
         most: largest value wanted, likewise.
         programs: largest number of compiled programs wanted, likewise.
         windows: rounds, or None for as many as are asked for; for work that takes long.
+        earlier: checkout of the commit that `EARLIER` contenders are of.
     """
 
     case: str
@@ -78,6 +81,26 @@ class Group:
     most: dict[str, float] = field(default_factory=dict)
     programs: dict[str, float] = field(default_factory=dict)
     windows: int | None = None
+    earlier: Path | None = None
+
+
+def against(group: Group, checkout: Path) -> Group | None:
+    """Return our own contenders of a group beside themselves at another commit; None where it has none of ours.
+
+    Args:
+        group: what is measured otherwise against peers.
+        checkout: folder of the other commit.
+    """
+    judged = [ratio.ours for ratio in group.ratios] + list(group.goals) + list(group.most)
+    names = [name for name in dict.fromkeys(judged) if group.contenders.get(name) == OURS]
+    pairs = [(name, name + EARLIER_SUFFIX) for name in names]
+    if not pairs:
+        return None
+    contenders = {name: environment for now, then in pairs for name, environment in ((now, OURS), (then, EARLIER))}
+    ratios = tuple(Ratio(now, then, 1.0) for now, then in pairs)
+    return replace(
+        group, contenders=contenders, ratios=ratios, same=tuple(pairs) if group.same else (), earlier=checkout
+    )
 
 
 class ContenderError(RuntimeError):
@@ -97,10 +120,20 @@ class Contender:
     def __init__(self, group: Group, name: str, python: Path, log: Path) -> None:
         self.name, self.log = name, log
         self.windows: list[dict[str, float]] = []
-        command = [str(python), "-m", "benchmarks.worker", group.module, name, json.dumps(group.options)]
+        own_name = name.removesuffix(EARLIER_SUFFIX)
+        command = [str(python), "-m", "benchmarks.worker", group.module, own_name, json.dumps(group.options)]
+        environment = dict(os.environ)
+        if group.contenders[name] == EARLIER:
+            environment[EARLIER_VARIABLE] = str(group.earlier)
         self._errors = open(log, "ab")  # noqa: SIM115 (open as long as the process)
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
 
     def ask(self, what: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -117,3 +117,18 @@ def mindspore_step(network: Any, loss_fn: Any, optimizer: Any) -> Any:
             return loss
 
     return Step().set_train()
+
+
+def train_torch(
+    optimizers: list[Any], loss_of: Callable[..., Any], batches: Iterable[Any], found: list[float] | None = None
+) -> None:
+    """Take a step of a hand-written PyTorch loop for every batch; its losses are added to `found` where it is given."""
+    for batch in batches:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = loss_of(*batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        if found is not None:
+            found.append(loss.item())

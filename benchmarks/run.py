@@ -2,6 +2,7 @@
 
     python benchmarks/run.py                       all cases; about 35 minutes on two quiet cores
     python benchmarks/run.py --cases loop --quick  small sizes, few windows: to see that it works
+    python benchmarks/run.py --cases mlp --against v0.1.0   ours at this commit beside ours at another, nothing else
     python benchmarks/run.py --readme              write the table of the last measurement into docs/benchmarks.md
 
 Every case first checks that all sides compute the same losses from the same first weights and data. Then they work
@@ -13,14 +14,16 @@ built in the user's cache folder on first use.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import lifetime, measure, peers  # noqa: E402
-from benchmarks.measure import OURS, PEERS, Group, Measured, Ratio  # noqa: E402
+from benchmarks.measure import EARLIER, OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
 CASES = (
     *("criteo", "many_tables", "wide_deep", "adagrad", "vocabulary", "reading", "sizes", "pipeline", "online"),
@@ -51,10 +54,14 @@ def groups_of(case: str, quick: bool) -> list[Group]:
     return importlib.import_module(f"benchmarks.cases.{case}").groups(quick)
 
 
-def measure_all(cases: Sequence[str], quick: bool, windows: int, only: str | None) -> dict[str, Any]:
-    """Measure and return everything in plain form."""
-    interpreters = {OURS: Path(sys.executable)}
+def measure_all(
+    cases: Sequence[str], quick: bool, windows: int, only: str | None, earlier: Path | None = None
+) -> dict[str, Any]:
+    """Measure and return everything in plain form; with a checkout of another commit, ours beside that one's."""
+    interpreters = {OURS: Path(sys.executable), EARLIER: Path(sys.executable)}
     chosen = [group for case in cases for group in groups_of(case, quick) if not only or only in group.title]
+    if earlier is not None:
+        chosen = [pair for group in chosen if (pair := measure.against(group, earlier)) is not None]
     if any(PEERS in group.contenders.values() for group in chosen):
         try:
             interpreters[PEERS] = peers.python()
@@ -72,10 +79,28 @@ def measure_all(cases: Sequence[str], quick: bool, windows: int, only: str | Non
     return {"date": date.today().isoformat(), "quick": quick, "machine": machine(interpreters), "results": results}
 
 
+@contextlib.contextmanager
+def checkout(commit: str | None) -> Iterator[Path | None]:
+    """Yield a folder with the files of a commit of this repository, or None for None.
+
+    Raises:
+        SystemExit: git does not know the commit.
+    """
+    if commit is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
+        if archive.returncode:
+            raise SystemExit(f"--against {commit}: {archive.stderr.decode().strip()}")
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
 def machine(interpreters: dict[str, Path]) -> dict[str, Any]:
     """Return processor, cores, load and versions."""
     versions: dict[str, str] = {}
-    for interpreter in interpreters.values():
+    for interpreter in dict.fromkeys(interpreters.values()):
         done = subprocess.run([str(interpreter), "-c", SCRIPT], capture_output=True, text=True)
         found = json.loads(done.stdout) if done.returncode == 0 else {}
         versions = {**{name.lower(): version for name, version in found.items()}, **versions}
@@ -247,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes and three windows")
     parser.add_argument("--windows", type=int, help="rounds; default 5, or 3 with --quick")
     parser.add_argument("--only", help="groups whose title contains this text")
+    parser.add_argument("--against", metavar="COMMIT", help="measure ours beside ours at this commit, and no peer")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of results.json, table.md, ratios.png")
     parser.add_argument("--readme", action="store_true", help="write the last table into docs/benchmarks.md")
     given = parser.parse_args(argv)
@@ -257,7 +283,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         return 0
-    report = measure_all(given.cases, given.quick, given.windows or (3 if given.quick else 5), given.only)
+    windows = given.windows or (3 if given.quick else 5)
+    with checkout(given.against) as earlier:
+        report = measure_all(given.cases, given.quick, windows, given.only, earlier)
     given.output.mkdir(parents=True, exist_ok=True)
     (given.output / "results.json").write_text(json.dumps(report, indent=1), "utf-8")
     (given.output / "table.md").write_text(table(report) + "\n", "utf-8")

@@ -34,17 +34,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps that are timed; default: 60")
+    parser.add_argument("--activation", choices=("relu", "tanh"), default="relu", help="of the MLP")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        work(Path(given.worker), given.steps, given.cases)
+        work(Path(given.worker), given.steps, given.cases, given.activation)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         for count in given.processes:
             own = [str(Path(__file__).resolve()), "--worker", scratch, "--steps", str(given.steps)]
-            launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python", *own]
-            command = [*(launch if count > 1 else [sys.executable, *own]), "--cases", *given.cases]
+            launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count)]
+            own += ["--activation", given.activation, "--cases", *given.cases]
+            command = [*launch, "python", *own] if count > 1 else [sys.executable, *own]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -99,13 +101,20 @@ def speeds(folder: Path, counts: list[int], cases: list[str]) -> str:
     return "\n".join(lines)
 
 
-def work(folder: Path, steps: int, cases: list[str]) -> None:
+def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
     """Train and write down what one process, rank 0, has seen."""
+    from mindspore import ops
+
     from trainer import Trainer
     from trainer.distributed import exchange
     from trainer.distributed.group import World, join
 
     sent = {"bytes": 0, "messages": 0}
+    in_graph: list[tuple[int, ...]] = []  # entries of each gradient, of every program that is compiled
+
+    def noted(sizes):
+        in_graph.append(sizes)
+        return exchange.buckets(sizes)
 
     def counted(method):
         def run(self, kind, array):
@@ -115,13 +124,14 @@ def work(folder: Path, steps: int, cases: list[str]) -> None:
 
         return run
 
-    World._run = counted(World._run)  # what the host sends; what the graph sends follows from the gradients' shapes
+    World._run = counted(World._run)  # what the host sends
+    exchange._buckets = ops.constexpr(noted)  # what the graph sends
     group = join()
     for case in cases:
         if case == "memory":
             keep_a_million(folder, group)
             continue
-        network, optimizer, arrays = make(case, ROWS * steps)
+        network, optimizer, arrays = make(case, ROWS * steps, activation)
         from mindspore import nn
 
         trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, seed=1)
@@ -131,12 +141,10 @@ def work(folder: Path, steps: int, cases: list[str]) -> None:
         began = time.perf_counter()
         trainer.fit(arrays, **options)
         seconds = time.perf_counter() - began
-        sizes = [parameter.size for parameter in trainer.builder.step.optimizer.parameters]
-        if trainer.tables is not None:
-            sizes += [parameter.size for parameter in trainer.tables.tables.params]
         if group.size > 1:
+            sizes = in_graph[-1]
             sent["bytes"] += steps * 4 * (sum(sizes) + 2)
-            sent["messages"] += steps * len(exchange.buckets(tuple(sizes)))
+            sent["messages"] += steps * len(exchange.buckets(sizes))
         if group.is_main:
             found = {"samples": ROWS * steps / seconds, **{name: value / steps for name, value in sent.items()}}
             (folder / f"{case}_{group.size}.json").write_text(json.dumps(found))
@@ -162,7 +170,7 @@ def keep_a_million(folder: Path, group) -> None:
     (folder / f"memory_{group.size}_{group.rank}.json").write_text(json.dumps(found))
 
 
-def make(case: str, rows: int):
+def make(case: str, rows: int, activation: str = "relu"):
     """Return network, optimizer and arrays of a case, the same on every process."""
     from mindspore import Tensor, nn, ops
 
@@ -174,13 +182,15 @@ def make(case: str, rows: int):
         weight = rng.normal(0, inputs**-0.5, (outputs, inputs)).astype(np.float32)
         return nn.Dense(inputs, outputs, weight_init=Tensor(weight), bias_init="zeros")
 
+    active = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
+
     class Network(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
             self.ids = Embedding(DIM, mode="sparse", name="ids") if case == "ids" else None
             self.first = dense(FIELDS * DIM if case == "ids" else FIELDS, WIDTH)
             self.layers = nn.SequentialCell(
-                nn.ReLU(), dense(WIDTH, WIDTH), nn.ReLU(), dense(WIDTH, WIDTH), nn.ReLU(), dense(WIDTH, 1)
+                active(), dense(WIDTH, WIDTH), active(), dense(WIDTH, WIDTH), active(), dense(WIDTH, 1)
             )
 
         def construct(self, x):

@@ -10,7 +10,7 @@ from benchmarks import losses, resnet
 from benchmarks.cases.mlp import LIGHTNING, MODEL, RAW, TORCH
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_step
+from benchmarks.nets import dense_weights, mindspore_step, train_torch
 
 BATCH = 64
 RATE = 1e-3
@@ -213,13 +213,8 @@ class Torch(Base):
     def epoch(self, found: list[float] | None = None) -> None:
         import torch
 
-        for image, label in self.batches():
-            self.optimizer.zero_grad()
-            loss = self.loss_fn(self.network(torch.from_numpy(image)), torch.from_numpy(label))
-            loss.backward()
-            self.optimizer.step()
-            if found is not None:
-                found.append(loss.item())
+        batches = (map(torch.from_numpy, batch) for batch in self.batches())
+        train_torch([self.optimizer], lambda image, label: self.loss_fn(self.network(image), label), batches, found)
 
 
 class Lightning(Torch):

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import fbgemm
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_mlp, torch_mlp
+from benchmarks.nets import dense_weights, mindspore_mlp, torch_mlp, train_torch
 
 BATCH, HIDDEN, ROWS, RATE = 1024, 64, 1_000_000, 1e-3
 MODEL_ROWS, MODEL_STEPS = 100_000, 8  # dense Adam passes over every row of every table in every step
@@ -284,15 +284,12 @@ class Torch(Base):
     def train(self, batches: list[Any], found: list[float] | None = None) -> None:
         import torch
 
-        for ids, label in batches:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-            loss = self.loss_fn(self.mlp(self.vectors(ids)), torch.from_numpy(label))
-            loss.backward()
-            for optimizer in self.optimizers:
-                optimizer.step()
-            if found is not None:
-                found.append(loss.item())
+        train_torch(
+            self.optimizers,
+            lambda ids, label: self.loss_fn(self.mlp(self.vectors(ids)), torch.from_numpy(label)),
+            batches,
+            found,
+        )
 
 
 class Fbgemm(Torch):

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks import losses
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_mlp, mindspore_step, torch_mlp
+from benchmarks.nets import dense_weights, mindspore_mlp, mindspore_step, torch_mlp, train_torch
 
 SIZES = (32, 64, 32, 1)
 BATCH = 32
@@ -185,13 +185,9 @@ class Torch(Base):
         import torch
 
         x, label = torch.from_numpy(self.x), torch.from_numpy(self.label)
-        for start in range(0, steps * BATCH, BATCH):
-            self.optimizer.zero_grad()
-            loss = self.loss_fn(self.network(x[start : start + BATCH]), label[start : start + BATCH])
-            loss.backward()
-            self.optimizer.step()
-            if found is not None:
-                found.append(loss.item())
+        starts = range(0, steps * BATCH, BATCH)
+        batches = ((x[start : start + BATCH], label[start : start + BATCH]) for start in starts)
+        train_torch([self.optimizer], lambda x, label: self.loss_fn(self.network(x), label), batches, found)
 
     def losses(self) -> list[float]:
         found: list[float] = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, PEERS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_wide_deep, table_weights, torch_wide_deep
+from benchmarks.nets import dense_weights, mindspore_wide_deep, table_weights, torch_wide_deep, train_torch
 
 FIELDS, DIM = 39, 16
 HIDDEN = (400, 400, 400)
@@ -226,15 +226,12 @@ class Torch(Base):
     def train(self, batches: list[Any], found: list[float] | None = None) -> None:
         import torch
 
-        for ids, label in batches:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-            loss = self.loss_fn(self.network(torch.from_numpy(ids)), torch.from_numpy(label))
-            loss.backward()
-            for optimizer in self.optimizers:
-                optimizer.step()
-            if found is not None:
-                found.append(loss.item())
+        train_torch(
+            self.optimizers,
+            lambda ids, label: self.loss_fn(self.network(torch.from_numpy(ids)), torch.from_numpy(label)),
+            batches,
+            found,
+        )
 
 
 class TorchSparse(Torch):

@@ -7,7 +7,6 @@ A process without a batch takes part with made-up rows that weigh nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import time
@@ -21,6 +20,7 @@ import numpy as np
 
 from ..distributed.agreement import StopHooks, stop_kind
 from ..distributed.group import Group
+from ..distributed.packing import pack, unpack
 from ..errors import DataError
 from ..streams import Stream
 from .as_columns import Columns
@@ -29,6 +29,7 @@ from .ragged import Ragged, refused_shared
 from .shards import EveryNth
 from .sources import Item, Source
 from .stream_source import POLL_SECONDS, StreamSource
+from .summed_source import SummedSource
 from .waiting import DATA_WAIT, Interrupted
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class SharedStream(Source):
         self.group, self.ahead, self.hooks = group, ahead, hooks
         self.idle_timeout = idle_timeout
         self.divided = local.stream.partitioned
-        self._local: Source = local if self.divided else EveryNth(_Summed(local), group)
+        self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
         if self.divided:
             local.stream.deal(group.rank, group.size)
         self._template: Columns | None = None
@@ -355,7 +356,7 @@ class SharedStream(Source):
     def _share_template(self, rounds: list[_Round]) -> None:
         """Take the looks of a batch from the first process that knows them; called by all together."""
         giver = next(rank for rank, one in enumerate(rounds) if one.columns)
-        message = b"" if self.group.rank != giver else _pack(self.names or (), self._template)
+        message = b"" if self.group.rank != giver else _packed(self.names or (), self._template)
         message = self.group.gather_bytes(message)[giver]
         if not message:
             raise DataError(
@@ -363,8 +364,9 @@ class SharedStream(Source):
                 "it; give every process a partition"
             )
         if self._template is None:
-            names, self._template = _unpack(message, self.rows_of.batch_size)
-            self.rows_of.names = names
+            names, rows = unpack(message)
+            self._template = tuple([np.repeat(row, self.rows_of.batch_size, axis=0) for row in rows])
+            self.rows_of.names = tuple(names)
             self._columns_sum = rounds[giver].columns
 
     def go_back(self, position: Mapping[str, Any], trained: int) -> None:
@@ -398,45 +400,6 @@ def _newest(item: Item) -> float:
     return float("nan") if times is None or not len(times) else float(times.max())
 
 
-class _Summed(Source):
-    """A stream whose positions are (sum, position): a CRC-32 of all rows so far, which shows that all read the same."""
-
-    def __init__(self, source: StreamSource) -> None:
-        self.source = source
-        self.thread_bound = source.thread_bound
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """Column names."""
-        return self.source.names
-
-    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the stream."""
-        total = 0
-        for item in self.source.batches(epoch, start, state):
-            if item is not None:
-                for column in item.columns:
-                    total = zlib.crc32(_content(column), total)
-                item = item._replace(state=(total, item.state))
-            yield item
-
-    def interrupt(self) -> None:
-        """See `Source.interrupt`."""
-        self.source.interrupt()
-
-    def close(self) -> None:
-        """See `Source.close`."""
-        self.source.close()
-
-
-def _content(column: Any) -> Any:
-    if isinstance(column, Ragged):
-        return np.ascontiguousarray(column.values)
-    if column.dtype.kind in "OU":  # text may be stored in arrays of different widths
-        return repr(column.tolist()).encode()
-    return np.ascontiguousarray(column)
-
-
 def _bits(number: float) -> int:
     return int(np.float64(number).view(np.int64))
 
@@ -445,21 +408,8 @@ def _float(bits: int) -> float:
     return float(np.int64(bits).view(np.float64))
 
 
-def _pack(names: tuple[str, ...], columns: Columns) -> bytes:
+def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
     """Return names and one row of each column; nothing where a column cannot be described so."""
     if any(isinstance(column, Ragged) or column.dtype == object for column in columns):
         return b""
-    rows = [np.ascontiguousarray(column[:1]) for column in columns]
-    head = json.dumps([[name, row.dtype.str, row.shape] for name, row in zip(names, rows, strict=True)]).encode()
-    return b"".join([len(head).to_bytes(4, "little"), head, *(row.tobytes() for row in rows)])
-
-
-def _unpack(message: bytes, rows: int) -> tuple[tuple[str, ...], Columns]:
-    start = 4 + int.from_bytes(message[:4], "little")
-    names, columns = [], []
-    for name, dtype, shape in json.loads(message[4:start]):
-        row = np.frombuffer(message, dtype, int(np.prod(shape)), start).reshape(shape)
-        start += row.nbytes
-        names.append(name)
-        columns.append(np.repeat(row, rows, axis=0))
-    return tuple(names), tuple(columns)
+    return pack(names, [column[:1] for column in columns])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from mindspore import Tensor
 
 from .group import Group
+from .packing import pack, unpack
 
 
 def everyones_outputs(
@@ -46,8 +46,7 @@ def everyones_outputs(
 
 def _pack(outputs: Any, rows: int) -> bytes:
     arrays: list[np.ndarray] = []
-    head = json.dumps([_describe(outputs, arrays), rows]).encode()
-    return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
+    return pack([_describe(outputs, arrays), rows], arrays)
 
 
 def _describe(value: Any, arrays: list[np.ndarray]) -> Any:
@@ -58,22 +57,17 @@ def _describe(value: Any, arrays: list[np.ndarray]) -> Any:
     on_host = isinstance(value, np.ndarray)
     array = value if on_host else value.asnumpy()
     arrays.append(array.astype(str) if array.dtype.kind == "O" else array)
-    return {"dtype": arrays[-1].dtype.str, "shape": arrays[-1].shape, "host": on_host}
+    return {"host": on_host}
 
 
 def _unpack(message: bytes) -> tuple[Any, int]:
-    start = 4 + int.from_bytes(message[:4], "little")
-    described, rows = json.loads(message[4:start])
-    return _restore(described, message, [start]), rows
+    (described, rows), arrays = unpack(message)
+    return _restore(described, iter(arrays)), rows
 
 
-def _restore(described: Any, message: bytes, place: list[int]) -> Any:
+def _restore(described: Any, arrays: Iterator[np.ndarray]) -> Any:
     if isinstance(described, list):
-        return tuple([_restore(item, message, place) for item in described])
+        return tuple([_restore(item, arrays) for item in described])
     if "names" in described:
-        return dict(zip(described["names"], _restore(described["values"], message, place), strict=True))
-    dtype, shape = np.dtype(described["dtype"]), described["shape"]
-    count = int(np.prod(shape))
-    array = np.frombuffer(message, dtype, count, place[0]).reshape(shape)
-    place[0] += count * dtype.itemsize
-    return array.copy() if described["host"] else Tensor(array.copy())
+        return dict(zip(described["names"], _restore(described["values"], arrays), strict=True))
+    return next(arrays) if described["host"] else Tensor(next(arrays))
