@@ -7,7 +7,6 @@ A source yields `Item`s: a tuple of arrays with the rows on axis 0, and what its
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import ConfigurationError, DataError
-from ..mindspore_internals.pipelines import is_bounded
+from ..mindspore_internals.pipelines import is_bounded, seeded
 from .as_columns import Columns, as_columns
 from .finite_values import describe_non_finite
 from .row_padding import vary
@@ -261,26 +260,19 @@ class PipelineSource(Source):
         return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
 
     def _open(self, epoch: int, start: int) -> None:
-        import mindspore.dataset as ms_dataset
-
         self.close()
         skipped = start if self.size is None else epoch * self.size + start
         if self.size is None and epoch:
             raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
-        before = ms_dataset.config.get_seed()
-        generators = random.getstate(), np.random.get_state()  # MindSpore's set_seed seeds these two as well
-        ms_dataset.config.set_seed(self.seed)
-        try:
-            if self.size is not None:
-                self.dataset.set_init_step(skipped)
-            self._iterator = self.dataset.create_tuple_iterator(
-                num_epochs=_MANY_EPOCHS if self.size is not None else -1, output_numpy=True, do_copy=True
-            )
-        finally:
-            self.dataset.set_init_step(0)
-            ms_dataset.config.set_seed(before)
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
+        with seeded(self.seed):
+            try:
+                if self.size is not None:
+                    self.dataset.set_init_step(skipped)
+                self._iterator = self.dataset.create_tuple_iterator(
+                    num_epochs=_MANY_EPOCHS if self.size is not None else -1, output_numpy=True, do_copy=True
+                )
+            finally:
+                self.dataset.set_init_step(0)
         if self.size is None:
             for _ in range(skipped):  # a pipeline without a size can only be read up to the position
                 next(self._iterator)

@@ -1,7 +1,5 @@
-"""`NumpySlicesDataset(arrays, shuffle=False).batch(n)` read as the arrays it wraps: the same batches, without the way
+"""`NumpySlicesDataset(arrays).batch(n)` read as the arrays it wraps: the same batches, shuffled or not, without the way
 through MindSpore's pipeline, which takes the rows one by one.
-
-A shuffled pipeline is left as it is: the order its seed stands for can be had from MindSpore alone.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..mindspore_internals.shuffled_rows import is_known, reshuffled
 from .sources import ArraySource
 
 
@@ -20,11 +19,31 @@ class WrappedArrays(ArraySource):
     Args:
         columns: name -> array.
         batch_size: rows per batch.
-        seed: the trainer's, which is part of the description of a pipeline.
+        seed: the trainer's, by which a pipeline is shuffled.
+        shuffle: whether it is.
+        drop_remainder: whether a last batch of fewer rows is left out.
     """
 
-    def __init__(self, columns: dict[str, np.ndarray], batch_size: int, seed: int) -> None:
-        super().__init__(columns, batch_size, seed=seed)
+    def __init__(
+        self, columns: dict[str, np.ndarray], batch_size: int, seed: int, shuffle: bool, drop_remainder: bool
+    ) -> None:
+        super().__init__(columns, batch_size, shuffle=shuffle, seed=seed)
+        self._all_rows = self.rows
+        self._epoch, self._order = -1, np.arange(self.rows)
+        if drop_remainder:
+            self.rows -= self.rows % batch_size
+            self.size = self.rows // batch_size
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Return the numbers of the rows in the order in which the pipeline would read them in `epoch`."""
+        if not self.shuffle:
+            return None
+        if epoch < self._epoch:
+            self._epoch, self._order = -1, np.arange(self._all_rows)
+        while self._epoch < epoch:
+            self._epoch += 1
+            self._order = reshuffled(self._order, self.seed + self._epoch)
+        return self._order
 
     def describe(self) -> dict[str, Any]:
         """Return what a pipeline says of itself, so that snapshots taken with one fit."""
@@ -32,7 +51,7 @@ class WrappedArrays(ArraySource):
 
 
 def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
-    """Return the arrays that a pipeline does nothing with but cut them into batches in order; None for any other."""
+    """Return the arrays that a pipeline does nothing with but shuffle them and cut batches; None for any other."""
     if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
         return None
     inner = dataset.children[0]
@@ -42,12 +61,12 @@ def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
     columns = [_as_array(column) for column in inner.source.data]
     if len(names) != len(columns) or any(column is None for column in columns):
         return None
-    rows = len(columns[0])
-    if dataset.drop_remainder:
-        rows -= rows % dataset.batch_size
-    if not rows:
+    rows, batch_size = len(columns[0]), dataset.batch_size
+    shuffle = type(inner.sampler).__name__ == "RandomSampler"
+    if rows < (batch_size if dataset.drop_remainder else 1) or (shuffle and not is_known()):
         return None
-    return WrappedArrays({n: c[:rows] for n, c in zip(names, columns, strict=True)}, dataset.batch_size, seed)
+    arrays = dict(zip(names, columns, strict=True))
+    return WrappedArrays(arrays, batch_size, seed, shuffle, bool(dataset.drop_remainder))
 
 
 def _changes_batches(dataset: Any) -> bool:
@@ -56,10 +75,11 @@ def _changes_batches(dataset: Any) -> bool:
 
 def _chooses_rows(inner: Any) -> bool:
     sampler = inner.sampler
-    whole = type(sampler).__name__ == "SequentialSampler" and not getattr(sampler, "child_sampler", None)
-    chosen = (sampler.num_samples, sampler.start_index) if whole else (1,)
-    options = (inner.num_samples, inner.cache, inner.has_batch_sampler, inner.collate_fn, inner.column_types)
-    return any(chosen) or any(options) or inner.num_shards not in (None, 1)
+    options = [inner.num_samples, inner.cache, inner.has_batch_sampler, inner.collate_fn, inner.column_types]
+    options += [getattr(sampler, "child_sampler", None), sampler.num_samples, inner.num_shards not in (None, 1)]
+    if type(sampler).__name__ == "RandomSampler":
+        return any(options) or sampler.replacement or not sampler.reshuffle_each_epoch
+    return any(options) or type(sampler).__name__ != "SequentialSampler" or bool(sampler.start_index)
 
 
 def _as_array(column: Sequence[Any] | np.ndarray) -> np.ndarray | None:

@@ -7,7 +7,28 @@ endless generator is asked for, which never returns: `tests/trainer/data/test_so
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let pipelines that are opened here shuffle by `seed`; everything that MindSpore's `set_seed` sets is put back."""
+    import mindspore.dataset as ms_dataset
+
+    before = ms_dataset.config.get_seed()
+    generators = random.getstate(), np.random.get_state()
+    ms_dataset.config.set_seed(seed)
+    try:
+        yield
+    finally:
+        ms_dataset.config.set_seed(before)
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
 
 
 def is_bounded(dataset: Any) -> bool:

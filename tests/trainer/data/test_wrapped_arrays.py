@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from trainer.data.datasets import make_source
+from trainer.data.sources import PipelineSource
+from trainer.mindspore_internals import shuffled_rows
 
 X, Y = np.arange(46, dtype=np.float64).reshape(23, 2), np.arange(23)
 READ_AS_ARRAYS = {
@@ -14,7 +16,10 @@ READ_AS_ARRAYS = {
     "one array": lambda: ds.NumpySlicesDataset(X, shuffle=False).batch(23),
 }
 LEFT_ALONE = {
-    "shuffled": lambda: ds.NumpySlicesDataset((X, Y), ["x", "y"], shuffle=True).batch(5),
+    "shuffled with replacement": lambda: ds.NumpySlicesDataset(
+        (X, Y), ["x", "y"], sampler=ds.RandomSampler(replacement=True)
+    ).batch(5),
+    "shuffled by a buffer": lambda: ds.NumpySlicesDataset((X, Y), ["x", "y"], shuffle=False).shuffle(9).batch(5),
     "a part": lambda: ds.NumpySlicesDataset((X, Y), ["x", "y"], shuffle=False, num_samples=7).batch(5),
     "a shard": lambda: ds.NumpySlicesDataset((X, Y), ["x", "y"], shuffle=False, num_shards=2, shard_id=1).batch(5),
     "a sampler": lambda: ds.NumpySlicesDataset((X, Y), ["x", "y"], sampler=ds.SequentialSampler(3)).batch(5),
@@ -53,3 +58,34 @@ def test_whatever_else_a_pipeline_does_it_does_itself(make):
     source = make_source(make())
     assert not source.in_memory
     assert len(read(source)) == make().get_dataset_size()
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(1, 2), (22, 4), (23, 4), (65_536, 1)])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remainder):
+    def pipeline():
+        return ds.NumpySlicesDataset((np.arange(rows),), ["x"]).batch(-(-rows // 5), drop_remainder=drop_remainder)
+
+    ours, theirs = make_source(pipeline(), seed=7), PipelineSource(pipeline(), seed=7)
+    assert ours.in_memory
+    assert ours.describe() == theirs.describe()
+    for epoch in range(epochs):
+        for one, other in zip(ours.batches(epoch, 0), theirs.batches(epoch, 0), strict=True):
+            np.testing.assert_array_equal(one.columns[0], other.columns[0])
+    theirs.close()
+    # any position is reached, as after a resume
+    again = [item.columns[0] for item in make_source(pipeline(), seed=7).batches(epochs - 1, 1)]
+    expected = [item.columns[0] for item in ours.batches(epochs - 1, 0)][1:]
+    assert len(again) == len(expected)
+    for one, other in zip(again, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_order_of_another_c_plus_plus_library_is_noticed(monkeypatch, caplog):
+    monkeypatch.setattr(shuffled_rows, "reshuffled", lambda order, seed: np.random.default_rng(seed).permutation(order))
+    shuffled_rows.is_known.cache_clear()
+    try:
+        assert not make_source(ds.NumpySlicesDataset((X, Y), ["x", "y"]).batch(5)).in_memory
+    finally:
+        shuffled_rows.is_known.cache_clear()
+    assert "order of shuffled pipelines" in caplog.text
