@@ -396,7 +396,7 @@ def test_a_pipeline_is_stopped_when_its_columns_turn_out_to_be_unusable(data):
         def construct(self, x):
             return self.top(self.table((x * 2).astype("int32")).sum(axis=1))
 
-    pipeline = ms_dataset.NumpySlicesDataset({"x": data["x"], "label": data["label"]}).batch(BATCH)
+    pipeline = ms_dataset.NumpySlicesDataset({"x": data["x"], "label": data["label"]}).shuffle(9).batch(BATCH)
     made, make = [], pipeline.create_tuple_iterator
 
     def watched(*given, **options):
