@@ -143,7 +143,7 @@ class Trainer:
             clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
             clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
             transform=self.boost.transform(),
-            exchange=make_exchange(self.group, self.boost.combine),
+            exchange=make_exchange(self.group, self.boost.combine, self.tasks),
         )
         self.builder = StepBuilder(
             network,

@@ -128,7 +128,7 @@ class FeedOptions:
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
-        processes: how many train together on the batches; several cannot with ragged columns.
+        alike: whether lists are padded to the length that those of the step have on any process.
     """
 
     batches_per_call: int | Callable[[Item], int] = 1
@@ -142,4 +142,4 @@ class FeedOptions:
     row_weights: bool = False
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
-    processes: int = 1
+    alike: bool = False

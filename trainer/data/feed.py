@@ -21,7 +21,7 @@ from .as_columns import Columns, check_dtype
 from .chunk import BatchGroup, Chunk, FeedOptions
 from .column_form import common_dtype, form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
-from .ragged import RaggedColumns, refuse_shared
+from .ragged import RaggedColumns
 from .row_padding import filled_up, row_weights
 from .sources import Item, Source
 from .wait_clock import WaitClock
@@ -140,8 +140,6 @@ class Feed:
         """
         columns = self.source.peek(should_stop)
         names = self.source.names or ()
-        if self.options.processes > 1:
-            refuse_shared(columns, names, self.options.processes)
         if self.options.order is not None:
             columns, names, _ = self.options.order(columns, names)
         return RaggedColumns(self.options.arguments)(columns, names)
@@ -263,12 +261,10 @@ class Feed:
                 return
             if item is not None:
                 columns, names, extras = item.columns, self.source.names or (), item.extras
-                if self.options.processes > 1:
-                    refuse_shared(columns, names, self.options.processes)
                 if self.options.order is not None:
                     columns, names, aside = self.options.order(columns, names)
                     extras = aside if extras is None else {**extras, **(aside or {})}
-                columns, self._names = self.ragged(columns, names)
+                columns, self._names = self.ragged(columns, names, item.lengths if self.options.alike else None)
                 item = item._replace(columns=columns, extras=extras)
                 self._check(item, number, epoch)
                 number += 1

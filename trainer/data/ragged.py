@@ -13,7 +13,7 @@ Lengths are rounded up to a few, so that few programs are compiled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,17 +46,6 @@ def base_of(name: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
-def refuse_shared(columns: Sequence[Any], names: Sequence[str], processes: int) -> None:
-    """Check that none of the columns that several processes train on is ragged.
-
-    Raises:
-        ConfigurationError: one is; each process would pad its rows to a length of its own.
-    """
-    found = [name for name, column in zip(names, columns, strict=False) if isinstance(column, Ragged)]
-    if found:
-        raise refused_shared(found, processes)
-
-
 def refused_shared(names: Sequence[str], processes: int) -> ConfigurationError:
     """Return the error for ragged columns of several processes; `names` are those known here."""
     named = f" {', '.join(map(repr, names))}" if names else ""
@@ -65,6 +54,34 @@ def refused_shared(names: Sequence[str], processes: int) -> ConfigurationError:
         "them to a length of its own; pad them to one length, as Column(shape=(20,)) or an array of shape [rows, 20], "
         "or start one process"
     )
+
+
+class ListLengths(NamedTuple):
+    """How long the lists of a column are in a step of several processes, all of which pad to the same length.
+
+    Attributes:
+        longest: values of the longest row.
+        most: values of all rows of the process that has most.
+        per_octave: see `Ragged`.
+        ragged: whether they differ, or may: the column is a `Ragged` one for some process.
+    """
+
+    longest: int
+    most: int
+    per_octave: int = 1
+    ragged: bool = True
+
+    @classmethod
+    def of(cls, column: Any) -> ListLengths | None:
+        """Return those of a batch's column; None where its rows are single values."""
+        if isinstance(column, Ragged):
+            lengths = column.cut_lengths
+            return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
+        return cls(column.shape[1], column.shape[0] * column.shape[1], ragged=False) if column.ndim > 1 else None
+
+    def joined(self, other: ListLengths | None) -> ListLengths:
+        """Return those of both."""
+        return self if other is None else ListLengths(*map(max, self, other))
 
 
 class RaggedInput(NamedTuple):
@@ -120,12 +137,19 @@ class RaggedColumns:
         self.inputs: dict[str, RaggedInput] = {}
 
     def __call__(
-        self, columns: Sequence[Any], names: tuple[str, ...]
+        self, columns: Sequence[Any], names: tuple[str, ...], of_step: Mapping[str, ListLengths] | None = None
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
-        """Return a batch's columns and names, the ragged ones padded and what else the network takes of them added."""
-        ragged = {}
+        """Return a batch's columns and names, the ragged ones padded and what else the network takes of them added.
+
+        Args:
+            columns: of a batch.
+            names: theirs.
+            of_step: by name, how long the lists of all processes are in the batch's step; None with one process.
+        """
+        ragged, of_step = {}, of_step or {}
         for name, column in zip(names, columns, strict=True):
-            if isinstance(column, Ragged) or name in self._asked:
+            listed = name in of_step and of_step[name].ragged
+            if isinstance(column, Ragged) or name in self._asked or listed:
                 column = self._as_ragged(name, column, names)
                 if column is not None:
                     ragged[name] = column
@@ -134,7 +158,7 @@ class RaggedColumns:
         made: dict[str, np.ndarray] = {}
         for name, column in zip(names, columns, strict=True):
             if name in ragged:
-                self._pad(name, ragged[name].cut(), made)
+                self._pad(name, ragged[name].cut(), made, of_step.get(name))
             else:
                 made[name] = column
         added = [name for name in made if name not in names]
@@ -152,18 +176,15 @@ class RaggedColumns:
         rows, length = column.shape[:2]
         return Ragged(column.reshape(rows * length, *column.shape[2:]), np.arange(rows + 1) * length)
 
-    def _pad(self, name: str, column: Ragged, made: dict[str, np.ndarray]) -> None:
+    def _pad(self, name: str, column: Ragged, made: dict[str, np.ndarray], of_step: ListLengths | None) -> None:
         wanted = self.inputs.get(name)
         if wanted is None:
             wanted = self.inputs[name] = self._wanted(name, column)
-        if "_offsets" in wanted.made:
-            count = int(column.lengths.sum())
-            cells = length = round_up(count, column.per_octave)
-        else:
-            length = round_up(column.lengths.max(initial=1), column.per_octave)
-            cells, count = length * len(column), int(column.lengths.sum())
+        flat = "_offsets" in wanted.made
+        lengths = of_step or ListLengths.of(column)
+        length = round_up(lengths.most if flat else lengths.longest, lengths.per_octave)
         made.update(wanted.arrays(name, column, length))
-        self._count(length, cells, count)
+        self._count(length, length if flat else length * len(column), int(column.lengths.sum()))
 
     def _wanted(self, name: str, column: Ragged) -> RaggedInput:
         wanted = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)

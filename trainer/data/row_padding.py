@@ -156,7 +156,8 @@ def row_weights(rows: int, size: int) -> np.ndarray:
 
 def vary(columns: Columns) -> bool:
     """Return whether not all rows of a batch are the same."""
-    return any(column.dtype != object and (column != column[:1]).any() for column in columns)
+    lists = any(not isinstance(column, np.ndarray) for column in columns)
+    return lists or any(column.dtype != object and (column != column[:1]).any() for column in columns)
 
 
 def same_rows(plain: Any, filled: Any) -> bool:

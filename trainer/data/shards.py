@@ -16,7 +16,7 @@ from ..distributed.group import Group
 from .as_columns import Columns
 from .column_form import form_of
 from .datasets import is_arrays, make_source
-from .ragged import Ragged
+from .ragged import ListLengths, Ragged
 from .sources import ArraySource, Item, PipelineSource, Source
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class ShardedArrays(ArraySource):
         self.shard = shard
         self.step_rows = self.batch_size * shard.size
         self.size = -(-self.rows // self.step_rows)
+        columns = zip(self.names or (), self._columns, strict=True)
+        self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
 
     def describe(self) -> dict[str, Any]:
         """Return what `ArraySource` does, with the rows of a whole step for the batch size."""
@@ -49,8 +51,23 @@ class ShardedArrays(ArraySource):
             made_up = begin == end
             if made_up:
                 begin, end = first, first + 1
-            columns = self.cut(order, begin, end)
-            yield Item(columns, kind="short" if short else None, made_up=made_up, step_rows=last - first)
+            yield Item(
+                self.cut(order, begin, end),
+                kind="short" if short else None,
+                made_up=made_up,
+                step_rows=last - first,
+                lengths=self._lengths(order, bounds) if self._lists else None,
+            )
+
+    def _lengths(self, order: np.ndarray | None, bounds: np.ndarray) -> dict[str, ListLengths]:
+        """Return how long the lists of a step are, whose rows are divided at `bounds`."""
+        rows = slice(bounds[0], bounds[-1]) if order is None else order[bounds[0] : bounds[-1]]
+        found = {}
+        for name, (column, lengths) in self._lists.items():
+            of_step = lengths[rows]
+            counts = np.diff(np.concatenate([[0], np.cumsum(of_step)])[bounds - bounds[0]])
+            found[name] = ListLengths(int(of_step.max()), int(counts.max()), column.per_octave)
+        return found
 
 
 class EveryNth(Source):
@@ -83,6 +100,7 @@ class EveryNth(Source):
         """Yield this process's batches."""
         size, rank = self.shard.size, self.shard.rank
         step: list[Any] = []
+        lengths: dict[str, ListLengths] = {}
         own: Item | None = None
         item = None
         for item in self.source.batches(epoch, start * size, state):
@@ -91,23 +109,26 @@ class EveryNth(Source):
             if len(step) == rank:
                 own = self._kept(item)
             step.append(form_of(item.columns))
+            for name, column in zip(self.names or (), item.columns, strict=True):
+                of_batch = ListLengths.of(column)
+                if of_batch is not None:
+                    lengths[name] = of_batch.joined(lengths.get(name))
             if len(step) == size:
-                yield self._item(own, item.state, step)
-                step, own = [], None
+                yield self._item(own, item.state, step, lengths)
+                step, own, lengths = [], None, {}
         if step:
-            yield self._item(own or item._replace(made_up=True), item.state, step)
+            yield self._item(own or item._replace(made_up=True), item.state, step, lengths)
         self.size = None if self.source.size is None else -(-self.source.size // size)
 
-    def _item(self, own: Item, state: Any, step: list[Any]) -> Item:
+    def _item(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
         full = len(step) == self.shard.size and len(set(step)) == 1
         rows = sum(shapes[0][0][0] for shapes in step)
-        return own._replace(state=state, kind=None if full else tuple(step), step_rows=rows)
+        return own._replace(state=state, kind=None if full else tuple(step), step_rows=rows, lengths=lengths)
 
     def _kept(self, item: Item) -> Item:
         if not self.source.reuses_buffers:
             return item
-        columns = [column if isinstance(column, Ragged) else np.array(column) for column in item.columns]
-        return item._replace(columns=tuple(columns))
+        return item._replace(columns=tuple([column.copy() for column in item.columns]))
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """See `Source.peek`."""

@@ -37,6 +37,7 @@ class Item(NamedTuple):
         made_up: whether the rows are not to count: there are none for this process in a step that others have rows for.
         step_rows: rows of the step over all processes; None: there is no other process.
         agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
+        lengths: by column, how long the lists of all processes are in the batch's step (`ragged.ListLengths`), or None.
     """
 
     columns: Columns
@@ -46,6 +47,7 @@ class Item(NamedTuple):
     made_up: bool = False
     step_rows: int | None = None
     agreed: Any = None
+    lengths: Mapping[str, Any] | None = None
 
 
 class Source:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..distributed.group import Group
 from ..embedding.fields import to_plain
+from ..errors import DataError
 from .as_columns import Columns
 from .chunk import BatchGroup, ChunkTransform
 from .table_feed import TableFeed
@@ -53,23 +54,35 @@ class UnionTables(ChunkTransform):
         parts = [_unpack(part) for part in self.group.gather_bytes(_pack(own, rows, now, group.event_time is None))]
         columns = list(group.columns)
         for place, column in enumerate(self._columns):
-            columns[column] = np.concatenate([arrays[place] for arrays, *_ in parts if arrays], axis=axis)
+            columns[column] = _joined([arrays[place] for arrays, *_ in parts if arrays], axis)
         measured = [of_rank for *_, of_rank, by_clock in parts if not by_clock]
         prepared, plan = self.tables.prepare(
             group._replace(columns=tuple(columns), event_time=max(measured) if measured else parts[0][2])
         )
-        first = sum(rows_of_rank for _, rows_of_rank, *_ in parts[: self.group.rank])
-        chosen: Any = slice(first, first + rows)
-        if made_up:  # a full batch, where all processes together may have fewer rows: short last batches
-            chosen = np.arange(own[0].shape[axis]) % sum(of_rank for _, of_rank, *_ in parts)
         found = list(prepared)
-        for column in self._columns:
+        for place, column in enumerate(self._columns):
+            # values one after another, with offsets, are not as many as the rows
+            before = sum(arrays[place].shape[axis] for arrays, *_ in parts[: self.group.rank] if arrays)
+            count = own[place].shape[axis]
+            chosen: Any = slice(before, before + count)
+            if made_up:  # a full batch, where all processes together may have fewer rows: short last batches
+                chosen = np.arange(count) % columns[column].shape[axis]
             found[column] = np.ascontiguousarray(found[column][:, chosen] if axis else found[column][chosen])
         return tuple(found), plan
 
     def release(self) -> None:
         """Forget what was prepared and not trained."""
         self.tables.release()
+
+
+def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    lengths = sorted({part.shape[axis + 1] for part in parts if part.ndim > axis + 1})
+    if len(lengths) > 1:
+        raise DataError(
+            f"the processes' batches have rows of {lengths} ids, and sparse tables take those of a step together; give "
+            "the rows as lists, which are padded alike, or pad them to one length"
+        )
+    return np.concatenate(parts, axis=axis)
 
 
 def _pack(arrays: Sequence[np.ndarray], rows: int, now: float, by_clock: bool) -> bytes:

@@ -98,22 +98,50 @@ def go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     return bool(ready)
 
 
-def everyones_chunks(group: Group, hooks: StopHooks, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def everyones_chunks(
+    group: Group,
+    hooks: StopHooks,
+    open_chunks: Callable[[Callable[[], bool]], Iterator[Chunk]],
+    meet: Callable[[], None],
+) -> Iterator[Chunk]:
     """Yield this process's chunks of one batch each, as many on every process: made-up ones when its own have ended.
 
     The rows of all processes are told by `all_samples`; the epoch ends, and its position begins anew, with the last
-    process's last chunk. They end as soon as a process wants to stop.
+    process's last chunk. They end as soon as a process wants to stop. A process that waits for its data agrees anew
+    all the while, so that the others are not in one collective for longer than MindSpore allows.
+
+    Args:
+        group: the processes.
+        hooks: the run.
+        open_chunks: returns this process's chunks, given what they ask while they wait: whether to end.
+        meet: waits for all processes, where chunks ask nothing while they wait.
 
     Raises:
         DataError: this process has no rows at all while others have some.
     """
+    ended = False
+
+    def agree(rows: int, more: bool, waits: bool) -> np.ndarray:
+        nonlocal ended
+        found = group.gather(np.array([rows, more, waits, stop_kind(hooks.wish())], np.int64))
+        ended = hooks.decide(found[:, 3].tolist())
+        return found
+
+    def wait() -> bool:
+        agree(0, True, True)
+        return ended
+
+    chunks = open_chunks(wait)
     last: Chunk | None = None
     done = 0
     while True:
         chunk = next(chunks, None)
-        own = [0, 0] if chunk is None else [chunk.num_samples, int(not chunk.ends_epoch)]
-        found = group.gather(np.array([*own, stop_kind(hooks.wish())], np.int64))
-        if hooks.decide(found[:, 2].tolist()):
+        meet()
+        waits = not ended
+        while waits and not ended:
+            found = agree(*((0, False) if chunk is None else (chunk.num_samples, not chunk.ends_epoch)), False)
+            waits = bool(found[:, 2].any())
+        if ended:
             return
         rows = int(found[:, 0].sum())
         if rows == 0:

@@ -22,20 +22,37 @@ class Exchange(nn.Cell):
     without rows takes part with a made-up batch. A batch's loss is weighed by the share of its rows before the backward
     pass, so that the gradients have the size they have in one process, in float16 too, and only need to be added.
 
+    Of several tasks the loss is one mean for each, float32 [T], and each has rows of its own: `begin` puts their
+    numbers behind the two of `rows`.
+
     Args:
         buffers: parameters that a forward changes by itself.
         combine: cell that combines the processes' own mean gradients (Adasum) instead of the mean over all rows.
+        tasks: the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`), or None.
     """
 
-    def __init__(self, buffers: Sequence[Parameter] = (), combine: nn.Cell | None = None) -> None:
+    def __init__(
+        self, buffers: Sequence[Parameter] = (), combine: nn.Cell | None = None, tasks: nn.Cell | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.combine = combine
+        self.tasks = tasks
+        self.count = 0 if tasks is None else len(tasks.tasks)
         self.add = ops.AllReduce()
         self.buffers = tuple(buffers)
         self.before = tuple(
             Parameter(buffer.value().copy(), name=f"{BEFORE}{buffer.name}", requires_grad=False)
             for buffer in self.buffers
         )
+
+    def begin(self, rows, labels):
+        """Return `rows` as the other functions take them: followed by the rows of each task, own ones and all."""
+        if self.tasks is None:
+            return rows
+        if not self.tasks.leaves_any_out:
+            return ops.concat((rows, ops.tile(rows[:1], (self.count,)), ops.tile(rows[1:], (self.count,))))
+        own = self.own(self.tasks.row_numbers(labels), rows)
+        return ops.concat((rows, own, self.add(own)))
 
     def remember(self):
         """Keep the buffers as they are before a forward."""
@@ -54,7 +71,15 @@ class Exchange(nn.Cell):
 
     def weigh(self, loss, rows):
         """Return the part of the mean loss over all rows that this process's mean loss stands for."""
-        return loss * (rows[0] / rows[1])
+        if self.tasks is None:
+            return loss * (rows[0] / rows[1])
+        return self.tasks.weighted_sum(loss * (self._own_rows(rows) / ops.maximum(self._all_rows(rows), 1.0)))
+
+    def _own_rows(self, rows):
+        return rows[_HEAD : _HEAD + self.count]
+
+    def _all_rows(self, rows):
+        return rows[_HEAD + self.count :]
 
     def own(self, part, rows):
         """Return what this process adds to a gradient or loss, float32: nothing from made-up rows."""
@@ -66,8 +91,9 @@ class Exchange(nn.Cell):
         parts = ()
         for gradient in gradients:
             parts += (self.own(gradient, rows),)
-        bad = self._bad(rows, sound)
-        totals, head = self._total(parts, ops.stack((self.own(self.weigh(loss, rows), rows), bad)), rows[0] / rows[1])
+        head = ops.stack((self.own(self.weigh(loss, rows), rows), self._bad(rows, sound)))
+        totals, head = self._total(parts, self._with_tasks(head, loss, rows), rows[0] / rows[1])
+        self._note_tasks(head, rows)
         found = ()
         for index, total in enumerate(totals):
             found += (ops.cast(total, gradients[index].dtype),)
@@ -84,7 +110,20 @@ class Exchange(nn.Cell):
 
     def mean_loss(self, loss, rows):
         """Return the mean loss over the rows of all processes."""
-        return self.add(ops.reshape(self.own(self.weigh(loss, rows), rows), (1,)))[0]
+        own = self.own(self.weigh(loss, rows), rows)
+        head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
+        self._note_tasks(head, rows)
+        return head[0]
+
+    def _with_tasks(self, head, loss, rows):
+        """Return what every process sends first, with the sums of the tasks' losses behind."""
+        if self.tasks is None:
+            return head
+        return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
+
+    def _note_tasks(self, head, rows):
+        if self.tasks is not None:
+            self.tasks.add(head[_HEAD:], self._all_rows(rows))
 
     def _bad(self, rows, sound):
         bad = ops.zeros_like(rows[0])
@@ -109,17 +148,19 @@ class Exchange(nn.Cell):
             flat = self.add(ops.concat(pieces))
             start = 0
             if number == 0:
-                head = flat[:_HEAD]
-                start = _HEAD
+                start = head.size
+                head = flat[:start]
             for index in bucket:
                 totals += (ops.reshape(flat[start : start + sizes[index]], parts[index].shape),)
                 start += sizes[index]
         return totals, head
 
 
-def make_exchange(group: Group, combine: nn.Cell | None) -> Callable[..., Exchange] | None:
+def make_exchange(
+    group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
+) -> Callable[..., Exchange] | None:
     """Return what makes an `Exchange` of a step's buffers; None for one process, which builds no collective."""
-    return functools.partial(Exchange, combine=combine) if group.size > 1 else None
+    return functools.partial(Exchange, combine=combine, tasks=tasks) if group.size > 1 else None
 
 
 def buckets(sizes):

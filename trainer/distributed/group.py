@@ -52,6 +52,9 @@ class Group:
         """Return the array of rank 0; the others give one of the same shape and dtype."""
         return array
 
+    def wait_for_all(self) -> None:
+        """Return when all processes have called this, however long that takes; a collective gives up after 30 s."""
+
     # -- what follows from these ---------------------------------------------------------------------------------------
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -141,6 +144,15 @@ class World(Group):
         self.rank, self.size = rank, size
         self._thread = threading.get_ident()
         self._cells: dict[str, Any] = {}
+        self._barrier: Any = None
+
+    def wait_for_all(self) -> None:
+        """See `Group.wait_for_all`."""
+        if self._barrier is None:
+            from .barrier import Barrier
+
+            self._barrier = Barrier(self)
+        self._barrier.wait()
 
     def _run(self, kind: str, array: np.ndarray) -> np.ndarray:
         if threading.get_ident() != self._thread:

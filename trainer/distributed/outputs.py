@@ -30,12 +30,14 @@ def everyones_outputs(
         yield from own
         return
     batches = iter(own)
+    group.wait_for_all()  # connects them, before one of them is late
     while True:
         batch = next(batches, None)
         ended = batch is None
         if ended:
             stand_by()
         message = b"" if ended or batch[1] == 0 else _pack(*batch)
+        group.wait_for_all()  # for the data of one that comes late
         parts = group.gather_bytes(bytes([ended]) + message)
         for part in parts:
             if len(part) > 1:

@@ -28,11 +28,6 @@ def check_training(trainer: Trainer, source: Source) -> None:
             f"fit: {type(trainer.network).__name__} is a whole training step, whose gradients cannot be added up over "
             f"{trainer.group.size} processes; give network, loss_fn and optimizer instead"
         )
-    if trainer.tasks is not None:
-        raise ConfigurationError(
-            "fit: the losses of several tasks are means over the rows that have a label, which are not yet added up "
-            "over processes; start one process"
-        )
     if trainer.tables is not None and source.separate:
         raise ConfigurationError(
             "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): all "

@@ -83,6 +83,7 @@ class MultiTaskLoss(nn.Cell):
         self.ignores_nan = tuple(task in ignored for task in self.tasks)
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
+        self.leaves_any_out = any(self.leaves_out(place) for place in range(len(self.tasks)))
         for place, task in enumerate(self.tasks):
             self._check_reduction(place, task, losses[task])
         zeros = np.zeros(len(self.tasks), np.float32)
@@ -114,9 +115,17 @@ class MultiTaskLoss(nn.Cell):
         """Return the weighted sum."""
         losses, counts = self.task_losses(self.in_order(predictions), labels)
         if self.training:
-            ops.assign_add(self.loss_sums, losses * counts)
-            ops.assign_add(self.row_counts, counts)
+            self.add(losses * counts, counts)
+        return self.weighted_sum(losses)
+
+    def weighted_sum(self, losses):
+        """Return the sum of the tasks' losses, float32 [T], times their weights; graph code."""
         return ops.sum(losses * Tensor(self.weights, mstype.float32))
+
+    def add(self, sums, counts):
+        """Add sums of losses, and numbers of rows, to those that `read_losses` tells, float32 [T] both; graph code."""
+        ops.assign_add(self.loss_sums, sums)
+        ops.assign_add(self.row_counts, counts)
 
     def task_losses(self, predictions, labels):
         """Return the mean loss of each task and the rows it is the mean of, float32 [T] both; graph code."""
@@ -127,15 +136,10 @@ class MultiTaskLoss(nn.Cell):
             label = self.label_casts[place](_fitted(labels[place], prediction), prediction)
             rows = prediction.shape[0]
             if self.leaves_out(place):
-                counted = ops.ones((rows,), mstype.float32)
-                if self.mask_places[place] >= 0:
-                    mask = ops.reshape(labels[self.mask_places[place]], (rows,))
-                    counted = ops.cast(ops.cast(mask, mstype.float32) > 0, mstype.float32)
+                counted = self._counted(place, labels)
                 if self.ignores_nan[place]:
                     missing = ops.isnan(ops.cast(label, mstype.float32))
                     label = ops.select(missing, ops.zeros_like(label), label)
-                    known = ops.logical_not(ops.reshape(missing, (rows, -1)).any(axis=1))
-                    counted = counted * ops.cast(known, mstype.float32)
                 each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
                 count = counted.sum()
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(count, 1.0),)
@@ -144,6 +148,26 @@ class MultiTaskLoss(nn.Cell):
                 losses += (ops.cast(ops.mean(self.losses[place](prediction, label)), mstype.float32),)
                 counts += (ops.full((), rows, dtype=mstype.float32),)
         return ops.stack(losses), ops.stack(counts)
+
+    def row_numbers(self, labels):
+        """Return how many rows of each task count, float32 [T]; graph code."""
+        counts = ()
+        for place in range(len(self.tasks)):
+            counts += (self._counted(place, labels).sum(),)
+        return ops.stack(counts)
+
+    def _counted(self, place, labels):
+        """Return 1 for the rows of a task that count and 0 for the others, float32 [B]; graph code."""
+        rows = labels[place].shape[0]
+        counted = ops.ones((rows,), mstype.float32)
+        if self.mask_places[place] >= 0:
+            mask = ops.reshape(labels[self.mask_places[place]], (rows,))
+            counted = ops.cast(ops.cast(mask, mstype.float32) > 0, mstype.float32)
+        if self.ignores_nan[place]:
+            missing = ops.isnan(ops.cast(labels[place], mstype.float32))
+            known = ops.logical_not(ops.reshape(missing, (rows, -1)).any(axis=1))
+            counted = counted * ops.cast(known, mstype.float32)
+        return counted
 
     def rows(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Return which rows of each task count, bool [B], or None where all do; host arrays."""
@@ -202,7 +226,7 @@ def _as_cell(task: str, loss: Any) -> nn.Cell:
 
 def _fitted(label, prediction):
     """Return the label in the prediction's shape where it has as many values; graph code."""
-    if label.shape != prediction.shape and label.size == prediction.size:
+    if label.size == prediction.size:
         label = ops.reshape(label, prediction.shape)
     elif label.ndim == 2 and label.shape[1] == 1:
         label = ops.reshape(label, (label.shape[0],))

@@ -72,6 +72,7 @@ class Forward(nn.Cell):
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
         self.several = isinstance(loss_fn, MultiTaskLoss)
+        self.apart = False  # whether a training gives the loss of each task, [T], instead of their weighted sum
         self.labels = labels
         self.label = -max(1, labels)
         self.cast_outputs = cast
@@ -87,6 +88,8 @@ class Forward(nn.Cell):
             labels = columns[-self.labels :]
             if isinstance(prediction, Tensor):
                 labels = (self.label_cast(labels[0], prediction), *labels[1:])
+            if self.apart and self.training:
+                return self.loss_fn.task_losses(prediction, labels)[0], prediction
             loss = self.loss_fn(prediction, *labels)
             return _scalar_loss(loss) if self.training else ops.mean(loss), prediction
         outputs = self.network(*columns)
@@ -167,6 +170,8 @@ class TrainStep(nn.Cell):
         self.clip_value = options.clip_value
         self.transform = options.transform
         self.exchange = options.exchange(buffers) if options.exchange is not None else None
+        if self.exchange is not None and forward.several:
+            forward.apart = True  # each task has shares of its own of the rows of all processes
         # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
@@ -221,6 +226,8 @@ class TrainStep(nn.Cell):
         if self.table_inputs:
             rows = self.tables.begin(columns[-self.table_inputs :])
             columns = columns[: -self.table_inputs]
+        if self.exchange is not None:
+            everyones_rows = self.exchange.begin(everyones_rows, columns[-self.forward.labels :])
         if self.accumulate > 1:
             return self._accumulate(flush, columns, rows, everyones_rows)
         self._save_buffers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
         labels: shape [B, ...].
     """
     told = _told_by(loss_fn)
-    scores, labels = (array.reshape(len(array), -1) for array in (predictions, labels))
+    scores, labels = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (predictions, labels))
     columns = scores.shape[1]
     if told == REAL:
         return REAL if scores.size == labels.size else ""

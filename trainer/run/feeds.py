@@ -89,7 +89,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         arguments=column_checks.arguments_of(trainer.network)[2],
         order=None if source.endless else column_order(trainer, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
-        processes=trainer.group.size,
+        alike=True,
     )
     if options.guard:
         feed_options.inspect = describe_non_finite

@@ -182,14 +182,19 @@ class Run:
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
         hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
+        # what the thread of graphs reads itself cannot ask the others anything meanwhile
+        meet = self.group.wait_for_all if self.feed.source.thread_bound else lambda: None
+        meet()  # connects them, before one of them is late
         if self.feed.source.separate:
-            chunks = self.feed.chunks(position, left, lambda: self.stopped() or self.wish() is not None)
-            return everyones_chunks(self.group, hooks, chunks)
+            return everyones_chunks(self.group, hooks, lambda wait: self.feed.chunks(position, left, wait), meet)
         if self.feed.source.in_step:  # it has agreements of its own
             return self.feed.chunks(position, left, self.stopped)
 
         def gate(ready: bool | None) -> bool:
-            return not self.stopped() and go_on(self.group, hooks, ready)
+            if self.stopped():
+                return False
+            meet()
+            return go_on(self.group, hooks, ready)
 
         return self.feed.chunks(position, left, lambda: not gate(None), gate)
 

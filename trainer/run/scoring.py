@@ -170,6 +170,8 @@ class Scoring:
             )
             return
         self._windows[task] = self._make(task, target)
+        if not len(label):  # no row of the first batch counts for the task
+            return
         trial = PrequentialMetrics(chosen)
         try:
             trial.update(prediction, label, groups=groups)

@@ -106,6 +106,11 @@ class Ragged:
         """Length of each row, int64 [rows]."""
         return np.diff(self.offsets)
 
+    @property
+    def cut_lengths(self) -> np.ndarray:
+        """Length of each row with at most `max_length` values, int64 [rows]."""
+        return self.lengths if self.max_length is None else np.minimum(self.lengths, self.max_length)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -143,7 +148,7 @@ class Ragged:
         """Return the rows with at most the last `max_length` values."""
         if self.max_length is None or not (self.lengths > self.max_length).any():
             return self
-        lengths = np.minimum(self.lengths, self.max_length)
+        lengths = self.cut_lengths
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[1:] - offsets[1:], lengths)
         return self._like(self.values[places], offsets)

@@ -15,7 +15,6 @@ from callbacks import Callback, ModelCheckpoint
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, Window
 from trainer.checkpoint.saver import Saver
-from trainer.data.ragged import Ragged
 from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError, ConfigurationError, DataError
@@ -164,14 +163,6 @@ class Trained:
         except kind as error:
             self.found[name] = str(error)
 
-    def refused_fit(self, name, dataset):
-        network = make_network()
-        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01))
-        try:
-            trainer.fit(dataset, epochs=1, callbacks=[], batch_size=BATCH if isinstance(dataset, dict) else None)
-        except ConfigurationError as error:
-            self.found[name] = str(error)
-
 
 def main(folder):
     group = join()
@@ -207,10 +198,6 @@ def main(folder):
             run.found["full"] = str(error)
         lists = Schema({**SCHEMA.columns, "x": Column("float32", (None,))}, label="label")
         run.refused("lists", ConfigurationError, FileStream(folder / "uneven", lists))
-        x = Ragged.of([[1] * (1 + row % 3) for row in range(64)])
-        run.refused_fit("lists in arrays", {"x": x, "label": np.ones((64, 1), np.float32)})
-        batches = [{"x": x[first : first + 16], "label": np.ones((16, 1), np.float32)} for first in range(0, 64, 16)]
-        run.refused_fit("lists in batches", batches)
         run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))
 

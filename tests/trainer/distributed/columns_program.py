@@ -1,0 +1,154 @@
+"""Several tasks, and lists of different lengths, on N processes and on one; run on every rank by test_columns.py.
+
+python columns_program.py FOLDER
+"""
+
+import itertools
+import sys
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from callbacks import Callback
+from tests.trainer.distributed.fit_program import data
+from trainer import MultiTaskLoss, Trainer, Window
+from trainer.data.ragged import Ragged
+from trainer.distributed.group import join
+from trainer.embedding import Embedding, EmbeddingBag
+from trainer.streams import ReplayStream
+
+ROWS = 32  # of a step, over all processes
+
+
+def values(*shape, seed=1):
+    return Tensor(np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float32))
+
+
+class TwoHeads(nn.Cell):
+    """Is a tumour benign; and, of the benign ones whose size is known, how large is it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Dense(30, 4, weight_init=values(4, 30), bias_init="zeros", activation="relu")
+        self.heads = nn.Dense(4, 2, weight_init=values(2, 4), bias_init="zeros")
+
+    def construct(self, x):
+        found = self.heads(self.body(x))
+        return {"benign": found[:, :1], "size": found[:, 1:]}
+
+
+def tumours():
+    x, y = data()
+    order = np.argsort(y[:96, 0], kind="stable")  # whole batches of one process have no benign tumour
+    x[:96], y[:96] = x[order], y[order]
+    size = x[:, 2:3] * 2
+    size[::5] = np.nan
+    return {"x": x[:192], "benign": y[:192], "size": size[:192]}
+
+
+def two_tasks():
+    losses = {"benign": nn.BCEWithLogitsLoss(), "size": nn.MSELoss(reduction="none")}
+    return MultiTaskLoss(losses, {"size": 0.3}, {"size": "benign"}, ignore_nan=["size"])
+
+
+class Histories(nn.Cell):
+    """The sum of a history's vectors by its padded length: another length would be another network."""
+
+    def __init__(self, sparse=False):
+        super().__init__()
+        dense = nn.Embedding(60, 3, embedding_table=values(60, 3))
+        self.table = Embedding(3, mode="sparse", name="ids") if sparse else dense
+        self.head = nn.Dense(3, 1, weight_init=values(1, 3), bias_init="zeros")
+
+    def construct(self, history, history_mask):
+        vectors = self.table(history) * ops.expand_dims(ops.cast(history_mask, self.head.weight.dtype), -1)
+        return self.head(vectors.sum(1)) + history.shape[1] / 10
+
+
+class Bags(nn.Cell):
+    """The mean of a history's vectors, of ids one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = EmbeddingBag(3, combiner="mean", mode="sparse", name="ids")
+        self.head = nn.Dense(3, 1, weight_init=values(1, 3), bias_init="zeros")
+
+    def construct(self, history, history_offsets):
+        return self.head(self.bag(history, None, history_offsets))
+
+
+def histories():
+    """Lists of one or two ids, from row 64 on of up to seven."""
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(0, 60, rng.integers(1, 3) if row < 64 else rng.integers(0, 8)) for row in range(144)]
+    return lists, np.array([[float(one.sum() % 2)] for one in lists], np.float32)
+
+
+class Diary(Callback):
+    """Notes losses, shapes, and what is known of the tasks."""
+
+    def __init__(self):
+        self.losses, self.shapes, self.tasks, self.windows, self.rows = [], [], [], [], 0
+
+    def on_train_step_end(self, trainer):
+        outputs = trainer.state.outputs
+        self.losses += outputs.losses.tolist()
+        chunk = outputs.chunk
+        self.shapes += [chunk.arrays[0].shape[2 if chunk.stacked else 1 :]] * chunk.num_batches
+        self.rows += chunk.num_samples
+
+    def on_train_epoch_end(self, trainer):
+        self.tasks.append(list(trainer.state.task_losses.values()))
+
+    def on_window_end(self, trainer):
+        self.windows.append([value for name, value in sorted(trainer.state.window.items()) if "size" in name])
+
+
+def run(found, name, network, loss, train, *, metrics=(), **options):
+    trainer = Trainer(network, loss, nn.Adam(network.trainable_params(), 0.02), metrics=set(metrics), seed=3, **options)
+    diary = Diary()
+    train(trainer, diary)
+    found[f"{name}/losses"] = np.array(diary.losses)
+    found[f"{name}/shapes"] = np.array(diary.shapes)
+    found[f"{name}/tasks"] = np.array(diary.tasks)
+    found[f"{name}/windows"] = np.array(diary.windows)
+    found[f"{name}/rows"] = np.array(diary.rows)
+    for parameter in network.get_parameters():
+        found[f"{name}/parameters/{parameter.name}"] = parameter.asnumpy().copy()
+    return trainer, diary
+
+
+def main(folder):
+    group, found = join(), {}
+    each = ROWS // group.size
+    table = tumours()
+
+    def fit(arrays, **options):
+        options = {"epochs": 2, "batch_size": each, "shuffle": False, **options}
+        return lambda trainer, diary: trainer.fit(arrays, callbacks=[diary], **options)
+
+    few = {name: column[:96] for name, column in table.items()}
+    summed = {"gradient_accumulation_steps": 2, "clip_norm": 0.1}
+    trainer, _ = run(found, "tasks", TwoHeads(), two_tasks(), fit(few, sink_size=1), metrics=["size_mae"], **summed)
+    found["tasks/evaluated"] = np.array(sorted(trainer.evaluate(few, batch_size=48).items()))
+
+    def online(trainer, diary):
+        trainer.online_train(ReplayStream(table), [diary], batch_size=each, sink_size=2, window=Window(rows=96))
+
+    run(found, "tasks online", TwoHeads(), two_tasks(), online, metrics=["size_mae"])
+
+    lists, label = histories()
+    bce = nn.BCEWithLogitsLoss()
+    arrays = {"history": Ragged.of(lists[32:140], per_octave=2, max_length=6), "label": label[32:140]}
+    trainer, _ = run(found, "lists", Histories(sparse=True), bce, fit(arrays))
+    found["lists/predicted"] = trainer.predict({"history": arrays["history"]}, batch_size=36)
+    run(found, "bags", Bags(), bce, fit({"history": Ragged.of(lists[:64]), "label": label[:64]}))
+    # Lists of one row come as an array: they are equally long.
+    ends = [48, 64, 80, 81, 82, 98] if group.size == 2 else [48, 80, 82, 98]
+    batches = [{"history": lists[a:b], "label": label[a:b]} for a, b in itertools.pairwise(ends)]
+    run(found, "batches", Histories(), bce, fit(batches, batch_size=None))
+    np.savez(f"{folder}/columns_{group.size}_{group.rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

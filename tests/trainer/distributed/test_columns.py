@@ -1,0 +1,67 @@
+"""Several tasks, and lists of different lengths: two real processes train as one does on the batches put together."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.distributed import columns_program, jobs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("columns")
+    code, output = jobs.run("python", Path(columns_program.__file__), folder)
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    return [dict(np.load(folder / f"columns_2_{rank}.npz")) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    columns_program.main(folder)
+    return dict(np.load(folder / "columns_1_0.npz"))
+
+
+CASES = ["tasks", "tasks online", "lists", "bags", "batches"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_parameters_are_those_of_one_process(one, two, name):
+    found = [key for key in one if key.startswith(f"{name}/") and key.split("/")[1] in ("losses", "parameters")]
+    assert len(found) > 1
+    for key in found:
+        for rank in range(2):
+            np.testing.assert_allclose(two[rank][key], one[key], rtol=0, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["tasks", "tasks online"])
+def test_the_loss_of_a_task_is_the_mean_over_the_rows_of_all_that_count_for_it(one, two, name):
+    for kind in ("tasks", "windows"):
+        for rank in range(2):
+            np.testing.assert_allclose(two[rank][f"{name}/{kind}"], one[f"{name}/{kind}"], rtol=0, atol=2e-6)
+    assert one[f"{name}/tasks"].size + one[f"{name}/windows"].size > 0
+
+
+def test_the_evaluation_of_tasks_and_lists_is_that_of_one_process(one, two):
+    for rank in range(2):
+        np.testing.assert_allclose(
+            two[rank]["tasks/evaluated"][:, 1].astype(float), one["tasks/evaluated"][:, 1].astype(float), atol=1e-5
+        )
+        np.testing.assert_allclose(two[rank]["lists/predicted"], one["lists/predicted"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lists", "batches"])
+def test_all_processes_pad_to_the_lengths_of_one(one, two, name):
+    assert len(np.unique(one[f"{name}/shapes"])) > 1
+    for rank in range(2):
+        np.testing.assert_array_equal(two[rank][f"{name}/shapes"], one[f"{name}/shapes"])
+
+
+@pytest.mark.parametrize("name", ["lists", "bags", "batches"])
+def test_every_row_is_trained_by_one_process(one, two, name):
+    assert two[0][f"{name}/rows"] + two[1][f"{name}/rows"] == one[f"{name}/rows"]
