@@ -117,12 +117,10 @@ def train(folder, group, name, data, *, optimizer=None, bias=None, callbacks=(),
 def cut_inside_a_window(folder, group, data):
     """Train with gradients accumulated over three steps; with several processes resumed from inside such a window."""
     found, first, batches = {}, 0, []
-    for rows in (16, 16, 8, 8, 16, 16, 16, 16, 8, 8):  # steps of changing shape come one by one
-        batches.append({name: column[first : first + rows] for name, column in data.items()})
-        first += rows
-    if group.size == 1:  # what two processes train in one step
-        pairs = zip(batches[::2], batches[1::2], strict=True)
-        batches = [{name: np.concatenate((one[name], two[name])) for name in one} for one, two in pairs]
+    for rows in (32, 16, 32, 16, 32):  # steps of changing shape come one by one
+        for _ in range(group.size):
+            batches.append({name: column[first : first + rows // group.size] for name, column in data.items()})
+            first += rows // group.size
     root = f"{folder}/window_{group.size}"
     cut = ([ModelCheckpoint(root), StopAfter(4)], None), ([], root)
     for callbacks, resume in [([], None)] if group.size == 1 else cut:
@@ -138,30 +136,32 @@ def main(folder):
     group = join()
     data, found = clicks(), {}
     held = Held()
-    # 500 rows are 16 steps, the last of 20 rows
+    whole = {name: column[:448] for name, column in data.items()}
+    # 500 rows are 16 steps, the last of 20 rows; elsewhere every step is of one size, for every size is compiled
     publish = Publish(f"{folder}/served_{group.size}", every=Every(steps=7), batch=100)
     trainer, one = train(folder, group, "plain", data, callbacks=[held, publish], sink_size=1)
     found |= one
     found["plain/held"] = np.array([held.rows, len(trainer.tables.tables.tables["users"])])
-    found["plain/evaluated"] = np.array(sorted(trainer.evaluate(data, batch_size=85).items()))
-    found["plain/predicted"] = trainer.predict({key: data[key] for key in ("user", "items")}, batch_size=85)
+    short = {name: column[:480] for name, column in data.items()}  # ten batches, the last of 30 rows
+    found["plain/evaluated"] = np.array(sorted(trainer.evaluate(short, batch_size=50).items()))
+    found["plain/predicted"] = trainer.predict({key: data[key] for key in ("user", "items")}, batch_size=50)
     if group.size > 1:
-        # The user has divided these rows: rank 0 has three batches, rank 1 has one.
+        # The user has divided these rows: rank 0 has four batches, rank 1 has one.
         own = {name: column[:400] if group.is_main else column[400:] for name, column in data.items()}
-        part = NumpySlicesDataset(own, shuffle=False, num_shards=group.size, shard_id=group.rank).batch(85)
+        part = NumpySlicesDataset(own, shuffle=False, num_shards=group.size, shard_id=group.rank).batch(50)
         together = {name: np.concatenate((column[:400:2], column[401::2])) for name, column in data.items()}
         found["plain/divided"] = np.array(sorted(trainer.evaluate(part).items()))
-        found["plain/together"] = np.array(sorted(trainer.evaluate(together, batch_size=85).items()))
+        found["plain/together"] = np.array(sorted(trainer.evaluate(together, batch_size=50).items()))
         with pytest.raises(DataError, match="divided among 2 processes") as told:
             trainer.network.items(Tensor([5]))
         assert "Trainer.predict" in str(told.value)
-    snapshots = ModelCheckpoint(f"{folder}/rules_{group.size}", every=4, keep_last=20)
+    snapshots = ModelCheckpoint(f"{folder}/rules_{group.size}", every=6, keep_last=20)
     options = {"bias": RULES, "optimizer": RowAdagrad, "clip_norm": 0.1, "sink_size": 2}
-    trainer, one = train(folder, group, "rules", data, callbacks=[snapshots], **options)
+    trainer, one = train(folder, group, "rules", whole, callbacks=[snapshots], **options)
     found |= one
     found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
     options = {"optimizer": DoubledSGD, "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
-    _, one = train(folder, group, "in graph", data, **options)
+    _, one = train(folder, group, "in graph", whole, **options)
     found |= one
     # The last batch of the stream falls to one process; the other takes part with made-up rows.
     network = Clicks(bias=RULES)
@@ -176,10 +176,9 @@ def main(folder):
     other = 1 if group.size > 1 else 2
     if group.size > 1:
         restored = build(Clicks(RowAdagrad(), RULES))
-        restored.evaluate(data, batch_size=250)  # knows its tables from here on
+        restored.predict({key: data[key] for key in ("user", "items")}, batch_size=250)  # knows its tables from here on
         restored.load(f"{folder}/rules_{other}", strict=False)  # it has no training step
         found |= {f"restored/{key}": value for key, value in content(restored).items()}
-        found["restored/predicted"] = restored.predict({key: data[key] for key in ("user", "items")}, batch_size=85)
         restored.load(f"{folder}/rules_{group.size}", strict=False)
         found |= {f"own/{key}": value for key, value in content(restored).items()}
     np.savez(f"{folder}/tables_{group.size}_{group.rank}.npz", **found)

@@ -32,8 +32,8 @@ def trained(tmp_path_factory, cluster):
     """The folder of both trainings, and the trainer that has ended the one on arrays."""
     folder = tmp_path_factory.mktemp("chain")
     program, servers = Path(chain_program.__file__), [] if cluster is None else [cluster.servers]
-    chain_program.main(folder, 3, 6, *servers)
-    for processes, *steps in ((2, 6, 12), (4, 9, 18)):
+    chain_program.main(folder, 4, 6, *servers)
+    for processes, *steps in ((2, 8, 12), (4, 12, 18)):
         code, output = jobs.run("python", program, folder, *steps, *servers, processes=processes)
         assert code == 0, output
     return folder, chain_program.main(folder, 10_000, 10_000, *servers)
@@ -55,8 +55,8 @@ def test_a_fit_on_another_number_of_processes_loses_no_row_and_repeats_none(trai
     folder, trainer = trained
     rows = rows_of(folder / "fit")
     assert {name: len(found) for name, found in rows.items() if name[5] != "1"} == {
-        **{f"rows_2_{rank}": 24 for rank in range(2)},
-        **{f"rows_4_{rank}": 24 for rank in range(4)},
+        **{f"rows_2_{rank}": 32 for rank in range(2)},
+        **{f"rows_4_{rank}": 32 for rank in range(4)},
     }
     assert sorted(np.concatenate(list(rows.values())).tolist()) == list(range(chain_program.FIT_ROWS))
     assert trainer.state.progress.samples_seen == chain_program.FIT_ROWS

@@ -12,16 +12,12 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
-from sklearn.datasets import load_breast_cancer
-
 from callbacks import Callback
+from tests.trainer.distributed.fit_program import data
 
 
 def rows():
-    data = load_breast_cancer()
-    x = ((data.data - data.data.mean(0)) / data.data.std(0)).astype(np.float32)
-    return {"x": x, "label": data.target.astype(np.float32)[:, None]}
+    return dict(zip(("x", "label"), data(), strict=True))
 
 
 class KillOnce(Callback):

@@ -62,7 +62,7 @@ def test_each_process_keeps_its_part_of_the_rows(one, two):
 
 
 def test_evaluation_and_prediction_ask_the_owners(one, two):
-    """Six batches on two processes: three rounds; the last batch is short."""
+    """Ten batches on two processes; the last batch is short."""
     for found in two:
         np.testing.assert_array_equal(found["plain/predicted"], two[0]["plain/predicted"])
         np.testing.assert_allclose(found["plain/predicted"], one["plain/predicted"], rtol=0, atol=1e-5)
@@ -94,7 +94,7 @@ def test_a_run_cut_inside_an_accumulation_window_goes_on_with_its_rows(folder, t
 def test_one_process_goes_on_from_the_snapshot_of_two(folder, two):
     restored = table_program.build(table_program.Clicks(RowAdagrad(), table_program.RULES))
     data = table_program.clicks()
-    restored.evaluate(data, batch_size=250)
+    restored.predict({key: data[key] for key in ("user", "items")}, batch_size=250)
     restored.load(folder / "rules_2", strict=False)
     found = table_program.content(restored)
     for key, value in of(two[0], "rules/rows/").items():
