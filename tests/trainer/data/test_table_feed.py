@@ -199,8 +199,7 @@ def test_text_of_another_width_in_every_batch_is_trained_like_text_of_one_width(
     assert_same(content(trainer), expected)
 
 
-@pytest.mark.parametrize("sink_size", [1, 4])
-def test_text_of_another_width_in_every_file_is_trained_like_text_of_one_width(texts, tmp_path, sink_size):
+def test_text_of_another_width_in_every_file_is_trained_like_text_of_one_width(texts, tmp_path):
     rows, expected = texts
     count = range(len(rows["ids"]))
     lines = [json.dumps({name: column[row].tolist() for name, column in rows.items()}) for row in count]
@@ -211,7 +210,7 @@ def test_text_of_another_width_in_every_file_is_trained_like_text_of_one_width(t
     )
     trainer = build()
     stream = FileStream(tmp_path, schema, pattern="*.jsonl")
-    trainer.online_train(stream, [], batch_size=BATCH, sink_size=sink_size, idle_timeout=0.3)
+    trainer.online_train(stream, [], batch_size=BATCH, sink_size=4, idle_timeout=0.3)
     assert trainer.state.progress.samples_seen == len(rows["ids"])
     assert_same(content(trainer), expected)
 

@@ -22,8 +22,8 @@ def trained(loss, labels, outputs=3, online=False):
     if online:
         trainer.online_train(ReplayStream({"x": X, "label": labels}), [], batch_size=4)
         return trainer.state.window["window_loss"], trainer
-    trainer.fit((X, labels), 2, (X, labels), callbacks=[], batch_size=4, shuffle=False)
-    return trainer.state.metrics["val_loss"], trainer
+    trainer.fit((X, labels), 2, callbacks=[], batch_size=4, shuffle=False)
+    return trainer.history.history["loss"], trainer
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,10 @@ def test_labels_of_another_dtype_give_the_same_training(loss, labels, right, cap
     assert converted == trained(loss(), right)[0]
 
 
-def test_streams_and_tasks_convert_too():
+def test_evaluations_streams_and_tasks_convert_too():
+    _, trainer = trained(nn.BCEWithLogitsLoss(), LIKED.astype(bool))
+    converted = trainer.evaluate((X, LIKED.astype(bool)), batch_size=4)
+    assert converted == trainer.evaluate((X, LIKED), batch_size=4)
     assert trained(nn.BCEWithLogitsLoss(), LIKED.astype(np.int64), online=True)[0] > 0
     network = nn.Dense(3, 3)
     loss = MultiTaskLoss({"stars": nn.CrossEntropyLoss()})
