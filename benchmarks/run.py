@@ -37,7 +37,18 @@ from benchmarks import lifetime, measure, peers  # noqa: E402
 from benchmarks.measure import EARLIER, OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
 CASES = (
-    *("criteo", "many_tables", "wide_deep", "adagrad", "vocabulary", "reading", "sizes", "pipeline", "online"),
+    *(
+        "criteo",
+        "many_tables",
+        "wide_deep",
+        "adagrad",
+        "vocabulary",
+        "mapped",
+        "reading",
+        "sizes",
+        "pipeline",
+        "online",
+    ),
     *("evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
 )
 OUTPUT = ROOT / "runs" / "benchmarks"
@@ -111,12 +122,20 @@ def machine(interpreters: dict[str, Path]) -> dict[str, Any]:
     except (OSError, StopIteration):
         pass
     return {
+        "commit": commit(),
         "processor": processor,
         "cores": os.cpu_count(),
         "load": measure.load(),
         "python": platform.python_version(),
         "versions": {name: versions[name] for name in PACKAGES if name in versions},
     }
+
+
+def commit() -> str:
+    """Return the commit that is measured, with "-dirty" behind it where files differ from it; "" outside of git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def lines_of(measured: Measured) -> list[str]:
@@ -167,10 +186,11 @@ def table(report: dict[str, Any]) -> str:
     info = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
     place = f"{info['cores']} cores of {info['processor']}"
+    made = f" at {info['commit']}" if info.get("commit") else ""
     loads = [load for result in report["results"] for load in result.get("load") or ()]
     if loads:
         place += f", load {min(loads):.1f} to {max(loads):.1f}"
-    lines = [f"Measured {report['date']} on {place}; Python {info['python']}, {versions}."]
+    lines = [f"Measured {report['date']}{made} on {place}; Python {info['python']}, {versions}."]
     if report["quick"]:
         lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
     lines += ["", "| case | ours | other | ratio of times (quartiles) | goal |", "| --- | --- | --- | --- | --- |"]
