@@ -49,6 +49,18 @@ def _cell(keys, passed, choices, key, hashed):
     return found
 
 
+@inlined
+def _touch(keys, rows, mask, ids, start, stop, hashes):
+    """Hash one block of `ids` into `hashes` and load the cell that each would be in first."""
+    touched = np.int64(0)
+    for i in range(start, stop):
+        hashed = _mix(ids[i])
+        hashes[i - start] = hashed
+        cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
+        touched += keys[cell] ^ rows[cell]
+    return touched
+
+
 @compiled(_i64(*_map, _i64[::1], _i32[::1]))
 def find_ids(keys, rows, passed, choices, ids, out):
     """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where it is unknown.
@@ -66,11 +78,7 @@ def find_ids(keys, rows, passed, choices, ids, out):
     touched = np.int64(0)
     for start in range(0, len(ids), _BLOCK):
         stop = min(start + _BLOCK, len(ids))
-        for i in range(start, stop):
-            hashed = _mix(ids[i])
-            hashes[i - start] = hashed
-            cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
-            touched += keys[cell] ^ rows[cell]
+        touched += _touch(keys, rows, mask, ids, start, stop, hashes)
         for i in range(start, stop):
             cell = _cell(keys, passed, choices, ids[i] ^ _ODD_ID, hashes[i - start])
             out[i] = rows[cell] if cell >= 0 else -1
@@ -110,11 +118,7 @@ def give_rows(keys, rows, passed, choices, ids, first, out, places):
     stopped = False
     for start in range(0, len(ids), _BLOCK):
         stop = min(start + _BLOCK, len(ids))
-        for i in range(start, stop):
-            hashed = _mix(ids[i])
-            hashes[i - start] = hashed
-            cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
-            touched += keys[cell] ^ rows[cell]
+        touched += _touch(keys, rows, mask, ids, start, stop, hashes)
         for i in range(start, stop):
             key = ids[i] ^ _ODD_ID
             stopped = stopped or key == 0
