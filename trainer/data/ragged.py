@@ -46,16 +46,6 @@ def base_of(name: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
-def refused_shared(names: Sequence[str], processes: int) -> ConfigurationError:
-    """Return the error for ragged columns of several processes; `names` are those known here."""
-    named = f" {', '.join(map(repr, names))}" if names else ""
-    return ConfigurationError(
-        f"lists of different lengths in a column{named} are not yet trained by {processes} processes: each would pad "
-        "them to a length of its own; pad them to one length, as Column(shape=(20,)) or an array of shape [rows, 20], "
-        "or start one process"
-    )
-
-
 class ListLengths(NamedTuple):
     """How long the lists of a column are in a step of several processes, all of which pad to the same length.
 

@@ -25,7 +25,7 @@ from ..errors import DataError
 from ..streams import Stream
 from .as_columns import Columns
 from .prefetch import Prefetch
-from .ragged import Ragged, refused_shared
+from .ragged import ListLengths, Ragged
 from .shards import EveryNth
 from .sources import Item, Source
 from .stream_source import POLL_SECONDS, StreamSource
@@ -35,7 +35,6 @@ from .waiting import DATA_WAIT, Interrupted
 logger = logging.getLogger(__name__)
 
 _WAITING, _PASSED_OVER, _ENDED = range(3)
-_RAGGED = -1  # in place of the sum of the columns
 
 
 class Agreed(NamedTuple):
@@ -74,7 +73,7 @@ class _Round(NamedTuple):
     event_time: int  # bits of a float64
     clock: int  # bits of a float64
     durable: int
-    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known, _RAGGED where they are refused
+    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
     content: int  # CRC-32 of the rows that all processes must have alike; 0 where each has its own
 
 
@@ -250,16 +249,16 @@ class SharedStream(Source):
         full = self.rows_of.batch_size
         if self._template is None or (len(columns[0]) == full != len(self._template[0])):
             self._template = columns
-        self._ragged = self._ragged or [
-            name for name, column in zip(self.names or (), columns, strict=True) if isinstance(column, Ragged)
-        ]
-        if self._ragged:
-            self._columns_sum = _RAGGED
-        elif not self._columns_sum:
-            shown = [
-                (name, _kind(column), column.shape[1:]) for name, column in zip(self.names or (), columns, strict=True)
-            ]
+        if not self._columns_sum:
+            names = self.names or ()
+            self._ragged = [place for place, column in enumerate(columns) if isinstance(column, Ragged)]
+            shown = [(name, *self._looks(column)) for name, column in zip(names, columns, strict=True)]
             self._columns_sum = zlib.crc32(repr(shown).encode()) or 1
+
+    def _looks(self, column: Any) -> tuple[Any, ...]:
+        # without partitions all read the same rows, of which some may be lists that are equally long by chance
+        lists = isinstance(column, Ragged) or (not self.divided and column.ndim > 1)
+        return _kind(column), lists, column.shape[1 + lists :]
 
     def _exchange(self, ready: int, ended: bool) -> list[_Round]:
         wish = self.hooks.wish()
@@ -285,8 +284,6 @@ class SharedStream(Source):
         return rounds
 
     def _check_alike(self, rounds: list[_Round]) -> None:
-        if any(one.columns == _RAGGED for one in rounds):
-            raise refused_shared(self._ragged, self.group.size)
         known = {one.columns: rank for rank, one in reversed(list(enumerate(rounds))) if one.columns}
         if len(known) > 1:
             raise DataError(
@@ -341,17 +338,33 @@ class SharedStream(Source):
         self._kind_before = kind
         times = [time for time in (_float(one.event_time) for one in rounds) if time == time]
         agreed = Agreed(_float(rounds[0].clock), max(times, default=float("nan")))
-        for _ in range(count):
-            if rounds[self.group.rank].ready:
+        ready = rounds[self.group.rank].ready
+        lengths = self._agreed_lengths(count if ready else 0)
+        for place in range(count):
+            if ready:
                 item = self._held.popleft()
                 if self.divided:
-                    item = item._replace(kind=kind, step_rows=sum(kind))
+                    item = item._replace(kind=kind, step_rows=sum(kind), lengths=lengths[place])
                 else:
                     item = item._replace(state=item.state[1])
                 self._state = item.state
             else:
-                item = Item(self._template, self._state or self.rows_of.begun, None, kind, True, sum(kind))
+                made_up = tuple([_emptied(column) for column in self._template])
+                state = self._state or self.rows_of.begun
+                item = Item(made_up, state, None, kind, True, sum(kind), lengths=lengths[place])
             yield item._replace(agreed=agreed)
+
+    def _agreed_lengths(self, count: int) -> list[dict[str, ListLengths] | None]:
+        """Return how long the lists are in the next batches, of which this process has `count`, over all processes."""
+        if not (self._ragged and self.divided):
+            return [None] * self.ahead
+        own = np.zeros((self.ahead, len(self._ragged), len(ListLengths._fields)), np.int64)
+        for place in range(count):
+            for at, column in enumerate(self._ragged):
+                own[place, at] = ListLengths.of(self._held[place].columns[column])
+        names = [self.names[column] for column in self._ragged]
+        found = self.group.gather(own).max(0).tolist()
+        return [{name: ListLengths(*one) for name, one in zip(names, batch, strict=True)} for batch in found]
 
     def _share_template(self, rounds: list[_Round]) -> None:
         """Take the looks of a batch from the first process that knows them; called by all together."""
@@ -360,14 +373,19 @@ class SharedStream(Source):
         message = self.group.gather_bytes(message)[giver]
         if not message:
             raise DataError(
-                "a process has no rows of its own, and rows of different lengths or of objects cannot be made up for "
-                "it; give every process a partition"
+                "a process has no rows of its own, and rows of objects cannot be made up for it; give every process a "
+                "partition"
             )
         if self._template is None:
-            names, rows = unpack(message)
-            self._template = tuple([np.repeat(row, self.rows_of.batch_size, axis=0) for row in rows])
+            (names, lists), arrays = unpack(message)
+            rows = [
+                np.repeat(array, self.rows_of.batch_size, axis=0)
+                if options is None
+                else Ragged(array, np.zeros(self.rows_of.batch_size + 1, np.int64), **options)
+                for array, options in zip(arrays, lists, strict=True)
+            ]
             self.rows_of.names = tuple(names)
-            self._columns_sum = rounds[giver].columns
+            self._learn(tuple(rows))
 
     def go_back(self, position: Mapping[str, Any], trained: int) -> None:
         """See `Source.go_back`; each process goes back in its own part."""
@@ -392,7 +410,7 @@ def _kind(column: np.ndarray) -> str:
 
 
 def _bytes(item: Item) -> int:
-    return sum(0 if isinstance(column, Ragged) else column.nbytes for column in item.columns)
+    return sum(column.nbytes for column in item.columns)
 
 
 def _newest(item: Item) -> float:
@@ -408,8 +426,16 @@ def _float(bits: int) -> float:
     return float(np.int64(bits).view(np.float64))
 
 
+def _emptied(column: Any) -> Any:
+    """Return the column with lists that hold nothing, where it has lists of different lengths."""
+    if not isinstance(column, Ragged):
+        return column
+    return Ragged(column.values[:0], np.zeros(len(column) + 1, np.int64), **column.options)
+
+
 def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
-    """Return names and one row of each column; nothing where a column cannot be described so."""
-    if any(isinstance(column, Ragged) or column.dtype == object for column in columns):
+    """Return names and one row of each column, of lists none; nothing where a column cannot be described so."""
+    if any(column.dtype == object for column in columns):
         return b""
-    return pack(names, [column[:1] for column in columns])
+    lists = [column.options if isinstance(column, Ragged) else None for column in columns]
+    return pack([names, lists], [column.values[:0] if isinstance(column, Ragged) else column[:1] for column in columns])

@@ -4,7 +4,9 @@ python columns_program.py FOLDER
 """
 
 import itertools
+import json
 import sys
+from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -15,9 +17,11 @@ from trainer import MultiTaskLoss, Trainer, Window
 from trainer.data.ragged import Ragged
 from trainer.distributed.group import join
 from trainer.embedding import Embedding, EmbeddingBag
-from trainer.streams import ReplayStream
+from trainer.streams import Column, FileStream, ReplayStream, Schema
 
 ROWS = 32  # of a step, over all processes
+SEGMENTS = [(40, 64), (64, 88), (88, 108)]  # rows of each file of the stream
+SCHEMA = Schema({"history": Column("int64", (None,), per_octave=2), "label": Column("float32", (1,))}, label="label")
 
 
 def values(*shape, seed=1):
@@ -84,11 +88,20 @@ def histories():
     return lists, np.array([[float(one.sum() % 2)] for one in lists], np.float32)
 
 
+def write_segments(folder):
+    folder.mkdir()
+    rows = list(zip(*histories(), strict=True))
+    for place, (first, last) in enumerate(SEGMENTS):
+        part = [{"history": row.tolist(), "label": label.tolist()} for row, label in rows[first:last]]
+        (folder / f"part-{place:03d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (folder / "_DONE").touch()
+
+
 class Diary(Callback):
     """Notes losses, shapes, and what is known of the tasks."""
 
     def __init__(self):
-        self.losses, self.shapes, self.tasks, self.windows, self.rows = [], [], [], [], 0
+        self.losses, self.shapes, self.tasks, self.windows, self.rows, self.batches = [], [], [], [], 0, []
 
     def on_train_step_end(self, trainer):
         outputs = trainer.state.outputs
@@ -96,6 +109,11 @@ class Diary(Callback):
         chunk = outputs.chunk
         self.shapes += [chunk.arrays[0].shape[2 if chunk.stacked else 1 :]] * chunk.num_batches
         self.rows += chunk.num_samples
+        if "history_mask" in chunk.names:
+            columns = chunk.arrays if chunk.stacked else [array[None] for array in chunk.arrays]
+            for lists, masks, label in zip(*[column[: chunk.num_batches] for column in columns], strict=True):
+                rows = [row[mask].tolist() for row, mask in zip(lists, masks, strict=True)]
+                self.batches.append([rows, label.tolist()] if chunk.num_samples else [[], []])
 
     def on_train_epoch_end(self, trainer):
         self.tasks.append(list(trainer.state.task_losses.values()))
@@ -116,6 +134,16 @@ def run(found, name, network, loss, train, *, metrics=(), **options):
     for parameter in network.get_parameters():
         found[f"{name}/parameters/{parameter.name}"] = parameter.asnumpy().copy()
     return trainer, diary
+
+
+def joined(folder):
+    """Return the batches that two processes have trained on together, each pair as one."""
+    both = [json.loads((folder / f"stream_{rank}.json").read_text()) for rank in range(2)]
+    found = []
+    for parts in zip(*both, strict=True):
+        lists, labels = (list(itertools.chain(*(part[place] for part in parts))) for place in range(2))
+        found.append({"history": Ragged.of(lists, per_octave=2), "label": np.array(labels, np.float32)})
+    return found
 
 
 def main(folder):
@@ -147,6 +175,18 @@ def main(folder):
     ends = [48, 64, 80, 81, 82, 98] if group.size == 2 else [48, 80, 82, 98]
     batches = [{"history": lists[a:b], "label": label[a:b]} for a, b in itertools.pairwise(ends)]
     run(found, "batches", Histories(), bce, fit(batches, batch_size=None))
+    if group.size == 2:
+        stream = FileStream(Path(folder) / "segments", SCHEMA)
+        arguments = {"batch_size": 8, "sink_size": 2, "flush_after": 0.2}
+        train = lambda trainer, diary: trainer.online_train(stream, [diary], **arguments)  # noqa: E731
+        _, diary = run(found, "stream", Histories(sparse=True), bce, train)
+        (Path(folder) / f"stream_{group.rank}.json").write_text(json.dumps(diary.batches))
+    else:
+        run(found, "stream", Histories(sparse=True), bce, fit(joined(Path(folder)), batch_size=None, epochs=1))
+    # The file falls to rank 0: the other process makes all its rows up.
+    only = FileStream(Path(folder) / "segments", SCHEMA, pattern="part-002*")
+    few = {"batch_size": 8, "max_steps": 2, "flush_after": 0.2}
+    run(found, "one sided", Histories(), bce, lambda trainer, diary: trainer.online_train(only, [diary], **few))
     np.savez(f"{folder}/columns_{group.size}_{group.rank}.npz", **found)
 
 

@@ -196,8 +196,6 @@ def main(folder):
             run.train("full", FileStream(folder / "segments", SCHEMA), make=WithTable, callbacks=full, sink_size=1)
         except CheckpointError as error:
             run.found["full"] = str(error)
-        lists = Schema({**SCHEMA.columns, "x": Column("float32", (None,))}, label="label")
-        run.refused("lists", ConfigurationError, FileStream(folder / "uneven", lists))
         run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))
 

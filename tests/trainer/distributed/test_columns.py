@@ -11,6 +11,7 @@ from tests.trainer.distributed import columns_program, jobs
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("columns")
+    columns_program.write_segments(folder / "segments")
     code, output = jobs.run("python", Path(columns_program.__file__), folder)
     assert code == 0, output
     return folder
@@ -27,7 +28,7 @@ def one(folder):
     return dict(np.load(folder / "columns_1_0.npz"))
 
 
-CASES = ["tasks", "tasks online", "lists", "bags", "batches"]
+CASES = ["tasks", "tasks online", "lists", "bags", "batches", "stream", "one sided"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,13 +56,13 @@ def test_the_evaluation_of_tasks_and_lists_is_that_of_one_process(one, two):
         np.testing.assert_allclose(two[rank]["lists/predicted"], one["lists/predicted"], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lists", "batches"])
+@pytest.mark.parametrize("name", ["lists", "batches", "stream"])
 def test_all_processes_pad_to_the_lengths_of_one(one, two, name):
     assert len(np.unique(one[f"{name}/shapes"])) > 1
     for rank in range(2):
         np.testing.assert_array_equal(two[rank][f"{name}/shapes"], one[f"{name}/shapes"])
 
 
-@pytest.mark.parametrize("name", ["lists", "bags", "batches"])
+@pytest.mark.parametrize("name", ["lists", "bags", "batches", "stream", "one sided"])
 def test_every_row_is_trained_by_one_process(one, two, name):
     assert two[0][f"{name}/rows"] + two[1][f"{name}/rows"] == one[f"{name}/rows"]

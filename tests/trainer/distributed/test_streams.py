@@ -156,11 +156,6 @@ def test_what_cannot_be_shared_is_refused_with_the_cure(two):
         assert "cannot be put together for the metrics p" in found["metric"]
 
 
-def test_lists_of_different_lengths_are_refused_on_all_processes_alike(two):
-    for found in two:
-        assert "lists of different lengths in a column 'x' are not yet trained by 2 processes" in found["lists"]
-
-
 def test_a_snapshot_that_rank_0_could_not_write_is_an_error_on_all_processes(two):
     for found in two:
         assert "File too large" in found["full"]
