@@ -90,28 +90,28 @@ def interrupt(trainer):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return a function: what an undisturbed run ends in, a snapshot of one cut inside a window, that one's trainer.
+    """Return a function: what an undisturbed run ends in, its snapshots, one cut inside a window, that one's trainer.
 
     A run without tables is stopped by a callback, one with tables by a signal.
     """
 
     @functools.cache
     def cut(sparse):
-        whole = make(sparse)
-        whole.fit(batches(), 2, callbacks=[])
+        saved, whole = tmp_path_factory.mktemp("whole"), make(sparse)
+        whole.fit(batches(), 2, callbacks=[ModelCheckpoint(saved, every=4, keep_last=None)])
         assert whole.read_counters()["skipped"] <= 1  # by the loss scale, which begins high
         root, trainer = tmp_path_factory.mktemp("cut"), make(sparse)
         stop = stop_at(12, interrupt) if sparse else stop_at(5, lambda trainer: trainer.stop())
         with pytest.raises(SystemExit) if sparse else contextlib.nullcontext():
             trainer.fit(batches(), 2, callbacks=[ModelCheckpoint(root), stop])
-        return content(whole), checkpoint.find(root), trainer
+        return content(whole), saved, checkpoint.find(root), trainer
 
     return cut
 
 
 @pytest.mark.parametrize(("sparse", "step", "fill"), [(False, 1, 2), (True, 4, 1)], ids=["dense", "tables"])
 def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill, runs):
-    whole, snapshot, _ = runs(sparse)
+    whole, _, snapshot, _ = runs(sparse)
     assert (snapshot.step, snapshot.state["loop"]["position"]["fill"]) == (step, fill)
     resumed = make(sparse, seed=1)
     resumed.fit(batches(), 2, callbacks=[], resume=snapshot.path)
@@ -119,20 +119,18 @@ def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill
     assert_same(content(resumed), whole)
 
 
-def test_nothing_of_a_window_is_left_in_a_trainer_that_goes_back_to_a_snapshot_between_windows(runs, tmp_path):
-    whole, _, stopped = runs(True)
-    make(True).fit(batches(), 2, callbacks=[ModelCheckpoint(tmp_path)], max_steps=4)
-    stopped.fit(batches(), 2, callbacks=[], resume=tmp_path)
+def test_nothing_of_a_window_is_left_in_a_trainer_that_goes_back_to_a_snapshot_between_windows(runs):
+    whole, saved, _, stopped = runs(True)
+    stopped.fit(batches(), 2, callbacks=[], resume=saved / "step_00000004")
     assert_same(content(stopped), whole)
 
 
 def test_a_snapshot_without_the_gradients_of_its_window_lets_the_rest_of_it_decide(runs, tmp_path, caplog):
     """So were snapshots of earlier versions."""
-    _, found, _ = runs(True)
+    _, _, found, resumed = runs(True)
     groups = {group: found.tensors(group) for group in found.groups if group != "window"}
     groups["part.tables"] = {key: value for key, value in groups["part.tables"].items() if "accumulated" not in key}
     checkpoint.write(tmp_path, found.step, groups, found.state)
-    resumed = make(True, seed=1)
     resumed.fit(batches(), 2, callbacks=[], resume=tmp_path)
     assert "inside an accumulation window without its gradients" in caplog.text
     assert resumed.state.progress.global_step == 6
@@ -155,7 +153,7 @@ def test_a_rollback_inside_a_window_lets_it_close_where_the_data_says(tmp_path):
 
 
 def test_forged_gradients_of_rows_are_refused(runs, tmp_path):
-    _, found, _ = runs(True)
+    _, _, found, _ = runs(True)
     groups = {group: dict(found.tensors(group)) for group in found.groups}
     resumed = make(True, seed=1)
     for key, wrong in {
