@@ -22,7 +22,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_paths))
 # Those that take longest: whoever shares the tests (`make test`) begins with them and is not kept waiting at the end.
 LONG = (
     "trainer/distributed/test_tables.py",
+    "examples/test_wide_deep.py",
     "trainer/distributed/test_chain.py",
+    "benchmarks/test_chaos.py",
     "trainer/distributed/test_fit.py",
     "trainer/distributed/test_streams.py",
 )
