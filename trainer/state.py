@@ -163,6 +163,8 @@ class StepOutputs:
         """Network output of every row, shape [num_samples, ...]; None unless the program was asked to keep it."""
         if self._predictions is None and self.predictions_device is not None:
             self._predictions = host_copy(self.predictions_device)
+            if self.chunk.filled:
+                self._predictions = self._predictions[: self.num_samples]
         return self._predictions
 
 

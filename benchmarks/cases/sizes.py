@@ -16,6 +16,8 @@ from benchmarks.nets import dense_weights, mindspore_mlp
 FIELDS, DIM, HIDDEN, ROWS, MOST = 8, 16, 64, 100_000, 100
 PREDICT, EVALUATE, SERVED, MICRO = "predict", "evaluate", "ServedModel", "online_train"
 MICRO_BATCHES, FEWEST_ROWS, MOST_ROWS = 227, 20, 60
+# two sizes as they are, two to try filling up, 32 and 64 rows, one for windows; and distinct ids of another size
+MOST_PROGRAMS = 10
 
 
 def groups(quick: bool) -> list[Group]:
@@ -27,7 +29,7 @@ def groups(quick: bool) -> list[Group]:
     micro = f"{MICRO_BATCHES} batches of {FEWEST_ROWS} to {MOST_ROWS} rows of a stream, compiling included"
     return [
         Group("sizes", title, "sizes", names, options, ratios, windows=3),
-        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", windows=2),
+        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", windows=2, programs={MICRO: MOST_PROGRAMS}),
     ]
 
 
@@ -87,7 +89,8 @@ class Calls(Base):
     def window(self) -> dict[str, float]:
         """Call once with every number of rows."""
         calls = [self.rows(n) for n in range(1, 11 if self.quick else MOST + 1)]
-        return timed(lambda: [self.call(*one) for one in calls], len(calls))
+        found = timed(lambda: [self.call(*one) for one in calls], len(calls))
+        return found | {"programs": float(self.trainer.builder.programs)}
 
     def call(self, ids: np.ndarray, label: np.ndarray) -> None:
         """Call once."""
@@ -96,7 +99,7 @@ class Calls(Base):
         elif self.verb == PREDICT:
             self.trainer.predict(ids)
         else:
-            self.trainer.evaluate((ids, label))
+            self.trainer.evaluate((ids, label), batch_size=len(ids))
 
 
 class MicroBatches(Base):

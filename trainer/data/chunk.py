@@ -10,7 +10,9 @@ import numpy as np
 from mindspore import Tensor
 
 from .as_columns import Columns
+from .column_form import common_dtype, form_of
 from .column_order import ColumnOrder
+from .row_padding import RowFilling
 from .sources import Item
 
 
@@ -125,6 +127,7 @@ class FeedOptions:
         fill_up_to: called, in their order, with the rows of single batches; returns how many rows a batch is filled
             up to with copies of its last one, or None. `Chunk.num_samples` counts the rows that were there before.
         row_weights: whether a batch that was filled up gets a last column that says what each row counts.
+        filling: which batches the training program is to be given filled up, or None; they are calls of their own.
         check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
@@ -140,6 +143,31 @@ class FeedOptions:
     counted: int = 0
     fill_up_to: Callable[[int], int | None] | None = None
     row_weights: bool = False
+    filling: RowFilling | None = None
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
     alike: bool = False
+
+
+def newest(items: Sequence[Item]) -> float | None:
+    """Return the newest event time of the rows, or None."""
+    times = [item.extras["event_time"].max() for item in items if item.extras and "event_time" in item.extras]
+    return float(max(times)) if times else None
+
+
+def same_shapes(one: Item, other: Item) -> bool:
+    """Return whether two batches may share a call."""
+    return one.kind == other.kind and form_of(one.columns) == form_of(other.columns)
+
+
+def stack(items: Sequence[Item], size: int) -> Columns:
+    """Return the columns of the batches one behind the other, [size, B, ...]; those past the last one are zero."""
+    stacked = []
+    for index, column in enumerate(items[0].columns):
+        dtype = common_dtype([item.columns[index] for item in items])
+        out = np.empty((size, *column.shape), dtype)
+        for place, item in enumerate(items):
+            out[place] = item.columns[index]
+        out[len(items) :] = 0
+        stacked.append(out)
+    return tuple(stacked)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
 from .as_columns import Columns, check_dtype
-from .chunk import BatchGroup, Chunk, FeedOptions
-from .column_form import common_dtype, form_of
+from .chunk import BatchGroup, Chunk, FeedOptions, newest, same_shapes, stack
+from .column_form import form_of
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .row_padding import filled_up, row_weights
@@ -56,6 +56,7 @@ class Feed:
         self._names: tuple[str, ...] = ()
         self._one_length: bool | None = None
         self._shapes: set[Any] = set()
+        self._compiled: set[Any] = set()
         self._stacked_shapes: set[Any] = set()
         self._vary = False
         self.clock = WaitClock()
@@ -219,8 +220,9 @@ class Feed:
             if not self._size:
                 self._size = self.options.batches_per_call(item)
             self._vary = self._vary or changed
-            most = 1 if self._vary else self._size
-            changed = bool(group) and not _same_shapes(group[-1], item)
+            odd = self._odd(item)
+            most = 1 if self._vary or odd else self._size
+            changed = bool(group) and not same_shapes(group[-1], item)
             if group and (changed or len(group) >= most):
                 yield group, False
                 group = []
@@ -241,6 +243,14 @@ class Feed:
             return
         if group:
             yield group, False
+
+    def _odd(self, item: Item) -> bool:
+        """Return whether a batch may be filled up before it is trained, and so has to be a call of its own."""
+        filling = self.options.filling
+        if filling is None or (rows := self._rows(item.columns)) in filling.sizes:
+            return False
+        filling.note(rows)
+        return filling.odd(rows)
 
     def _read(self, epoch: int, start: int, state: Any, reading: int) -> Iterator[Item | None]:
         batches = iter(self.source.batches(epoch, start, state))
@@ -323,9 +333,9 @@ class Feed:
         shapes = form_of(items[0].columns)
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
-        stacked = self._size > 1 and not self._vary and many
+        stacked = self._size > 1 and not self._vary and many and not self._odd(items[0])
         self._note(shapes, stacked)
-        columns = _stack(items, self._size) if stacked else items[0].columns
+        columns = stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
         rows = len(items) * self._rows(items[0].columns)
@@ -337,7 +347,7 @@ class Feed:
             if options.row_weights:
                 columns = (*columns, row_weights(rows, size))
         if options.transform is not None:
-            group = BatchGroup(columns, stacked, len(items), fill, flush, _newest(items))
+            group = BatchGroup(columns, stacked, len(items), fill, flush, newest(items))
             prepare = options.transform.prepare_made_up if items[0].made_up else options.transform.prepare
             columns, sparse = prepare(group)
         signature = tuple([(column.shape, column.dtype) for column in columns])
@@ -371,13 +381,22 @@ class Feed:
         if shapes in self._shapes:
             return
         self._shapes.add(shapes)
-        if len(self._shapes) in MANY_SHAPES:
+        before = len(self._compiled)
+        self._compiled.add(self._filled(shapes))
+        if before < len(self._compiled) in MANY_SHAPES:
             logger.warning(
                 "batches have had %d different shapes so far, the newest %s: each costs a compilation (0.3 to 3 s) and "
                 "the memory of a program; pad them to a few lengths, or batch rows of one length together",
-                len(self._shapes),
+                len(self._compiled),
                 [list(shape) for shape, _ in shapes],
             )
+
+    def _filled(self, shapes: Any) -> Any:
+        """Return the shapes that a program is compiled for to train batches of `shapes`."""
+        filling, rows = self.options.filling, shapes[0][0][:1]
+        if filling is None or not self._one_length or not filling.odd(rows[0]):
+            return shapes
+        return tuple([((filling.size_for(rows[0]), *shape[1:]), dtype) for shape, dtype in shapes])
 
 
 class _Ready:
@@ -408,24 +427,3 @@ def to_tensor(array: np.ndarray) -> Tensor:
     if not array.flags.carray:
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)
-
-
-def _newest(items: Sequence[Item]) -> float | None:
-    times = [item.extras["event_time"].max() for item in items if item.extras and "event_time" in item.extras]
-    return float(max(times)) if times else None
-
-
-def _same_shapes(one: Item, other: Item) -> bool:
-    return one.kind == other.kind and form_of(one.columns) == form_of(other.columns)
-
-
-def _stack(items: Sequence[Item], size: int) -> Columns:
-    stacked = []
-    for index, column in enumerate(items[0].columns):
-        dtype = common_dtype([item.columns[index] for item in items])
-        out = np.empty((size, *column.shape), dtype)
-        for place, item in enumerate(items):
-            out[place] = item.columns[index]
-        out[len(items) :] = 0
-        stacked.append(out)
-    return tuple(stacked)

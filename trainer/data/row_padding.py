@@ -7,11 +7,12 @@ on the first batch that could be filled up: it is computed both ways.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..checks import refuse, whole
 from .as_columns import Columns
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class RowFilling:
         self._refused: list[int] = []
         self._told = False
 
+    def restart(self) -> None:
+        """Begin with other data: the first two sizes that occur in it are compiled as they are."""
+        self.sizes = []
+
     def keep(self, rows: int) -> None:
         """Let batches of so many rows be computed as they are."""
         if rows not in self.sizes:
@@ -137,6 +142,19 @@ class RowFilling:
         self.exact = same_rows(tuple(plain), tuple(filled))
         if not self.exact:
             self.refuse("the rows of the network's output depend on each other")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides how the batches to come are computed."""
+        return {"sizes": list(self.sizes), "exact": self.exact, "reason": self.reason}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; what cannot be filled up here stays as it is."""
+        sizes, exact = [whole("sizes", rows) for rows in state["sizes"]], state["exact"]
+        if exact not in (True, False, None):
+            refuse("exact", "a bool or None", exact)
+        self.sizes = sizes
+        if not self.reason:
+            self.exact, self.reason = exact, str(state["reason"])
 
 
 def filled_up(columns: Columns, size: int) -> Columns:

@@ -57,6 +57,7 @@ class Source:
         names: column names, known after the first batch at the latest.
         size: batches of one epoch, or None when unknown.
         in_memory: whether reading is no more than cutting arrays; `size` is known then.
+        any_size: whether its batches may have any number of rows, each another.
         ended: why an endless source gives no more rows ("idle", "stream_end"), once it does not.
         one_shot: whether it can be read a single time only.
         dataset: the `mindspore.dataset` pipeline behind it, or None.
@@ -75,6 +76,7 @@ class Source:
     names: tuple[str, ...] | None = None
     size: int | None = None
     in_memory: bool = False
+    any_size: bool = False
     thread_bound: bool = False
     ended: str | None = None
     one_shot: bool = False
@@ -226,6 +228,7 @@ class PipelineSource(Source):
     """
 
     thread_bound = True
+    any_size = True
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset = dataset
@@ -293,6 +296,7 @@ class IterableSource(Source):
     """
 
     reuses_buffers = True
+    any_size = True
 
     def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.data = data

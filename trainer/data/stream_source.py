@@ -81,7 +81,7 @@ class StreamSource(Source):
     ) -> None:
         self.stream = stream
         self.thread_bound = stream.reads_pipeline
-        self.whole_items = batch_size is None and isinstance(stream, IterableStream)
+        self.whole_items = self.any_size = batch_size is None and isinstance(stream, IterableStream)
         self.batch_size = batch_size or DEFAULT_BATCH_SIZE
         self.inputs = tuple(inputs)
         self.labelled = labelled

@@ -16,7 +16,7 @@ from ..data.as_columns import Columns
 from ..data.chunk import Chunk
 from ..data.column_checks import label_columns
 from ..data.feed import to_tensor
-from ..data.row_padding import RowFilling, RowPadding, filled_up, row_weights, vary
+from ..data.row_padding import RowFilling, RowPadding
 from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.eager_mode import operator_by_operator
@@ -25,10 +25,12 @@ from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .filled_rows import filled_forward, host_copies, unfillable, without_made_up
-from .graph_call import Call, EagerCall, GraphCall
+from .filled_programs import FilledPrograms
+from .filled_rows import without_made_up
+from .graph_call import BatchSizes, Call, EagerCall, GraphCall
 from .graph_errors import to_graph_error
 from .inference_programs import EvalStep, PredictStep
+from .modes import modes_put_back
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
 from .open_window import OpenWindow
@@ -95,18 +97,14 @@ class StepBuilder:
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
-        self.filled = filled_forward(self.forward, loss_fn)
-        self._evaluation_filling = RowFilling("" if self.filled is not None else unfillable(loss_fn))
-        self._evaluate_filled: EvalStep | None = None
-        self._odd: tuple[Columns, Any] | None = None  # a batch of the evaluation under way, and its outputs
+        self.filled = FilledPrograms(self)
         self._inferring: dict[int, Call] = {}
 
     @property
     def programs(self) -> int:
         """Number of programs compiled so far: for training, evaluation and prediction together."""
-        inferring = (self._evaluate, self._evaluate_filled, self._sampling, self._predict)
-        cells = (*self._single.values(), *self._sunk.values(), *inferring)
-        return sum(count_programs(cell) for cell in cells if cell is not None)
+        cells = (*self._single.values(), *self._sunk.values(), self._evaluate, self._sampling, self._predict)
+        return self.filled.programs + sum(count_programs(cell) for cell in cells if cell is not None)
 
     @property
     def table_inputs(self) -> int:
@@ -123,20 +121,21 @@ class StepBuilder:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
             self.step = CustomStep(self.network)
         else:
-            with self.making():
-                self.step = TrainStep(
-                    self.forward,
-                    self.optimizer,
-                    self.optimizer.parameters,
-                    options,
-                    moving_statistics(self.network),
-                    self.tables,
-                )
+            self.step = self.make_step(self.forward, self.optimizer, options, tables=self.tables)
         self._step_options = options
+        self.filled.forget_step()
         self._frozen.clear()
         self._single.clear()
         self._sunk.clear()
         return self.step
+
+    def make_step(
+        self, forward: nn.Cell, optimizer: nn.Cell, options: StepOptions, *, tables: SparseTables | None = None
+    ) -> TrainStep:
+        """Return a step that differentiates `forward` and trains the parameters of `optimizer`."""
+        statistics = moving_statistics(self.network)
+        with self.making():
+            return TrainStep(forward, optimizer, optimizer.parameters, options, statistics, tables)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
         """Return the step that leaves the first `depth` parameters as they are; it counts where the whole one does."""
@@ -144,14 +143,8 @@ class StepBuilder:
         if not depth:
             return whole
         if depth not in self._frozen:
-            with self.making():
-                step = TrainStep(
-                    self.forward,
-                    slice_optimizer(self.optimizer, depth),
-                    self.optimizer.parameters[depth:],
-                    dataclasses.replace(options, transform=self.boost.transform(depth)),
-                    moving_statistics(self.network),
-                )
+            options = dataclasses.replace(options, transform=self.boost.transform(depth))
+            step = self.make_step(self.forward, slice_optimizer(self.optimizer, depth), options)
             share_state(step, whole, depth)
             self._frozen[depth] = step
         return self._frozen[depth]
@@ -160,11 +153,17 @@ class StepBuilder:
     def _depths(self) -> tuple[int, ...]:
         return (0,) if self.boost.freezing is None else (0, *self.boost.freezing.depths)
 
-    def train(self, options: StepOptions, size: int | None, sample: Chunk) -> TrainRunner:
-        """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None."""
+    def train(
+        self, options: StepOptions, size: int | None, sample: Chunk, filling: RowFilling | None = None
+    ) -> TrainRunner:
+        """Return a function that trains a chunk: `size` batches at most in one graph, or one batch when None.
+
+        Single batches are filled up as `filling`, which is None or that of `filled`, says.
+        """
         runners = {0: self._runner(options, size, sample, 0)}
         if len(self._depths) == 1:
-            return self._with_tables(runners[0])
+            run = self.with_tables(runners[0])
+            return run if filling is None or size is not None else self.filled.train(run, options)
 
         def train(chunk: Chunk) -> StepOutputs:
             depth = self.boost.freezing.next(self.steps_done(), "fill" in chunk.position)
@@ -176,7 +175,9 @@ class StepBuilder:
 
     def _runner(self, options: StepOptions, size: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if size is None:
-            return single_runner(self.make_call(self._one_step(options, depth)), options, returns=self.loss_fn is None)
+            run = self.make_call(self._one_step(options, depth))
+            sizes = BatchSizes(run, self.filled.training)
+            return single_runner(run, options, sizes, returns=self.loss_fn is None)
         return sunk_runner(self.make_call(self._sunk_steps(options, size, sample, depth)), options)
 
     def compile(self, options: StepOptions, size: int | None, sample: Chunk) -> None:
@@ -215,7 +216,8 @@ class StepBuilder:
             self._sunk[key] = SunkSteps(self._frozen_step(options, depth), size, shape, counted)
         return self._sunk[key]
 
-    def _with_tables(self, run: TrainRunner) -> TrainRunner:
+    def with_tables(self, run: TrainRunner) -> TrainRunner:
+        """Return what brings a chunk's rows of the sparse tables before the graph, and takes them back."""
         tables = self.tables
         if tables is None:
             return run
@@ -237,7 +239,7 @@ class StepBuilder:
         if chunk.sparse is not None:
             self.tables.load(chunk.sparse)
         if chunk.filled:
-            cell = self._filled_evaluate_cell()
+            cell = self.filled.evaluate_cell()
         run = self._inferring.get(id(cell))
         if run is None:
             run = self._inferring[id(cell)] = self.make_call(cell)
@@ -247,43 +249,12 @@ class StepBuilder:
             raise to_graph_error(error, chunk) from None
         if chunk.filled:
             return without_made_up(outputs, chunk.num_samples, len(chunk.tensors[0]))
-        if cell is self._evaluate and self._odd is None and self._may_fill(chunk):
-            self._odd = chunk.arrays, host_copies(outputs)
+        if cell is self._evaluate:
+            self.filled.keep_for_trial(chunk, outputs)
         return outputs
 
-    @property
-    def evaluation_filling(self) -> RowFilling | None:
-        """Which batches of evaluations are filled up; None where the program is not ours, or not compiled."""
-        ours = self.eval_network is None and self.make_call is GraphCall and not self.forward.several
-        return self._evaluation_filling if ours else None
-
-    def _may_fill(self, chunk: Chunk) -> bool:
-        filling = self.evaluation_filling
-        return filling is not None and filling.exact is None and filling.odd(chunk.num_samples) and vary(chunk.arrays)
-
-    def _filled_evaluate_cell(self) -> EvalStep:
-        if self._evaluate_filled is None:
-            self._evaluate_filled = EvalStep(self.filled, self.table_inputs)
-        self._evaluate_filled.set_train(False)
-        return self._evaluate_filled
-
-    def try_filled_evaluation(self) -> None:
-        """Find out, once, whether filled-up batches are evaluated to the same; after an evaluation, in its mode."""
-        (columns, plain), self._odd = self._odd or ((), None), None
-        if not columns:
-            return
-        rows = len(columns[0])
-        size = self._evaluation_filling.size_for(rows)
-        try:
-            columns = (*filled_up(columns, size), row_weights(rows, size))
-            outputs = self._apply(self._filled_evaluate_cell(), columns)
-        except Exception as error:  # a network for this number of rows only
-            self._evaluation_filling.refuse(f"batches of {size} rows fail: {type(error).__name__}")
-            return
-        self._evaluation_filling.decide(plain, host_copies(without_made_up(outputs, rows, size)))
-
-    def _apply(self, cell: nn.Cell, columns: Columns) -> Any:
-        """Return what a program that only reads gives for host columns."""
+    def apply(self, cell: nn.Cell, columns: Columns) -> Any:
+        """Return, on the device, what a program that only reads gives for host columns."""
         if self.tables is not None:
             columns, plan = self.tables.planner.plan(columns, False, 1, train=False)
             self.tables.load(plan)
@@ -315,7 +286,7 @@ class StepBuilder:
             self._sampling = EvalStep(self.forward, self.table_inputs)
         self._sampling.set_train(False)
         try:
-            prediction = self._apply(self._sampling, columns)[1]
+            prediction = self.apply(self._sampling, columns)[1]
         except Exception as error:
             raise to_graph_error(error, sample) from None
         finally:
@@ -374,30 +345,17 @@ class StepBuilder:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Put network and step into training mode and put the network's own modes back afterwards."""
-        with finite_check_on_cpu(self.network if self.optimizer is None else None), _modes_put_back(self.network):
+        with finite_check_on_cpu(self.network if self.optimizer is None else None), modes_put_back(self.network):
             (self.step or self.network).set_train(True)
             yield
 
     @contextlib.contextmanager
     def inference(self, cell: nn.Cell) -> Iterator[None]:
         """Put `cell` and the network into inference mode for a while."""
-        with _modes_put_back(cell, self.network):
+        with modes_put_back(cell, self.network):
             cell.set_train(False)
             self.network.set_train(False)
             # the first batch of every evaluation looks its program up, in case the user has changed the cell
             self._inferring.clear()
-            self._odd = None
+            self.filled.begin_evaluation()
             yield
-
-
-@contextlib.contextmanager
-def _modes_put_back(*roots: nn.Cell) -> Iterator[None]:
-    cells = [cell for root in roots for _, cell in root.cells_and_names()]
-    modes = [cell.training for cell in cells]
-    try:
-        yield
-    finally:
-        # parents first, so that a child that differs from its parent gets its own mode last
-        for cell, mode in zip(cells, modes, strict=True):
-            if cell.training != mode:
-                cell.set_train(mode)

@@ -115,6 +115,11 @@ def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
     return names
 
 
+def drops(cell: nn.Cell) -> bool:
+    """Return whether a cell drops entries at random while it trains."""
+    return type(cell) in _WHOLE or isinstance(cell, StatelessDropout)
+
+
 def repeatable(network: nn.Cell) -> bool:
     """Return whether no cell of `network` drops entries by a random state that cannot be saved."""
     return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in network.cells_and_names())

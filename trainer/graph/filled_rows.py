@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from ..data.feed import to_tensor
+from ..data.row_padding import RowFilling, filled_up, row_weights, vary
 from .program import Forward, to_float32
 from .row_losses import row_loss
+
+if TYPE_CHECKING:
+    from ..data.chunk import Chunk
+    from ..state import StepOutputs
+    from .runners import TrainRunner
 
 
 class FilledForward(nn.Cell):
@@ -70,3 +79,55 @@ def host_copies(outputs: Any) -> Any:
     if isinstance(outputs, tuple | list):
         return tuple([host_copies(output) for output in outputs])
     return np.array(outputs.asnumpy())
+
+
+def fill_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
+    """Return a chunk of one batch with tensors of `size` rows, prepared ids among them, and what each row counts."""
+    columns = chunk.tensors[: len(chunk.tensors) - table_inputs]
+    made = filled_up(tuple([column.asnumpy() for column in columns]), size)
+    made = (*made, row_weights(chunk.num_samples, size))
+    signature = tuple([(column.shape, column.dtype) for column in made])
+    rest = len(columns)
+    return dataclasses.replace(
+        chunk,
+        tensors=(*map(to_tensor, made), *chunk.tensors[rest:]),
+        signature=(*signature, *chunk.signature[rest:]),
+        filled=True,
+    )
+
+
+class FilledBatches:
+    """Trains batches of odd sizes filled up, where that has proved to be exact, and the others as they are.
+
+    Args:
+        run: trains a batch as it is.
+        make: returns what trains a batch that was filled up; called once.
+        try_out: finds out, by such a batch, whether filling up is exact.
+        filling: which batches are odd.
+        table_inputs: number of the last tensors of a chunk, those that belong to tables.
+    """
+
+    def __init__(
+        self,
+        run: TrainRunner,
+        make: Callable[[], TrainRunner],
+        try_out: Callable[[Chunk], None],
+        filling: RowFilling,
+        table_inputs: int,
+    ) -> None:
+        self._run, self._make, self._try_out = run, make, try_out
+        self._filling, self._table_inputs = filling, table_inputs
+        self._run_filled: TrainRunner | None = None
+
+    def __call__(self, chunk: Chunk) -> StepOutputs:
+        """Train a chunk of one batch."""
+        filling, rows = self._filling, chunk.num_samples
+        if rows in filling.sizes or filling.exact is False or len({len(column) for column in chunk.arrays}) > 1:
+            return self._run(chunk)
+        if filling.exact is None and vary(chunk.arrays):
+            self._try_out(chunk)
+        if not filling.exact:
+            return self._run(chunk)
+        if self._run_filled is None:
+            self._run_filled = self._make()
+        return self._run_filled(fill_chunk(chunk, filling.size_for(rows), self._table_inputs))

@@ -13,6 +13,7 @@ from ..mindspore_internals.eager_mode import operator_by_operator
 
 if TYPE_CHECKING:
     from ..data.chunk import Chunk
+    from ..data.row_padding import RowFilling
 
 logger = logging.getLogger(__name__)
 
@@ -102,13 +103,15 @@ class BatchSizes:
 
     Args:
         run: what compiles.
+        filling: why batches are not filled up to a few sizes, or None.
 
     Attributes:
         programs: programs compiled up to the last `note`.
     """
 
-    def __init__(self, run: Call) -> None:
+    def __init__(self, run: Call, filling: RowFilling | None = None) -> None:
         self.run = run
+        self.filling = filling
         self.programs = 0
         self._rows: list[int] = []
 
@@ -119,9 +122,11 @@ class BatchSizes:
         if rows not in self._rows:
             self._rows.append(rows)
             if len(self._rows) == MANY_SIZES:
+                reason = "" if self.filling is None else self.filling.reason
                 logger.warning(
-                    "a program is compiled for every size of batch: %s rows so far, %.1f s; make batches equally large "
-                    "(for a stream, batch_size= puts rows together)",
+                    "a program is compiled for every size of batch%s: %s rows so far, %.1f s; make batches equally "
+                    "large (for a stream, batch_size= puts rows together)",
+                    f", because {reason}" if reason else "",
                     ", ".join(map(str, self._rows)),
                     self.run.seconds,
                 )

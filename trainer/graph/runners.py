@@ -33,19 +33,27 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
     return inputs
 
 
-def single_runner(run: Call, options: StepOptions, *, returns: bool) -> TrainRunner:
-    """Return what trains one batch; `returns`: all that the step returned is handed on."""
+def single_runner(
+    run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False
+) -> TrainRunner:
+    """Return what trains one batch.
+
+    Args:
+        run: calls the step.
+        options: those of the step.
+        sizes: is shown what was compiled for, or None.
+        returns: whether all that the step returned is handed on.
+    """
     run.cell.set_train(True)
     leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
     keep, inputs = options.keep_predictions, inputs_of(options)
-    sizes = BatchSizes(run)
 
     def train(chunk: Chunk) -> StepOutputs:
         try:
             loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        if sizes.programs != run.programs:
+        if sizes is not None and sizes.programs != run.programs:
             sizes.note(chunk)
         outputs = StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
         if returns:

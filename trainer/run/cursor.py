@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checks import whole
+from ..data.row_padding import RowFilling
 from ..data.sources import Source
 from ..state import Progress
 from .limits import Every
@@ -22,6 +23,7 @@ class Cursor:
         source: the data.
         progress: the trainer's counters; limits of this call count from their present values.
         valid_every: cadence of validation, or None for every epoch end.
+        filling: which batches are filled up, or None.
 
     Attributes:
         position: JSON-able place right after the last row trained on.
@@ -29,9 +31,16 @@ class Cursor:
         base: epoch and step that the limits of the call count from.
     """
 
-    def __init__(self, source: Source, progress: Progress, valid_every: Every | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        progress: Progress,
+        valid_every: Every | None = None,
+        filling: RowFilling | None = None,
+    ) -> None:
         self.source = source
         self.valid_every = valid_every
+        self.filling = filling
         self.position: dict[str, Any] = {} if source.endless else {"epoch": progress.epoch, "batch": 0}
         self.meter = LossMeter()
         self.base = {"epoch": progress.epoch, "step": progress.global_step}
@@ -53,6 +62,7 @@ class Cursor:
             "source": describe(self.source),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
+            "filling": None if self.filling is None else self.filling.state_dict(),
         }
         return {"limits_base": self.base, "loop": loop}
 
@@ -72,6 +82,8 @@ class Cursor:
         self.meter.load_state_dict(loop["meter"])
         if self.valid_every is not None and loop["valid_every"] is not None:
             self.valid_every.load_state_dict(loop["valid_every"])
+        if self.filling is not None and loop.get("filling") is not None:
+            self.filling.load_state_dict(loop["filling"])
         now, then = describe(self.source), loop["source"]
         self._count_anew(now, then)
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]

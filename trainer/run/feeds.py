@@ -100,6 +100,9 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     except Exception:
         feed.close()
         raise
+    if source.any_size and trainer.group.size == 1 and trainer.compiled and trainer.boost.freezing is None:
+        feed.options.filling = trainer.builder.filled.training
+        feed.options.filling.restart()
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
         if trainer.group.size > 1:
@@ -133,7 +136,7 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
         order=column_order(trainer, network, trainer.label_count if trainer.eval_network is None else 0),
         counted=counted,
     )
-    filling = None if predict or trainer.group.size > 1 else trainer.builder.evaluation_filling
+    filling = None if predict or trainer.group.size > 1 else trainer.builder.filled.evaluation
     if filling is not None:
         if isinstance(source, ArraySource) and source.size > 1:
             filling.keep(source.batch_size)

@@ -49,7 +49,7 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     with trainer.builder.inference(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
         if results:
-            trainer.builder.try_filled_evaluation()
+            trainer.builder.filled.try_evaluation()
     return results
 
 

@@ -92,7 +92,9 @@ class Run:
             if self.online is not None and self.online.scoring is not None and not self._runners:
                 self.options = self._decide(chunk, self.online.scoring)
             size = len(chunk.arrays[0]) if chunk.stacked else None
-            runner = self._runners[chunk.stacked] = self.trainer.builder.train(self.options, size, chunk)
+            runner = self._runners[chunk.stacked] = self.trainer.builder.train(
+                self.options, size, chunk, self.feed.options.filling
+            )
         return runner(chunk)
 
     def _decide(self, chunk: Chunk, scoring: Scoring) -> StepOptions:

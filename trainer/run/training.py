@@ -67,11 +67,12 @@ def fit(
         trainer.state.progress.step_in_epoch = 0
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
             options = run_options(trainer, trainer.callbacks)
+            feed = training_feed(trainer, source, options, steps_per_call)
             train(
                 trainer,
-                training_feed(trainer, source, options, steps_per_call),
+                feed,
                 options,
-                Cursor(source, trainer.state.progress, every),
+                Cursor(source, trainer.state.progress, every, feed.options.filling),
                 resume=resume,
                 epochs=epochs,
                 max_steps=max_steps,
@@ -208,7 +209,7 @@ def online_train(
                 trainer,
                 feed,
                 options,
-                Cursor(source, trainer.state.progress),
+                Cursor(source, trainer.state.progress, filling=feed.options.filling),
                 resume=resume,
                 epochs=None,
                 max_steps=max_steps,

@@ -46,10 +46,14 @@ def table():
     }
 
 
-def make(**options):
+class OfAUser(nn.BCEWithLogitsLoss):
+    """A loss of which nothing is known."""
+
+
+def make(loss=None, **options):
     network = Logistic()
     optimizer = nn.Adam(network.trainable_params(), 1e-2)
-    return Trainer(network, nn.BCEWithLogitsLoss(), optimizer, **options)
+    return Trainer(network, loss or nn.BCEWithLogitsLoss(), optimizer, **options)
 
 
 def weights(trainer):
@@ -287,7 +291,7 @@ def test_a_stream_of_batches_of_many_sizes_is_told_what_they_cost(table, caplog)
         for rows in range(3, 10):
             yield {name: table[name][:rows] for name in ("features", "label")}
 
-    make().online_train(uneven, callbacks=[])
+    make(loss=OfAUser()).online_train(uneven, callbacks=[])
     assert caplog.text.count("3, 4, 5, 6, 7 rows") == 1
     assert "batch_size=" in caplog.text
     caplog.clear()

@@ -1,0 +1,258 @@
+"""Batches of many sizes: filled up to a few with rows that weigh nothing, where that is exact."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, amp, nn, ops
+
+from callbacks import LambdaCallback, ModelCheckpoint, SkipNonFinite
+from trainer import Trainer
+from trainer.embedding import Embedding, Eviction, MinSightings
+
+RATE = 0.5
+SIZES = (20, 24, 9, 30, 13, 1, 24, 32, 9)
+FEWER = (20, 24, 9, 30, 9, 24)
+AS_THEY_ARE, TRIED, FILLED_UP_TO = {20, 24}, {9, 16}, {16, 32}
+
+compiled_for = []
+
+
+@ops.constexpr
+def note_rows(rows):
+    """Note the number of rows a program is compiled for."""
+    compiled_for.append(rows)
+    return 1
+
+
+class Linear(nn.Cell):
+    def __init__(self, outputs=1):
+        super().__init__()
+        self.dense = nn.Dense(4, outputs, weight_init="zeros", bias_init="zeros")
+
+    def construct(self, x):
+        return self.dense(x) * note_rows(x.shape[0])
+
+
+class Own(nn.BCEWithLogitsLoss):
+    """A user's loss, of which nothing is known: it is trained batch by batch as they come."""
+
+
+def rows_of(kind, count, rng):
+    x = rng.standard_normal((count, 4)).astype(np.float32)
+    if kind == "classes":
+        return x, (x[:, :3] + 0.1 * rng.standard_normal((count, 3))).argmax(axis=1).astype(np.int32)
+    value = x[:, :1] - 0.5 * x[:, 1:2]
+    return x, value if kind == "value" else (value > 0).astype(np.float32)
+
+
+def batches_of(kind, sizes=SIZES, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rows_of(kind, size, rng) for size in sizes]
+
+
+def descend(kind, batches, outputs):
+    """Return the weights after gradient descent in float64, and the mean loss of every batch."""
+    weight, bias, losses = np.zeros((outputs, 4)), np.zeros(outputs), []
+    for x, label in batches:
+        out = x.astype(np.float64) @ weight.T + bias
+        if kind == "classes":
+            shares = np.exp(out) / np.exp(out).sum(axis=1, keepdims=True)
+            losses.append(-np.log(shares[np.arange(len(x)), label]).mean())
+            slope = (shares - np.eye(outputs)[label]) / len(x)
+        elif kind == "value":
+            losses.append(((out - label) ** 2).mean())
+            slope = 2 * (out - label) / out.size
+        else:
+            losses.append((np.logaddexp(0, out) - label * out).mean())
+            slope = (1 / (1 + np.exp(-out)) - label) / out.size
+        weight, bias = weight - RATE * slope.T @ x, bias - RATE * slope.sum(axis=0)
+    return np.append(weight.ravel(), bias), losses
+
+
+def values(network):
+    return np.concatenate([np.array(p.asnumpy()).ravel() for p in network.trainable_params()])
+
+
+def make(network, loss, optimizer=None, **options):
+    return Trainer(network, loss, optimizer or nn.SGD(network.trainable_params(), RATE), **options)
+
+
+CASES = [
+    ("click", nn.BCEWithLogitsLoss(), 1, "O0"),
+    ("click", nn.BCEWithLogitsLoss(), 1, "O2"),
+    ("value", nn.MSELoss(), 1, "O0"),
+    ("value", nn.MSELoss(), 1, "O2"),
+    ("classes", nn.CrossEntropyLoss(), 3, "O0"),
+    ("classes", nn.CrossEntropyLoss(), 3, "O2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "loss", "outputs", "level"), CASES, ids=[f"{c[0]} {c[3]}" for c in CASES])
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+def test_few_programs_train_to_the_weights_of_the_batches_as_they_are(kind, loss, outputs, level, verb):
+    if verb == "online_train" and (kind, level) != ("click", "O0"):
+        pytest.skip("the step is the same")
+    compiled_for.clear()
+    batches = batches_of(kind)
+    trainer = make(Linear(outputs), loss, amp_level=level, loss_scale=64.0 if level == "O2" else None)
+    losses = []
+    noting = LambdaCallback(on_train_step_end=lambda t: losses.extend(t.state.outputs.losses.tolist()))
+    getattr(trainer, verb)(batches, callbacks=[noting])
+    assert set(compiled_for) == AS_THEY_ARE | TRIED | FILLED_UP_TO
+    weights, expected = descend(kind, batches, outputs)
+    within = 1e-5 if level == "O0" else 3e-3
+    np.testing.assert_allclose(losses, expected, rtol=within, atol=within)
+    np.testing.assert_allclose(values(trainer.network), weights, rtol=within, atol=within)
+    assert trainer.state.progress.samples_seen == sum(SIZES)
+    assert trainer.state.progress.global_step == len(SIZES)
+
+
+def test_windows_and_callbacks_see_the_rows_that_are_there():
+    batches = [dict(zip(("x", "label"), batch, strict=True)) for batch in batches_of("click", FEWER)]
+    results, shapes = {}, []
+    noting = LambdaCallback(on_train_step_end=lambda t: shapes.append(t.state.outputs.predictions.shape))
+    for loss in (nn.BCEWithLogitsLoss(), Own()):
+        trainer = make(Linear(), loss)
+        trainer.online_train(iter(batches), callbacks=[noting], window=40)
+        results[type(loss)] = trainer.state.window
+    ours, plain = results.values()
+    assert shapes == [(size, 1) for size in FEWER] * 2
+    for name in ("window_loss", "window_auc", "window_log_loss", "lifetime_auc"):
+        assert ours[name] == pytest.approx(plain[name], rel=1e-5)
+
+
+class Recommender(nn.Cell):
+    def __init__(self, **options):
+        super().__init__()
+        self.table = Embedding(4, name="items", mode="sparse", scale=0.5, padding=0, **options)
+        self.dense = nn.Dense(12, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, ids):
+        return self.dense(self.table(ids).reshape(-1, 12)) * note_rows(ids.shape[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"admission": MinSightings(2)}, {"eviction": Eviction("lfu"), "capacity": 40}],
+    ids=["ids seen twice", "the rarest go"],
+)
+def test_made_up_rows_leave_no_trace_in_a_table(options):
+    rng = np.random.default_rng(1)
+    batches = [(rng.zipf(1.3, (size, 3)) % 60, rng.integers(0, 2, (size, 1)).astype(np.float32)) for size in FEWER * 3]
+    ids = np.arange(60)
+    found = []
+    for loss in (nn.BCEWithLogitsLoss(), Own()):
+        compiled_for.clear()
+        network = Recommender(**options)
+        trainer = make(network, loss, nn.Adam(network.trainable_params(), 0.01))
+        trainer.online_train(iter(batches), callbacks=[])
+        table = network.table.host_table()
+        known = table.lookup(ids, None) > 0
+        rows = trainer.predict(np.stack([ids, ids, ids], axis=1))
+        found.append((known, table.counters, rows, values(network), set(compiled_for)))
+    (known, counters, rows, dense, sizes), (plain_known, plain_counters, plain_rows, plain_dense, _) = found
+    assert 60 > known.sum() > 20
+    assert (known == plain_known).all()
+    assert counters == plain_counters
+    np.testing.assert_allclose(rows, plain_rows, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dense, plain_dense, rtol=1e-4, atol=1e-5)
+    assert sizes >= AS_THEY_ARE | TRIED | FILLED_UP_TO
+    assert 30 not in sizes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 4, "clip_norm": 0.05, "exact_resume": True},
+        {"amp_level": "O2", "clip_value": 0.01},
+    ],
+    ids=["windows of micro-batches", "loss scale"],
+)
+def test_clipping_accumulation_guard_and_repeatable_dropout_keep_their_meaning(options):
+    class Deep(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Dense(4, 8, weight_init=first, bias_init="zeros")
+            self.dropout = nn.Dropout(p=0.3)
+            self.last = nn.Dense(8, 1, weight_init="ones", bias_init="zeros")
+
+        def construct(self, x):
+            x = ops.relu(self.first(x))
+            return self.last(self.dropout(x) if drops else x)
+
+    first = Tensor(np.random.default_rng(2).standard_normal((8, 4)).astype(np.float32))
+    drops = "exact_resume" in options
+    batches = batches_of("click", FEWER * 2)
+    batches[8][0][3] = np.inf
+    found = []
+    for loss in (nn.BCEWithLogitsLoss(), Own()):
+        scaler = amp.DynamicLossScaler(1024, 2, 1000) if "amp_level" in options else None
+        trainer = make(Deep(), loss, loss_scale=scaler, **options)
+        trainer.online_train(iter(batches), callbacks=[SkipNonFinite()])
+        found.append((values(trainer.network), trainer.read_counters(), trainer.loss_scale))
+    (weights, counters, scale), (plain, plain_counters, plain_scale) = found
+    assert counters == plain_counters
+    assert counters["skipped"] >= 1
+    assert scale == plain_scale
+    within = 2e-3 if "amp_level" in options else 2e-5
+    np.testing.assert_allclose(weights, plain, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+@pytest.mark.parametrize("stop", [2, 6])
+def test_a_resumed_run_ends_with_the_same_bits(verb, stop, tmp_path):
+    sizes = (20, 20, 24, 41, 41, 41, 7, 7, 41, 1, 20)
+    batches = batches_of("click", sizes)
+
+    def trained(**options):
+        network = Linear()
+        trainer = make(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01))
+        getattr(trainer, verb)(batches, **options)
+        return trainer
+
+    whole = trained(callbacks=[])
+    trained(callbacks=[ModelCheckpoint(tmp_path, every=1)], max_steps=stop)
+    resumed = trained(callbacks=[], resume=tmp_path)
+    assert resumed.state.progress.samples_seen == sum(sizes)
+    assert values(resumed.network).tobytes() == values(whole.network).tobytes()
+
+
+class ByBatch(nn.Cell):
+    def __init__(self, how):
+        super().__init__()
+        self.dense = nn.Dense(4, 1, weight_init="ones")
+        self.normalize = nn.BatchNorm1d(4)
+        self.how = how
+        self.seen = Parameter(Tensor(np.zeros(1, np.float32)), requires_grad=False)
+
+    def construct(self, x):
+        if self.how == "norm":
+            x = self.normalize(x)
+        if self.how == "centred" and self.training:
+            x = x - x.mean(axis=0)
+        if self.how == "counts":
+            ops.assign_add(self.seen, ops.ones_like(self.seen))
+        return self.dense(x) * note_rows(x.shape[0])
+
+
+REASONS = {
+    "norm": "because the network normalizes over the rows of a batch",
+    "centred": "because the rows of the network's output depend on each other",
+    "counts": "because the network changes its parameter seen by itself",
+    "loss": "because Own is not known to give a loss for each row",
+}
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_what_is_not_exact_is_trained_as_it_is_and_the_reason_is_told(how, caplog):
+    compiled_for.clear()
+    network = ByBatch(how)
+    if how != "norm":
+        network.normalize = nn.Identity()
+    trainer = make(network, Own() if how == "loss" else nn.BCEWithLogitsLoss())
+    trainer.online_train(iter(batches_of("click")), callbacks=[])
+    assert set(SIZES) <= set(compiled_for)
+    assert caplog.text.count(REASONS[how]) == 1
+    assert "20, 24, 9, 30, 13 rows so far" in caplog.text
+    assert "batch_size=" in caplog.text
+    if how == "counts":
+        assert network.seen.asnumpy()[0] == len(SIZES) + 1  # the first batch is looked at before it is trained
