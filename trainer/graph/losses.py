@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 
@@ -30,7 +31,63 @@ class FusedBCEWithLogits(nn.Cell):
         return (ops.sigmoid(logits) - labels) * (dout * (1.0 / logits.size)), ops.zeros_like(labels)
 
 
+class FusedCrossEntropy(nn.Cell):
+    """The value of `nn.CrossEntropyLoss()` for one class number a row and its gradient, (softmax(x) - one_hot(y)) / n.
+
+    MindSpore's own provides for weights, smoothing and more axes, and takes as long to compile as a small network.
+
+    Args:
+        whole: the loss of MindSpore; it is used for labels and predictions of any other kind.
+
+    Inputs:
+        logits, labels: float32 [rows, classes] and int32 [rows].
+
+    Outputs:
+        Scalar, the mean over the rows whose label is not `whole.ignore_index`.
+    """
+
+    def __init__(self, whole: nn.CrossEntropyLoss) -> None:
+        super().__init__(auto_prefix=False)
+        self.whole = whole
+        self.fused = _OfClassNumbers(whole.ignore_index)
+
+    def construct(self, logits, labels):
+        """Return the mean loss."""
+        if logits.ndim == 2 and logits.dtype == mstype.float32 and labels.ndim == 1 and labels.dtype == mstype.int32:
+            return self.fused(logits, labels)
+        return self.whole(logits, labels)
+
+
+class _OfClassNumbers(nn.Cell):
+    def __init__(self, ignored: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.ignored = ignored
+        # operators by themselves: the functions of the same names check and choose in Python, which is compiled as well
+        self.logs, self.softmax, self.one_hot = ops.LogSoftmax(1), ops.Softmax(1), ops.OneHot()
+        self.gather, self.select, self.different = ops.GatherD(), ops.Select(), ops.NotEqual()
+        self.cast, self.reshape, self.zeros = ops.Cast(), ops.Reshape(), ops.ZerosLike()
+        self.mul, self.div, self.sub, self.neg, self.sum = ops.Mul(), ops.Div(), ops.Sub(), ops.Neg(), ops.ReduceSum()
+
+    def construct(self, logits, labels):
+        counted = self.different(labels, self.ignored)
+        known = self.reshape(self.select(counted, labels, self.zeros(labels)), (-1, 1))
+        logs = self.reshape(self.gather(self.logs(logits), 1, known), (-1,))
+        total = self.sum(self.select(counted, logs, self.zeros(logs)))
+        return self.neg(self.div(total, self.sum(self.cast(counted, mstype.float32))))
+
+    def bprop(self, logits, labels, out, dout):
+        counted = self.cast(self.different(labels, self.ignored), mstype.float32)
+        weights = self.reshape(self.div(self.mul(counted, dout), self.sum(counted)), (-1, 1))
+        wanted = self.one_hot(labels, logits.shape[1], self.cast(1.0, mstype.float32), self.cast(0.0, mstype.float32))
+        return self.mul(self.sub(self.softmax(logits), wanted), weights), self.zeros(labels)
+
+
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     """Return what computes the same as `loss_fn` in fewer operators where there is such a cell, else `loss_fn`."""
-    plain = type(loss_fn) is nn.BCEWithLogitsLoss and loss_fn.weight is None and loss_fn.pos_weight is None
-    return FusedBCEWithLogits() if plain and loss_fn.reduction == "mean" else loss_fn
+    if type(loss_fn) not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
+        return loss_fn
+    if loss_fn.reduction != "mean" or loss_fn.weight is not None:
+        return loss_fn
+    if type(loss_fn) is nn.BCEWithLogitsLoss:
+        return FusedBCEWithLogits() if loss_fn.pos_weight is None else loss_fn
+    return FusedCrossEntropy(loss_fn) if loss_fn.label_smoothing == 0 else loss_fn

@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.graph.losses import FusedBCEWithLogits, fused_loss
+from trainer.graph.losses import FusedBCEWithLogits, FusedCrossEntropy, fused_loss
 
 
 class Scaled(nn.Cell):
@@ -43,18 +43,42 @@ def test_value_and_gradient_are_those_of_mindspore(shape, factor):
     np.testing.assert_allclose(gradient.asnumpy(), theirs.asnumpy(), rtol=2e-6, atol=1e-9 * factor)
 
 
+def class_numbers():
+    labels = np.random.default_rng(1).integers(0, 5, 9).astype(np.int32)
+    labels[[2, 7]] = 4, -100  # the last is left out
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "ignored"),
+    [(class_numbers(), -100), (class_numbers() % 5, 4), (np.eye(5, dtype=np.float32)[class_numbers() % 5], -100)],
+    ids=["class numbers", "a class left out", "probabilities"],
+)
+def test_value_and_gradient_of_classes_are_those_of_mindspore(labels, ignored):
+    logits = Tensor((np.random.default_rng(0).standard_normal((9, 5)) * 8).astype(np.float32))
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    value, gradient = Gradient(Scaled(fused_loss(loss), 1024.0)).compile_and_run(logits, Tensor(labels))
+    expected, theirs = Gradient(Scaled(loss, 1024.0)).compile_and_run(logits, Tensor(labels))
+    np.testing.assert_allclose(value.asnumpy(), expected.asnumpy(), rtol=1e-6)
+    np.testing.assert_allclose(gradient.asnumpy(), theirs.asnumpy(), rtol=2e-6, atol=1e-4)
+
+
 class Own(nn.BCEWithLogitsLoss):
     """A user's loss."""
 
 
 def test_only_the_plain_loss_is_replaced():
     assert isinstance(fused_loss(nn.BCEWithLogitsLoss()), FusedBCEWithLogits)
+    assert isinstance(fused_loss(nn.CrossEntropyLoss()), FusedCrossEntropy)
     ones = Tensor(np.ones(1, np.float32))
     others = [
         nn.BCEWithLogitsLoss("sum"),
         nn.BCEWithLogitsLoss(weight=ones),
         nn.BCEWithLogitsLoss(pos_weight=ones),
         Own(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(weight=ones),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
         nn.MSELoss(),
         None,
     ]
