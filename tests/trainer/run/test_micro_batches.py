@@ -211,7 +211,10 @@ def test_a_resumed_run_ends_with_the_same_bits(verb, stop, tmp_path):
 
     whole = trained(callbacks=[])
     trained(callbacks=[ModelCheckpoint(tmp_path, every=1)], max_steps=stop)
+    compiled_for.clear()
     resumed = trained(callbacks=[], resume=tmp_path)
+    if stop == 6:  # what was filled up before is again; a stream's windows look at their first batch as it is
+        assert not {41, 7 if verb == "fit" else 41} & set(compiled_for)
     assert resumed.state.progress.samples_seen == sum(sizes)
     assert values(resumed.network).tobytes() == values(whole.network).tobytes()
 
