@@ -46,6 +46,23 @@ def mindspore_mlp(weights: Weights) -> Any:
     return Mlp()
 
 
+def mindspore_table_mlp(embedding: Any, fields: int, dim: int, hidden: int) -> Any:
+    """Return a perceptron [fields * dim, hidden, 1] over the vectors of `fields` ids a row."""
+    from mindspore import nn
+
+    mlp = mindspore_mlp(dense_weights((fields * dim, hidden, 1)))
+
+    class Net(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.deep = embedding, mlp
+
+        def construct(self, ids):
+            return self.deep(self.embedding(ids).reshape(-1, fields * dim))
+
+    return Net()
+
+
 def torch_mlp(weights: Weights) -> Any:
     """Return the same in PyTorch."""
     import torch

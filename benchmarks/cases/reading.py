@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_mlp
+from benchmarks.nets import mindspore_table_mlp
 
 FIELDS, DIM, BATCH, HIDDEN = 8, 16, 256, 64
 VERBS = ("evaluate", "predict", "ServedModel")
@@ -53,20 +53,8 @@ class Reading:
         rng = np.random.default_rng(3)
         ids = [rng.integers(0, rows, (BATCH, FIELDS)) for _ in range(batches)]
         self.batches = [(one, (rng.random(BATCH) < 0.3).astype(np.float32)) for one in ids]
-        embedding, mlp = (
-            Embedding(DIM, mode="sparse", name="ids"),
-            mindspore_mlp(dense_weights((FIELDS * DIM, HIDDEN, 1))),
-        )
-
-        class Net(nn.Cell):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding, self.deep = embedding, mlp
-
-            def construct(self, ids):
-                return self.deep(self.embedding(ids).reshape(-1, FIELDS * DIM))
-
-        network = Net()
+        embedding = Embedding(DIM, mode="sparse", name="ids")
+        network = mindspore_table_mlp(embedding, FIELDS, DIM, HIDDEN)
         self.trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-3))
         self.train(self.batches[:1])
         values = rng.standard_normal((min(rows, FILLED_AT_ONCE), DIM), dtype=np.float32)

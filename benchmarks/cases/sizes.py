@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.clock import timed
 from benchmarks.measure import OURS, Group, Ratio
-from benchmarks.nets import dense_weights, mindspore_mlp
+from benchmarks.nets import mindspore_table_mlp
 
 FIELDS, DIM, HIDDEN, ROWS, MOST = 8, 16, 64, 100_000, 100
 PREDICT, EVALUATE, SERVED, MICRO = "predict", "evaluate", "ServedModel", "online_train"
@@ -53,17 +53,7 @@ class Base:
         from trainer.embedding import Embedding
 
         embedding = Embedding(DIM, mode="sparse", name="ids")
-        mlp = mindspore_mlp(dense_weights((FIELDS * DIM, HIDDEN, 1)))
-
-        class Net(nn.Cell):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding, self.deep = embedding, mlp
-
-            def construct(self, ids):
-                return self.deep(self.embedding(ids).reshape(-1, FIELDS * DIM))
-
-        network = Net()
+        network = mindspore_table_mlp(embedding, FIELDS, DIM, HIDDEN)
         optimizer = nn.Adam(network.trainable_params(), 1e-3)
         self.trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, metrics={"auc"})
 
