@@ -50,6 +50,8 @@ def _nothing_old_is_looked_through_for_garbage():
     """Spare the collector what outlives a module anyway: MindSpore makes it look at everything at each compilation."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -65,9 +65,6 @@ class Source:
             pipeline fails under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
         endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
-        one_shot: whether it can be read only once, as a generator can.
-        ended: why an endless source has given its last batch, "idle" or "stream_end"; None until then.
-        dataset: the `mindspore.dataset` pipeline that is read, or None.
         separate: whether each of several processes has rows of its own, of which the others know nothing.
         in_step: whether the processes agree on every step while they read: what leaves the reading is an agreement too,
             and no signal may interrupt it.
@@ -83,9 +80,6 @@ class Source:
     dataset: Any = None
     reuses_buffers: bool = False
     endless: bool = False
-    one_shot: bool = False
-    ended: str | None = None
-    dataset: Any = None
     separate: bool = False
     in_step: bool = False
 
@@ -180,9 +174,9 @@ class ArraySource(Source):
         return self.rows - (self.size - 1) * self.batch_size
 
     def tail(self, rows: int) -> ArraySource:
-        """Return the last rows as one batch."""
-        columns = zip(self.names or (), self._columns, strict=True)
-        return ArraySource({name: column[-rows:] for name, column in columns}, rows)
+        """Return the rows that come last in the first epoch as one batch."""
+        columns = self.cut(self.order(0), self.rows - rows, self.rows)
+        return ArraySource(dict(zip(self.names or (), columns, strict=True)), rows)
 
     def varies(self) -> bool:
         """Return whether not all rows are the same."""

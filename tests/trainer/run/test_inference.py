@@ -1,5 +1,6 @@
 """`evaluate` and `predict`: over all batches, weighted by samples, from whatever the network gives."""
 
+import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
 from mindspore import nn, ops
@@ -294,6 +295,17 @@ class TestPredictionsOfManySizes:
         for rows in (9, 5, 7):
             np.testing.assert_allclose(trainer.predict(cancer["x"][:rows]).mean(axis=0), 0, atol=1e-6)
         assert caplog.text.count("depend on each other") == 1
+
+    def test_a_shuffled_pipeline_is_filled_up_too(self, mlp, cancer, caplog):
+        trainer = Trainer(Noting(mlp()))
+        expected = trainer.predict(cancer["x"][:100])
+        for drop in (False, True):
+            pipeline = ms_dataset.NumpySlicesDataset((cancer["x"][:100],), ["x"]).batch(32, drop_remainder=drop)
+            found = trainer.predict(pipeline)
+            apart = np.abs(found[:, None] - expected[None]).reshape(len(found), 100, -1).max(2).min(1)
+            assert len(found) == (96 if drop else 100)
+            assert apart.max() < 1e-5
+        assert "depend on each other" not in caplog.text
 
 
 class Rows(Metric):
