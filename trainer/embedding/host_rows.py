@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
-from .layers import Embedding, hide
+from .layers import hide
 from .row_gradients import ReadRows, RowGradients
 from .row_optimizers import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
 from .row_store import RowStore
@@ -104,7 +104,6 @@ class HostGroupProgram(GroupProgram):
     """A `GroupProgram` whose rows stay in the host tables; see the module's text."""
 
     in_graph = False
-    tokens: tuple[Parameter, ...] = ()
 
     def make(self) -> None:
         """Make the operators that call the kernels."""
@@ -141,15 +140,18 @@ class HostGroupProgram(GroupProgram):
         return {index: table.store for index, table in self.tables.items()}
 
     @property
-    def differentiated(self) -> tuple[Parameter, ...]:
-        """The tokens of the cells that read, where they do so by `reader`."""
-        return self.tokens or (self.rows,)
+    def differentiated(self) -> Parameter:
+        """The token of the window's reader, where the network reads through it."""
+        return self.rows if self.reader is None else self.window.token
 
-    def use_reader(self, cells: Sequence[Embedding]) -> None:
-        """Let these cells, all that read, do so through a `row_gradients.ReadRows`."""
-        hide(self, "reader", ReadRows(self.dim))
-        hide(self, "tokens", tuple(token for cell in cells for token in (cell.gradient_token, cell.places_token)))
-        self.total = RowGradients(self.dim, len(cells))
+    def use_reader(self) -> None:
+        """Let the network's cells read through `row_gradients.ReadRows`."""
+        hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
+        if self.reader is not None:
+            self.reader.sums.begin(step_size)
 
     def load(self, parts: list[TablePlan], size: int) -> None:
         """Say which rows the chunk's positions mean."""
@@ -170,8 +172,8 @@ class HostGroupProgram(GroupProgram):
         return positions
 
     def gradient(self, positions, found):
-        """Return the gradient of the rows at `positions`, given those of `differentiated`."""
-        return found[0] if self.reader is None else self.total(positions, found)
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return found if self.reader is None else self.reader.collect(found, positions)
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""

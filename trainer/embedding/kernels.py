@@ -143,26 +143,12 @@ def read_rows(bases, codes, positions, width, out):
     return touched
 
 
-@compiled(_i64(_f32[::1], _rows2, _rows2, _i64))
-def add_rows(marks, values, sums, mark):
-    """Add `values`, float32 [n, columns], to rows of `sums`, one after the other.
-
-    Args:
-        marks: float32 [n], place + `mark` of each row; 0 where nothing was read.
-        values: see above.
-        sums: float32 [rows, columns].
-        mark: see `marks`.
-
-    Returns:
-        How many rows were added; -1 where a mark is that of two places.
-    """
+@compiled(_i64(_i32[::1], _rows2, _rows2))
+def add_rows(places, values, sums):
+    """Add `values` (float32 [n, columns]) to the rows of `sums` at `places` (int32 [n]), one after the other."""
     count, columns = values.shape
-    for i in range(len(marks)):
-        row = np.int64(marks[i]) - mark
-        if row < 0:
-            return np.int64(i)
-        if row >= mark:
-            return np.int64(-1)
+    for i in range(count):
+        row = places[i]
         for column in range(columns):
             sums[row, column] += values[i, column]
     return np.int64(count)

@@ -38,7 +38,8 @@ class WorkingSet:
         reading: weights of the distinct rows of a chunk that is only read (evaluation, frozen tables), [n, dim].
         step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
         reading_map: the same for `reading`.
-        reader: a `row_gradients.ReadRows` by which cells read `rows`, or None.
+        token: stands for `rows` where gradients are added up by a `row_gradients.ReadRows`, float32 [1].
+        reader: that cell, or None.
     """
 
     reader: nn.Cell | None = None
@@ -48,6 +49,7 @@ class WorkingSet:
         self.reading = _scratch(f"{name}.reading", (FIRST_WINDOW, dim))
         self.step_map = _scratch(f"{name}.step_map", (FIRST_WINDOW,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_WINDOW,), mstype.int32)
+        self.token = _scratch(f"{name}.gradient_token", (1,))
 
 
 def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
@@ -160,8 +162,6 @@ class Embedding(nn.Cell):
         else:
             # a run may make the cell read from a set shared with other tables; this one stays its own
             hide(self, "own_window", WorkingSet(name, dim))
-            hide(self, "gradient_token", _scratch(f"{name}.gradient_token", (1, dim)))
-            hide(self, "places_token", _scratch(f"{name}.places_token", (1,)))
             self.adopt(self.own_window, False)
 
     def _share(self, other: Embedding) -> None:
@@ -170,15 +170,14 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self.weight = other.weight
         else:
-            for attribute in ("own_window", "gradient_token", "places_token"):
-                hide(self, attribute, getattr(other, attribute))
+            hide(self, "own_window", other.own_window)
             self.adopt(other.window, False)
 
     def adopt(self, window: WorkingSet, indirect: bool) -> None:
         """Read from `window` from now on, translating positions by its maps if `indirect`."""
         self.indirect = indirect
         hide(self, "window", window)
-        for attribute in ("rows", "reading", "step_map", "reading_map"):
+        for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
             hide(self, f"working_{attribute}", getattr(window, attribute))
         self.has_reader = window.reader is not None
         hide(self, "reader", window.reader)
@@ -286,7 +285,7 @@ class Embedding(nn.Cell):
         if self.reading:
             return ops.gather(self.working_reading, places, 0)
         if self.has_reader:
-            return self.reader(self.working_rows, places, self.gradient_token, self.places_token)
+            return self.reader(self.working_rows, places, self.working_token)
         return ops.gather(self.working_rows, places, 0)
 
     def construct(self, ids):

@@ -57,7 +57,7 @@ class SparseTables(nn.Cell):
         group: the processes that train together.
 
     Attributes:
-        params: parameters to differentiate, those of each trained row group in turn; see `gradients`.
+        params: parameters to differentiate, one per trained row group; see `gradients`.
         gradient_sums: parameters of the shapes of the gradients, [n, dim], for accumulation; empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
@@ -114,11 +114,10 @@ class SparseTables(nn.Cell):
             # the sums of a table that is read several times might depend on which read came first
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once:
-                program.use_reader(cells)
-        hide(self, "params", [parameter for program in trained for parameter in program.differentiated])
-        for parameter in self.params:
-            parameter.requires_grad = True
-        self.params_of = tuple(len(program.differentiated) for program in self.programs)
+                program.use_reader()
+        for program in trained:
+            program.differentiated.requires_grad = True
+        hide(self, "params", [program.differentiated for program in trained])
         hide(self, "carried", {})
         hide(self, "gradient_sums", [])
         if accumulate > 1:
@@ -227,6 +226,7 @@ class SparseTables(nn.Cell):
     def _load_training(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
         step_size, table = plan.step_sizes[index], parts[0].table
         self._rows[index].array(step_size)
+        self.programs[index].make_room(step_size)
         if self._sums[index] is not None:
             self._grow_sum(index, step_size)
         if table in plan.map_sizes:
@@ -392,12 +392,11 @@ class SparseTables(nn.Cell):
     def gradients(self, work, found):
         """Return the gradients of the step's rows, [n, dim] each, given those of `params`."""
         made = ()
-        start = 0
-        for index, program in enumerate(self.programs):
+        place = 0
+        for program in self.programs:
             if program.trainable:
-                stop = start + self.params_of[index]
-                made += (program.gradient(work[2 * index], found[start:stop]),)
-                start = stop
+                made += (program.gradient(work[place], found[len(made)]),)
+            place += 2
         return made
 
     def update(self, work, gradients, lr):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.shared_memory import Mirror
-from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
+from .layers import FIRST_WINDOW, WorkingSet, hide
 from .row_optimizers import RowOptimizer
 from .sparse_plan import TablePlan
 from .table import SparseTable
@@ -83,12 +81,15 @@ class GroupProgram(nn.Cell):
             self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
 
     @property
-    def differentiated(self) -> tuple[Parameter, ...]:
-        """The parameters whose gradients lead to that of the rows; see `gradient`."""
-        return (self.rows,)
+    def differentiated(self) -> Parameter:
+        """The parameter whose gradient leads to that of the rows; see `gradient`."""
+        return self.rows
 
-    def use_reader(self, cells: Sequence[Embedding]) -> None:
-        """Let these cells, all that read, do so through a `row_gradients.ReadRows`, where that is a way to train."""
+    def use_reader(self) -> None:
+        """Let the network's cells read through a `row_gradients.ReadRows`, if that is a way to have the gradient."""
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
@@ -101,8 +102,8 @@ class GroupProgram(nn.Cell):
         return packed
 
     def gradient(self, positions, found):
-        """Return the gradient of the rows at `positions`, given those of `differentiated`."""
-        return found[0]
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return found
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""
