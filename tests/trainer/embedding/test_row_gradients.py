@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from trainer import Trainer
+from trainer.embedding import Embedding
 from trainer.embedding.row_gradients import ReadRows, RowGradients
 
 ROWS, DIM, FIELDS, BATCH, STEPS = 40, 4, 3, 16, 3
@@ -71,3 +73,27 @@ def test_what_a_step_that_failed_has_left_is_forgotten(sums):
     sums.add(np.array([2], np.int32), np.ones((1, DIM), np.float32))
     sums.begin(5)
     assert not sums.take().any()
+
+
+class Branch(nn.Cell):
+    """The second table is read where the values of the first say so."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (Embedding(DIM, mode="sparse", name=name) for name in ("first", "second"))
+        self.top = nn.Dense(DIM, 1)
+
+    def construct(self, ids):
+        vectors = self.first(ids[:, 0])
+        if vectors.sum() > -1e9:
+            vectors = vectors + self.second(ids[:, 1])
+        return self.top(vectors)
+
+
+def test_a_table_read_in_a_branch_is_trained():
+    ids = np.random.default_rng(2).integers(0, 9, (BATCH, 2))
+    network = Branch()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.5))
+    trainer.fit((ids, np.ones((BATCH, 1), np.float32)), batch_size=BATCH, epochs=2, callbacks=[])
+    rows = [cell(Tensor(ids[:, place])).asnumpy() for place, cell in enumerate((network.first, network.second))]
+    assert all(np.abs(found).max() > 0.05 for found in rows), "rows begin near zero"
