@@ -23,9 +23,10 @@ from ..distributed.group import Group
 from ..distributed.packing import pack, unpack
 from ..errors import DataError
 from ..streams import Stream
+from .agreed_lists import AgreedLists, made_up
 from .as_columns import Columns
 from .prefetch import Prefetch
-from .ragged import ListLengths, Ragged
+from .ragged import Ragged
 from .shards import EveryNth
 from .sources import Item, Source
 from .stream_source import POLL_SECONDS, StreamSource
@@ -75,6 +76,7 @@ class _Round(NamedTuple):
     durable: int
     columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
     content: int  # CRC-32 of the rows that all processes must have alike; 0 where each has its own
+    lists: int  # `AgreedLists.seen`
 
 
 class SharedStream(Source):
@@ -104,7 +106,7 @@ class SharedStream(Source):
             local.stream.deal(group.rank, group.size)
         self._template: Columns | None = None
         self._columns_sum = 0
-        self._ragged: list[str] = []
+        self._lists = AgreedLists(group)
         self._reader: Prefetch | None = None
         self._left_behind = False
         self._held: deque[Item] = deque()
@@ -246,19 +248,15 @@ class SharedStream(Source):
 
     def _learn(self, columns: Columns) -> None:
         """Keep what made-up batches look like: the first rows, or the first full batch once there is one."""
+        if self.divided:
+            self._lists.note(columns)
         full = self.rows_of.batch_size
         if self._template is None or (len(columns[0]) == full != len(self._template[0])):
             self._template = columns
         if not self._columns_sum:
             names = self.names or ()
-            self._ragged = [place for place, column in enumerate(columns) if isinstance(column, Ragged)]
-            shown = [(name, *self._looks(column)) for name, column in zip(names, columns, strict=True)]
+            shown = [(name, *_looks(column)) for name, column in zip(names, columns, strict=True)]
             self._columns_sum = zlib.crc32(repr(shown).encode()) or 1
-
-    def _looks(self, column: Any) -> tuple[Any, ...]:
-        # without partitions all read the same rows, of which some may be lists that are equally long by chance
-        lists = isinstance(column, Ragged) or (not self.divided and column.ndim > 1)
-        return _kind(column), lists, column.shape[1 + lists :]
 
     def _exchange(self, ready: int, ended: bool) -> list[_Round]:
         wish = self.hooks.wish()
@@ -277,6 +275,7 @@ class SharedStream(Source):
             durable=self.hooks.durable() if self.group.is_main else 0,
             columns=self._columns_sum,
             content=0 if self.divided or not held else held[-1].state[0],
+            lists=self._lists.seen,
         )
         rounds = [_Round(*row) for row in self.group.gather(np.array(own, np.int64)).tolist()]
         self.hooks.settled(rounds[0].durable)
@@ -339,7 +338,8 @@ class SharedStream(Source):
         times = [time for time in (_float(one.event_time) for one in rounds) if time == time]
         agreed = Agreed(_float(rounds[0].clock), max(times, default=float("nan")))
         ready = rounds[self.group.rank].ready
-        lengths = self._agreed_lengths(count if ready else 0)
+        own = [item for item, _ in zip(self._held, range(count if ready else 0), strict=False)]
+        lengths = self._lists.lengths(own, self.ahead, [one.lists for one in rounds], self.names or ())
         for place in range(count):
             if ready:
                 item = self._held.popleft()
@@ -349,22 +349,10 @@ class SharedStream(Source):
                     item = item._replace(state=item.state[1])
                 self._state = item.state
             else:
-                made_up = tuple([_emptied(column) for column in self._template])
+                columns = made_up(self._template, self.names or (), lengths[place])
                 state = self._state or self.rows_of.begun
-                item = Item(made_up, state, None, kind, True, sum(kind), lengths=lengths[place])
+                item = Item(columns, state, None, kind, True, sum(kind), lengths=lengths[place])
             yield item._replace(agreed=agreed)
-
-    def _agreed_lengths(self, count: int) -> list[dict[str, ListLengths] | None]:
-        """Return how long the lists are in the next batches, of which this process has `count`, over all processes."""
-        if not (self._ragged and self.divided):
-            return [None] * self.ahead
-        own = np.zeros((self.ahead, len(self._ragged), len(ListLengths._fields)), np.int64)
-        for place in range(count):
-            for at, column in enumerate(self._ragged):
-                own[place, at] = ListLengths.of(self._held[place].columns[column])
-        names = [self.names[column] for column in self._ragged]
-        found = self.group.gather(own).max(0).tolist()
-        return [{name: ListLengths(*one) for name, one in zip(names, batch, strict=True)} for batch in found]
 
     def _share_template(self, rounds: list[_Round]) -> None:
         """Take the looks of a batch from the first process that knows them; called by all together."""
@@ -405,8 +393,10 @@ class SharedStream(Source):
         self._local.close()
 
 
-def _kind(column: np.ndarray) -> str:
-    return "text" if column.dtype.kind in "OUS" else column.dtype.str
+def _looks(column: Any) -> tuple[Any, ...]:
+    """Return what rows of every process have in common; lists that are equally long by chance come as an array."""
+    kind = "text" if column.dtype.kind in "OUS" else column.dtype.str
+    return kind, column.ndim, column.shape[2:]
 
 
 def _bytes(item: Item) -> int:
@@ -424,13 +414,6 @@ def _bits(number: float) -> int:
 
 def _float(bits: int) -> float:
     return float(np.int64(bits).view(np.float64))
-
-
-def _emptied(column: Any) -> Any:
-    """Return the column with lists that hold nothing, where it has lists of different lengths."""
-    if not isinstance(column, Ragged):
-        return column
-    return Ragged(column.values[:0], np.zeros(len(column) + 1, np.int64), **column.options)
 
 
 def _packed(names: tuple[str, ...], columns: Columns) -> bytes:

@@ -31,7 +31,8 @@ class SummedSource(Source):
         for item in self.source.batches(epoch, start, state):
             if item is not None:
                 for column in item.columns:
-                    total = zlib.crc32(_content(column), total)
+                    for part in _content(column):
+                        total = zlib.crc32(part, total)
                 item = item._replace(state=(total, item.state))
             yield item
 
@@ -44,9 +45,10 @@ class SummedSource(Source):
         self.source.close()
 
 
-def _content(column: Any) -> Any:
+def _content(column: Any) -> list[Any]:
     if isinstance(column, Ragged):
-        return np.ascontiguousarray(column.values)
-    if column.dtype.kind in "OU":  # text may be stored in arrays of different widths
-        return repr(column.tolist()).encode()
-    return np.ascontiguousarray(column)
+        rows = column[:]  # a view may start in the middle of its values
+        return [rows.lengths, *_content(rows.values)]
+    if column.dtype.kind in "OU":  # objects are addresses, and text may be stored in arrays of different widths
+        return [repr(column.tolist()).encode()]
+    return [np.ascontiguousarray(column)]

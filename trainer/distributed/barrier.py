@@ -12,6 +12,7 @@ import socket
 
 from ..errors import TrainerError
 from .group import Group
+from .keepalive import notice_silence
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,16 @@ class Barrier:
                 self._connections = [socket.create_connection((host, port), CONNECT_SECONDS)]
                 self._connections[0].sendall(word.encode())
         except OSError as error:
-            logger.warning("rank %d does not reach rank 0 at %s:%d (%s)", group.rank, host, port, error)
+            missing = f"is not reached by {group.size - 1 - len(self._connections)} of the others"
+            what = missing if group.is_main else "does not reach rank 0"
+            logger.warning("rank %d %s at %s:%d (%s)", group.rank, what, host, port, error)
         for connection in self._connections:
             connection.settimeout(None)
+            notice_silence(connection)
         complete = len(self._connections) == (group.size - 1 if group.is_main else 1)
         self.works = not group.any(not complete)
+        if not self.works:
+            self.close()
         self._is_main = group.is_main
 
     def _take(self, connection: socket.socket, word: bytes) -> None:

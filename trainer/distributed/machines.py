@@ -14,14 +14,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, TrainerError
+from .keepalive import notice_silence
 
 if TYPE_CHECKING:
     from .launch import Job
 
 MEETING_SECONDS = 300.0
 ANSWER_SECONDS = 10.0  # for whoever listens at the address to say that it is machine 0
-SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer, as one without power
-LONGEST_MESSAGE = 1 << 20
+LONGEST_MESSAGE = 1 << 20  # bytes
+ESCAPED_BYTES = 12  # of a character in JSON, at most
 
 
 class Verdict(NamedTuple):
@@ -47,11 +48,7 @@ class _Link:
         self.unread: list[dict[str, Any]] = []  # what had come along with a message that was waited for alone
         self._rest = b""
         connection.settimeout(ANSWER_SECONDS)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        options = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_USER_TIMEOUT": 1000 * SILENCE_SECONDS}
-        for name, value in options.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        notice_silence(connection)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; a connection that cannot take it is closed."""
@@ -81,6 +78,14 @@ class _Link:
             raise ValueError("no message")
         messages, self.unread = self.unread + messages, []
         return messages
+
+    def is_there(self) -> bool:
+        """Return whether the other end has not closed it; what has arrived meanwhile stays unread."""
+        try:
+            self.unread = self.received()
+        except ValueError:
+            self.open = False
+        return self.open
 
     def close(self) -> None:
         self.open = False
@@ -152,10 +157,18 @@ class Machines:
                 if select.select([listener, *(link.connection for link in waiting)], [], [], 0.2)[0]:
                     if select.select([listener], [], [], 0)[0]:
                         waiting.append(_Link(listener.accept()[0]))
+                    self._let_go()
                     waiting = [link for link in waiting if not self._greeted(link)]
         for link in waiting:
             link.close()
         return True
+
+    def _let_go(self) -> None:
+        """Forget the machines whose supervisors were stopped while others are waited for; they may come again."""
+        for machine, link in list(self._links.items()):
+            if not link.is_there():
+                self._links.pop(machine).close()
+                self._say(f"machine {machine} has left")
 
     def _listen(self) -> socket.socket:
         try:
@@ -281,9 +294,8 @@ class Machines:
 
     def tell_failure(self, text: str, code: int) -> None:
         """Tell the others that a process of this machine has failed."""
-        self._tell(
-            {"kind": "failed", "machine": self.job.node_rank, "text": text[-LONGEST_MESSAGE // 4 :], "code": code}
-        )
+        told = text[-(LONGEST_MESSAGE // ESCAPED_BYTES - 100) :]
+        self._tell({"kind": "failed", "machine": self.job.node_rank, "text": told, "code": code})
 
     def tell_signal(self, number: int) -> None:
         """Tell the others that a signal asked this supervisor to stop."""

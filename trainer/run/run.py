@@ -184,12 +184,15 @@ class Run:
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
         hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
-        # what the thread of graphs reads itself cannot ask the others anything meanwhile
-        meet = self.group.wait_for_all if self.feed.source.thread_bound else lambda: None
+        # What the thread of graphs reads itself cannot ask the others anything meanwhile: they meet then. If one has to
+        # read so, all do, for they have to ask at the same times.
+        source = self.feed.source
+        source.thread_bound = self.group.any(source.thread_bound)
+        meet = self.group.wait_for_all if source.thread_bound else lambda: None
         meet()  # connects them, before one of them is late
-        if self.feed.source.separate:
+        if source.separate:
             return everyones_chunks(self.group, hooks, lambda wait: self.feed.chunks(position, left, wait), meet)
-        if self.feed.source.in_step:  # it has agreements of its own
+        if source.in_step:  # it has agreements of its own
             return self.feed.chunks(position, left, self.stopped)
 
         def gate(ready: bool | None) -> bool:

@@ -62,7 +62,7 @@ class ServedModel:
         self._graph: ServedGraph | None = None
         self._current: Current | None = None
         self._waiting: Mapping[str, np.ndarray] | None = None
-        self._replaced: list[ServedGraph | None] = []
+        self._replaced: ServedGraph | None = None  # the one that predictions came from
         self._run = threading.Lock()
         self._update = threading.Lock()
         self._stop = threading.Event()
@@ -88,7 +88,7 @@ class ServedModel:
             DataError: columns are missing, or differ in their number of rows, or have another shape than in training.
         """
         with self._run:
-            self._replaced.clear()
+            self._replaced = None
             graph = self._graph
             columns = self._columns(graph, batch)
             if self._waiting is not None:
@@ -215,8 +215,9 @@ class ServedModel:
         with self._run:
             if graph is not self._graph:
                 # MindSpore lets go of a compiled graph only while no other one runs, and waits for that without letting
-                # Python go on, which operators in Python need: never while another thread may train
-                self._replaced.append(self._graph)
+                # Python go on, which operators in Python need: never while another thread may train. What follows one
+                # that waits for this has answered nothing, so it was never compiled, and may go at any time.
+                self._replaced = self._replaced or self._graph
             self._graph, self._current = graph, now
             self._waiting = weights
             self.version, self.step = now.version, now.step

@@ -12,6 +12,8 @@ from mindspore import nn, ops
 
 from trainer import Trainer
 from trainer.data.ragged import Ragged, RaggedColumns, round_up
+from trainer.data.sources import Item, Source
+from trainer.data.summed_source import SummedSource
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
 
@@ -201,3 +203,20 @@ def test_tables_take_batches_longer_and_shorter_than_the_first(mode):
     if mode == "dense":
         with pytest.raises(DataError, match="takes ids from 0 to 9; received 10"):
             trainer.predict({"history": [[1] * 9 + [10]]}, batch_size=4)
+
+
+def sums(*batches):
+    """Return the sums that a process tells the others after each of these batches of one column."""
+    source = Source()
+    source.names = ("history",)
+    source.batches = lambda epoch, start, state=None: (Item((batch,)) for batch in batches)
+    return [item.state[0] for item in SummedSource(source).batches(0, 0)]
+
+
+def test_processes_that_read_the_same_rows_have_the_same_sum_and_others_another():
+    def texts():
+        return Ragged(np.array(["".join(["it", "em"]), "b" * 20, "c"], object), [0, 2, 3])
+
+    assert sums(texts(), texts()) == sums(texts(), texts())
+    assert sums(Ragged.of([[1, 2], [3]])) != sums(Ragged.of([[1], [2, 3]]))
+    assert sums(Ragged.of([[0, 9], [1, 2], [3]])[1:]) == sums(Ragged.of([[1, 2], [3]]))

@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from tests.trainer.distributed import jobs
 from trainer.distributed.launch import Job
+from trainer.distributed.machines import Machines
 from trainer.errors import ConfigurationError
 
 PORT = 8127
@@ -191,6 +193,64 @@ def test_machines_that_do_not_meet_say_so(two, tmp_path):
     jobs.finish(waits, timeout=30)
     assert waits.returncode == 143
     assert not list(tmp_path.glob("pid_*"))
+
+
+class Supervisors:
+    """The supervisors of three machines in this process, each on a thread while it waits for the others."""
+
+    def __init__(self):
+        self.said, self.made = [], []
+        self.came = threading.Condition()
+
+    def start(self, number):
+        job = Job(["fit", "c.yaml"], 1, nodes=3, node_rank=number, master=f"127.0.0.1:{PORT + 1}", meeting_seconds=20)
+        one = Machines(job, self.say, lambda: False)
+        self.made.append(one)
+        one.met = []
+        one.waiting = threading.Thread(target=lambda: one.met.append(one.meet()), daemon=True)
+        one.waiting.start()
+        return one
+
+    def say(self, text):
+        with self.came:
+            self.said.append(text)
+            self.came.notify_all()
+
+    def wait_for(self, text, times=1):
+        with self.came:
+            assert self.came.wait_for(lambda: sum(text in one for one in self.said) >= times, 20), self.said
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        for one in self.made:
+            one.__exit__()
+
+
+def test_a_supervisor_may_come_again_while_others_are_awaited_and_long_failures_are_told():
+    with Supervisors() as supervisors:
+        zero = supervisors.start(0)
+        supervisors.wait_for("waiting for 2 more")
+        with supervisors.start(1) as stopped:
+            supervisors.wait_for("machine 1 has come")
+            stopped.waiting.join(20)
+        one = supervisors.start(1)
+        supervisors.wait_for("machine 1 has come", times=2)
+        two = supervisors.start(2)
+        for supervisor in (zero, one, two):
+            supervisor.waiting.join(20)
+            assert supervisor.met == [True], supervisors.said
+        said = "\x1b" * 300_000 + "\U0001f525" * 50_000 + "the end"
+        told = threading.Thread(target=one.tell_failure, args=(said, 3))
+        told.start()
+        heard = []
+        jobs.wait_for(lambda: heard.extend(zero.hear()) or heard)
+        told.join(20)
+        assert not zero.lost
+        assert [(message["machine"], message["code"]) for message in heard] == [(1, 3)]
+        assert said.endswith(heard[0]["text"])
+        assert len(heard[0]["text"]) > 50_000
 
 
 @pytest.mark.parametrize(

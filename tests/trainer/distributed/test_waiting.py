@@ -1,17 +1,28 @@
 """Processes that wait for the data of one: in short agreements, or where no collective gives them up."""
 
+import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trainer.data.chunk import Chunk
+from trainer.data.feed import Feed, FeedOptions
+from trainer.data.ragged import RaggedColumns
+from trainer.data.shared_stream import JobHooks, SharedStream
+from trainer.data.sources import Item, Source
+from trainer.data.stream_source import StreamSource
+from trainer.distributed import barrier
 from trainer.distributed.agreement import StopHooks, everyones_chunks
 from trainer.distributed.barrier import Barrier
 from trainer.distributed.group import Group
 from trainer.errors import TrainerError
-from trainer.state import StopReason
+from trainer.run.limits import Limits
+from trainer.run.run import Run
+from trainer.state import Progress, StopReason
+from trainer.streams import Batch, Span, Stream
 
 
 class Threads(Group):
@@ -46,7 +57,7 @@ def on_both(run):
     def process(rank):
         try:
             found[rank] = run(Threads(rank, meeting, held))
-        except TrainerError as error:
+        except Exception as error:
             found[rank] = error
 
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]
@@ -54,6 +65,9 @@ def on_both(run):
         thread.start()
     for thread in threads:
         thread.join(timeout=20)
+    for one in found:
+        if isinstance(one, Exception) and not isinstance(one, TrainerError):
+            raise one
     return found
 
 
@@ -105,13 +119,13 @@ def test_processes_wait_for_the_last_one(scheduler):
     came, left = [0.0, 0.0], [0.0, 0.0]
 
     def run(group):
-        barrier = Barrier(group)
+        meeting = Barrier(group)
         for round_ in range(2):
             time.sleep(0.2 * (group.rank == round_))
             came[group.rank] = time.monotonic()
-            barrier.wait()
+            meeting.wait()
             left[group.rank] = time.monotonic()
-        return barrier.works
+        return meeting.works
 
     assert on_both(run) == [True, True]
     assert min(left) >= max(came)
@@ -119,12 +133,119 @@ def test_processes_wait_for_the_last_one(scheduler):
 
 def test_a_process_that_has_gone_ends_the_waiting(scheduler):
     def run(group):
-        barrier = Barrier(group)
+        meeting = Barrier(group)
         if group.rank == 1:
-            barrier.close()
+            meeting.close()
         else:
-            barrier.wait()
+            meeting.wait()
 
     found = on_both(run)
     assert isinstance(found[0], TrainerError)
     assert "is gone" in str(found[0])
+
+
+def test_processes_that_do_not_meet_say_so_and_let_go_of_each_other(scheduler, monkeypatch, caplog):
+    monkeypatch.setattr(barrier, "CONNECT_SECONDS", 0.3)
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        monkeypatch.setattr(socket, "create_connection", lambda _, seconds: connect(elsewhere.getsockname(), seconds))
+        found = on_both(Barrier)
+        connection = elsewhere.accept()[0]
+    with connection:
+        connection.settimeout(5)
+        assert len(connection.recv(64)) == 16
+        assert connection.recv(64) == b"", "the connection is still open"
+    assert [one.works for one in found] == [False, False]
+    assert [one.wait() for one in found] == [None, None]
+    assert "rank 0 is not reached by 1 of the others" in caplog.text
+    assert "does not reach" not in caplog.text
+
+
+def test_the_kernel_ends_the_waiting_for_a_machine_without_power(scheduler, monkeypatch):
+    connections, connect = [], socket.create_connection
+
+    def note(*arguments):
+        connections.append(connect(*arguments))
+        return connections[-1]
+
+    monkeypatch.setattr(socket, "create_connection", note)
+    assert all(one.works for one in on_both(Barrier))
+    assert connections[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 0
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
+    def run(group):
+        group.wait_for_all = lambda: group.gather(np.zeros(1))
+        source = Source()
+        source.names = ("x",)
+        source.thread_bound, source.separate = group.rank == 1, separate
+        threads = []
+
+        def batches(epoch, start, state=None):
+            for _ in range(3):
+                threads.append(threading.current_thread())
+                yield Item((np.zeros((4, 2), np.float32),), step_rows=8)
+
+        source.batches = batches
+        state = SimpleNamespace(
+            stop_reason=None, stop_wish=None, progress=Progress(), agree_to_stop=lambda reason: None
+        )
+        trainer = SimpleNamespace(group=group, callbacks=[], state=state)
+        feed = Feed(source, FeedOptions(lambda item: 1))
+        cursor = SimpleNamespace(position={"epoch": 0, "batch": 0})
+        run = Run(trainer, feed, None, Limits(epochs=1, steps=None, seconds=None), cursor)
+        rows = [one.num_samples for one in run.chunks()]
+        return rows, {*threads} == {threading.current_thread()}, group.gathered
+
+    (rows, inline, gathered), *others = on_both(run)
+    assert rows == [4, 4, 4]
+    assert inline
+    assert others == [(rows, inline, gathered)]
+
+
+class Histories(Stream):
+    """Lists of which every process has its own, in batches of two rows."""
+
+    partitioned = True
+    parts = (
+        [[[1, 2], [3, 4]], [[5, 6, 7, 8, 9], [1]], [[1, 2, 3], [1, 2, 3]], [[4, 5], [6, 7]]],
+        [[[1], [2, 3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]],
+    )
+
+    def deal(self, rank, world):
+        self.rank, self.at = rank, 0
+
+    def poll(self, max_rows, timeout=0.0):
+        if self.exhausted:
+            return None
+        found, self.at = self.parts[self.rank][self.at], self.at + 1
+        span = Span(str(self.rank), self.at - 1, 0, 1, self.at)
+        return Batch({"history": found, "label": np.zeros((2, 1), np.float32)}, None, (span,))
+
+    def position(self):
+        return {str(self.rank): [self.at, 0]}
+
+    @property
+    def exhausted(self):
+        return self.at == len(self.parts[self.rank])
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["one's first lists", "both's"])
+def test_lists_that_are_equally_long_by_chance_are_padded_as_on_the_other_processes(first, monkeypatch):
+    monkeypatch.setattr(Histories, "parts", [part[first:] for part in Histories.parts])
+
+    def run(group):
+        hooks = JobHooks(lambda: None, lambda reason: None)
+        shared = SharedStream(StreamSource(Histories(), 2, inputs=["history"]), group, 1, hooks)
+        pad, found = RaggedColumns(["history", "history_mask"]), []
+        for item in shared.batches(0, 0):
+            if item is not None:
+                columns, names = pad(item.columns, shared.names, item.lengths)
+                found.append({name: column.shape for name, column in zip(names, columns, strict=True)})
+        return found
+
+    zero, one = on_both(run)
+    assert zero == one
+    assert [shapes["history"] for shapes in zero] == [(2, 4), (2, 8), (2, 4), (2, 2)][first:]

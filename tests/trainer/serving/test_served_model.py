@@ -1,7 +1,9 @@
 """A server follows a model that is still being trained."""
 
+import gc
 import threading
 import time
+import weakref
 
 import mindspore as ms
 import numpy as np
@@ -12,6 +14,7 @@ from callbacks import Callback
 from trainer import Trainer
 from trainer.embedding import Embedding, EmbeddingBag, Eviction
 from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError
+from trainer.serving import served_model
 from trainer.serving.published import known_versions
 from trainer.serving.publisher import Publish, pack_rows, unpack_rows
 from trainer.serving.served_model import ServedModel
@@ -134,6 +137,31 @@ def test_a_server_follows_without_being_asked(run, monkeypatch):
     assert all(0 <= delay < 60 for delay in model.delays)
     # another one would wait for the graph that trains, which may be waiting for Python
     assert threads <= {threading.main_thread()}
+
+
+def test_a_server_that_answers_nothing_keeps_no_graphs_it_has_replaced(run, monkeypatch):
+    trainer, publish, _ = run
+    opened = weakref.WeakSet()
+
+    class Noted(served_model.ServedGraph):
+        def __init__(self, folder):
+            super().__init__(folder)
+            opened.add(self)
+
+    monkeypatch.setattr(served_model, "ServedGraph", Noted)
+    question, count = columns(5), []
+    with ServedModel(publish.root, follow=False) as model:
+        model.predict(question)
+        for _ in range(3):
+            trainer.online_train(batches, max_steps=9, callbacks=[publish])  # so far ahead that all rows are read anew
+            publish.wait()
+            model.refresh()
+            gc.collect()
+            count.append(len(opened))
+        np.testing.assert_allclose(model.predict(question), trainer.predict(*question), rtol=1e-5, atol=1e-6)
+        gc.collect()
+        count.append(len(opened))
+    assert count == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
