@@ -23,6 +23,8 @@ _MANY = 5  # sizes
 _FINE_FILLED = 256  # what is trained or evaluated again and again wastes no more than a quarter from here on
 # Kernels add up in another order for another number of rows.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+# A gradient is a sum over the rows, perhaps in half precision: parts of its own largest entry, and of that of all.
+_OF_ONE, _OF_ALL = 1e-2, 1e-4
 
 
 def padded_size(rows: int, fine: int = FINE) -> int:
@@ -138,17 +140,23 @@ class RowFilling:
         self.exact, self.reason = False, reason
 
     def decide(self, plain: Sequence[Any], filled: Sequence[Any]) -> None:
-        """Find out whether filling up is exact from both ways' outputs, loss first, for the same rows."""
-        self.exact = same_rows(tuple(plain), tuple(filled))
+        """Find out whether filling up is exact from both ways' (loss, prediction, label, gradients...)."""
+        self.exact = same_rows(tuple(plain[:3]), tuple(filled[:3]))
         if not self.exact:
             self.refuse("the rows of the network's output depend on each other")
+        elif not _same_gradients(plain[3:], filled[3:]):
+            self.refuse("the gradients of the rows depend on each other")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what decides how the batches to come are computed."""
         return {"sizes": list(self.sizes), "exact": self.exact, "reason": self.reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; what cannot be filled up here stays as it is."""
+        """Restore what `state_dict` returned; what cannot be filled up here stays as it is.
+
+        What was found exact is not tried again: to end in the same bits, a run that goes on fills up what the run
+        before it did. Who makes rows depend on each other in between has to train from the start.
+        """
         sizes, exact = [whole("sizes", rows) for rows in state["sizes"]], state["exact"]
         if exact not in (True, False, None):
             refuse("exact", "a bool or None", exact)
@@ -193,3 +201,13 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
         return np.array_equal(one, other)
     scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return np.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-30), equal_nan=True)
+
+
+def _same_gradients(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    largest = [float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in some]
+    # where a gradient is zero but for rounding, only those of other parameters tell what rounding is
+    within = [_OF_ONE * own + _OF_ALL * max(largest) for own in largest]
+    return all(
+        one.shape == other.shape and np.allclose(one, other, rtol=_OF_ONE, atol=atol, equal_nan=True)
+        for one, other, atol in zip(some, others, within, strict=True)
+    )

@@ -58,6 +58,7 @@ class SparseTables(nn.Cell):
 
     Attributes:
         params: parameters to differentiate, one per trained row group; see `gradients`.
+        read_params: the same for a program that only reads; their gradients are those of rows, [n, dim].
         gradient_sums: parameters of the shapes of the gradients, [n, dim], for accumulation; empty without it.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
@@ -116,8 +117,9 @@ class SparseTables(nn.Cell):
             if program.trainable and once:
                 program.use_reader()
         for program in trained:
-            program.differentiated.requires_grad = True
+            program.differentiated.requires_grad = program.window.reading.requires_grad = True
         hide(self, "params", [program.differentiated for program in trained])
+        hide(self, "read_params", [program.window.reading for program in trained])
         hide(self, "carried", {})
         hide(self, "gradient_sums", [])
         if accumulate > 1:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.as_columns import Columns
-from ..data.row_padding import RowFilling, filled_up, row_weights, vary
+from ..data.row_padding import RowFilling, filled_up, row_weights
 from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.shared_memory import overwrite
 from .boost import share_state
 from .dropout import drops
-from .filled_rows import FilledBatches, filled_forward, host_copies, unfillable, without_made_up
+from .filled_rows import FilledBatches, filled_forward, host_copies, tells, unfillable, without_made_up
 from .graph_call import GraphCall
-from .inference_programs import EvalStep
+from .inference_programs import LARGE, EvalStep, TrialStep
 from .modes import modes_put_back
 from .runners import TrainRunner, single_runner
 from .sunk_steps import OneStep
 
 if TYPE_CHECKING:
+    from mindspore import Parameter
+
     from ..data.chunk import Chunk
     from .builder import StepBuilder
     from .program import StepOptions, TrainStep
@@ -62,10 +65,13 @@ class FilledPrograms:
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Which batches of evaluations are filled up; None where the program is not ours, or not compiled."""
+        """Which batches of evaluations are filled up; None where the program is not ours, or not compiled.
+
+        None with several processes as well: each would decide by batches of its own, but tables ask all of them.
+        """
         builder = self._builder
         ours = builder.eval_network is None and builder.make_call is GraphCall and not builder.forward.several
-        return self._evaluation if ours else None
+        return self._evaluation if ours and builder.options.exchange is None else None
 
     def evaluate_cell(self) -> EvalStep:
         """Return the evaluation program for batches that were filled up."""
@@ -83,7 +89,7 @@ class FilledPrograms:
         filling = self.evaluation
         if filling is None or filling.exact is not None or self._odd is not None:
             return
-        if filling.odd(chunk.num_samples) and vary(chunk.arrays):
+        if filling.odd(chunk.num_samples) and tells(chunk):
             self._odd = chunk.arrays, host_copies(outputs)
 
     def try_evaluation(self) -> None:
@@ -94,14 +100,15 @@ class FilledPrograms:
         rows = len(columns[0])
         self._try(self._evaluation, plain, self.evaluate_cell(), columns, rows)
 
-    def _try(self, filling: RowFilling, plain: Any, cell: EvalStep, columns: Columns, rows: int) -> None:
+    def _try(self, filling: RowFilling, plain: Any, cell: EvalStep | TrialStep, columns: Columns, rows: int) -> None:
         size = filling.size_for(rows)
         try:
             outputs = self._builder.apply(cell, (*filled_up(columns, size), row_weights(rows, size)))
         except Exception as error:  # a network for this number of rows only
             filling.refuse(f"batches of {size} rows fail: {type(error).__name__}")
             return
-        filling.decide(plain, host_copies(without_made_up(outputs, rows, size)))
+        outputs, gradients = without_made_up(outputs[:3], rows, size), outputs[3:]  # whose axis 0 is not that of rows
+        filling.decide(plain, host_copies((*outputs, *gradients)))
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -122,13 +129,15 @@ class FilledPrograms:
         return builder.with_tables(single_runner(builder.make_call(self._step), options))
 
     def _try_training(self, chunk: Chunk) -> None:
-        """Find out whether a training forward gives the same for a batch that is filled up; nothing is trained.
+        """Find out whether loss, prediction and gradients are the same for a batch that is filled up; trains nothing.
 
-        Without dropout, which draws other masks each time. What the network changes by itself is put back.
+        Without dropout, which draws other masks each time. What the network changes by itself is put back, except
+        parameters of more than `LARGE` entries: that they change is noticed.
         """
         builder, network = self._builder, self._builder.network
-        own = [(p, np.array(p.asnumpy())) for p in network.get_parameters() if not p.requires_grad]
-        cells = [EvalStep(forward, builder.table_inputs) for forward in (builder.forward, self._forward)]
+        own = [(p, _kept(p)) for p in network.get_parameters() if not p.requires_grad]
+        parameters = [*builder.optimizer.parameters, *([] if builder.tables is None else builder.tables.read_params)]
+        cells = [TrialStep(forward, parameters, builder.table_inputs) for forward in (builder.forward, self._forward)]
         with modes_put_back(network):
             for cell in cells:
                 cell.set_train(True)
@@ -141,7 +150,14 @@ class FilledPrograms:
                 return
             self._try(self.training, plain, cells[1], chunk.arrays, chunk.num_samples)
         self._tried += sum(map(count_programs, cells))
-        for parameter, value in own:
-            if not np.array_equal(parameter.asnumpy(), value, equal_nan=value.dtype.kind == "f"):
-                overwrite(parameter, value)
-                self.training.refuse(f"the network changes its parameter {parameter.name} by itself")
+        for parameter, before in own:
+            if _kept(parameter) == before:
+                continue
+            if isinstance(before, bytes):
+                overwrite(parameter, np.frombuffer(before, parameter.asnumpy().dtype).reshape(parameter.shape))
+            self.training.refuse(f"the network changes its parameter {parameter.name} by itself")
+
+
+def _kept(parameter: Parameter) -> bytes | int:
+    value = np.ascontiguousarray(parameter.asnumpy())
+    return value.tobytes() if value.size <= LARGE else zlib.crc32(value)

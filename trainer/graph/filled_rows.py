@@ -74,6 +74,15 @@ def without_made_up(outputs: Any, rows: int, size: int) -> Any:
     return Tensor.from_numpy(np.array(outputs.asnumpy()[:rows]))
 
 
+def tells(chunk: Chunk) -> bool:
+    """Return whether a batch can show if filling up is exact: its columns have its rows on axis 0, not all alike."""
+    return _has_rows(chunk) and vary(chunk.arrays)
+
+
+def _has_rows(chunk: Chunk) -> bool:
+    return all(column.shape[:1] == (chunk.num_samples,) for column in chunk.arrays)
+
+
 def host_copies(outputs: Any) -> Any:
     """Return copies on the host of a program's outputs, in tuples of any depth."""
     if isinstance(outputs, tuple | list):
@@ -122,7 +131,7 @@ class FilledBatches:
     def __call__(self, chunk: Chunk) -> StepOutputs:
         """Train a chunk of one batch."""
         filling, rows = self._filling, chunk.num_samples
-        if rows in filling.sizes or filling.exact is False or len({len(column) for column in chunk.arrays}) > 1:
+        if rows in filling.sizes or filling.exact is False or not _has_rows(chunk):
             return self._run(chunk)
         if filling.exact is None and vary(chunk.arrays):
             self._try_out(chunk)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from mindspore import nn
+from collections.abc import Sequence
+
+from mindspore import Parameter, nn, ops
+from mindspore import dtype as mstype
 
 from .filled_rows import FilledForward
 from .program import Forward, to_float32
+
+LARGE = 1 << 20  # entries of what a trial does not copy to the host
 
 
 class EvalStep(nn.Cell):
@@ -31,6 +36,36 @@ class EvalStep(nn.Cell):
             losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
             return loss, prediction, labels, losses, rows
         return loss, prediction, columns[self.label]
+
+
+class TrialStep(nn.Cell):
+    """A training forward with its gradients, to see what they depend on; nothing is trained.
+
+    Args:
+        forward: of a network with one label.
+        parameters: the parameters to differentiate.
+        table_inputs: number of inputs after the columns.
+    """
+
+    def __init__(self, forward: Forward | FilledForward, parameters: Sequence[Parameter], table_inputs: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+        self.label = forward.label
+        self.table_inputs = table_inputs
+        self.value_and_grad = ops.value_and_grad(forward, None, parameters, has_aux=True)
+
+    def construct(self, *columns):
+        """Return (loss [], prediction, label, gradients...), float32; of a large gradient the norms along axis 0."""
+        if self.table_inputs:
+            columns = columns[: -self.table_inputs]
+        (loss, prediction), gradients = self.value_and_grad(*columns)
+        outputs = (loss, prediction, columns[self.label])
+        for gradient in gradients:
+            gradient = ops.cast(gradient, mstype.float32)
+            if gradient.size > LARGE:
+                gradient = ops.sqrt(ops.sum(gradient * gradient, 0))
+            outputs += (gradient,)
+        return outputs
 
 
 class PredictStep(nn.Cell):

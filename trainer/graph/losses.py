@@ -66,6 +66,7 @@ class _OfClassNumbers(nn.Cell):
         self.logs, self.softmax, self.one_hot = ops.LogSoftmax(1), ops.Softmax(1), ops.OneHot()
         self.gather, self.select, self.different = ops.GatherD(), ops.Select(), ops.NotEqual()
         self.cast, self.reshape, self.zeros = ops.Cast(), ops.Reshape(), ops.ZerosLike()
+        self.maximum, self.less = ops.Maximum(), ops.Less()
         self.mul, self.div, self.sub, self.neg, self.sum = ops.Mul(), ops.Div(), ops.Sub(), ops.Neg(), ops.ReduceSum()
 
     def construct(self, logits, labels):
@@ -77,8 +78,12 @@ class _OfClassNumbers(nn.Cell):
 
     def bprop(self, logits, labels, out, dout):
         counted = self.cast(self.different(labels, self.ignored), mstype.float32)
-        weights = self.reshape(self.div(self.mul(counted, dout), self.sum(counted)), (-1, 1))
-        wanted = self.one_hot(labels, logits.shape[1], self.cast(1.0, mstype.float32), self.cast(0.0, mstype.float32))
+        # at least one: where all labels are left out the value is NaN, but no weight is to become so
+        rows = self.maximum(self.sum(counted), self.cast(1.0, mstype.float32))
+        weights = self.reshape(self.div(self.mul(counted, dout), rows), (-1, 1))
+        classes = logits.shape[1]
+        known = self.select(self.less(labels, 0), labels + classes, labels)  # from the last, as in the value
+        wanted = self.one_hot(known, classes, self.cast(1.0, mstype.float32), self.cast(0.0, mstype.float32))
         return self.mul(self.sub(self.softmax(logits), wanted), weights), self.zeros(labels)
 
 

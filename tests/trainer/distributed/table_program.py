@@ -166,6 +166,10 @@ def main(folder):
     # The last batch of the stream falls to one process; the other takes part with made-up rows.
     network = Clicks(bias=RULES)
     trainer = build(network)
+    # whose second batch is of one row, and that of one process alone
+    found["stream/evaluated"] = np.array(
+        sorted(trainer.evaluate({k: c[:17] for k, c in data.items()}, batch_size=16).items())
+    )
     stream = ReplayStream({name: column[:496] for name, column in data.items()})
     window = Window(rows=200)
     trainer.online_train(stream, [], batch_size=STEP // group.size, sink_size=4, window=window)

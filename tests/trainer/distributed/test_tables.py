@@ -67,6 +67,8 @@ def test_evaluation_and_prediction_ask_the_owners(one, two):
         np.testing.assert_array_equal(found["plain/predicted"], two[0]["plain/predicted"])
         np.testing.assert_allclose(found["plain/predicted"], one["plain/predicted"], rtol=0, atol=1e-5)
         assert found["plain/evaluated"][0].tolist() == one["plain/evaluated"][0].tolist()
+        values = found["stream/evaluated"][:, 1].astype(float)
+        np.testing.assert_allclose(values, one["stream/evaluated"][:, 1].astype(float), rtol=1e-5)
 
 
 def test_a_process_without_batches_answers_the_others(two):

@@ -51,8 +51,14 @@ def class_numbers():
 
 @pytest.mark.parametrize(
     ("labels", "ignored"),
-    [(class_numbers(), -100), (class_numbers() % 5, 4), (np.eye(5, dtype=np.float32)[class_numbers() % 5], -100)],
-    ids=["class numbers", "a class left out", "probabilities"],
+    [
+        (class_numbers(), -100),
+        (class_numbers() % 5, 4),
+        (np.eye(5, dtype=np.float32)[class_numbers() % 5], -100),
+        (np.full(9, -100, np.int32), -100),
+        (class_numbers() % 5 - 1, 4),
+    ],
+    ids=["class numbers", "a class left out", "probabilities", "all left out", "numbers from the last"],
 )
 def test_value_and_gradient_of_classes_are_those_of_mindspore(labels, ignored):
     logits = Tensor((np.random.default_rng(0).standard_normal((9, 5)) * 8).astype(np.float32))

@@ -1,5 +1,7 @@
 """Batches of many sizes: filled up to a few with rows that weigh nothing, where that is exact."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
@@ -219,6 +221,44 @@ def test_a_resumed_run_ends_with_the_same_bits(verb, stop, tmp_path):
     assert values(resumed.network).tobytes() == values(whole.network).tobytes()
 
 
+class Scaled(nn.Cell):
+    def __init__(self, frozen=1):
+        super().__init__()
+        self.known = Parameter(Tensor(np.zeros(frozen, np.float32)), requires_grad=False)
+        self.dense = nn.Dense(4, 1, weight_init="zeros")
+
+    def construct(self, x, scale):
+        return self.dense(x) * scale * note_rows(x.shape[0]) + self.known[0]
+
+
+def test_a_column_of_one_number_a_batch_is_trained_and_evaluated_as_it_is(caplog):
+    batches = [(x, np.float32(0.5), label) for x, label in batches_of("click", (8, 12, 5))]
+    compiled_for.clear()
+    trainer = make(Scaled(), nn.BCEWithLogitsLoss())
+    trainer.fit(batches, 1, callbacks=[])
+    trainer.evaluate(batches)
+    assert set(compiled_for) == {8, 12, 5}
+
+
+def test_trying_it_out_copies_no_large_parameter():
+    entries = 1 << 22
+
+    class Known(Scaled):
+        def construct(self, x):
+            return super().construct(x, 1.0)
+
+    trainer = make(Known(entries), nn.BCEWithLogitsLoss())
+    compiled_for.clear()
+    tracemalloc.start()
+    try:
+        trainer.fit(batches_of("click", (20, 24, 9)), 1, callbacks=[])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert set(compiled_for) == AS_THEY_ARE | TRIED
+    assert peak < 4 * entries
+
+
 class ByBatch(nn.Cell):
     def __init__(self, how):
         super().__init__()
@@ -234,12 +274,17 @@ class ByBatch(nn.Cell):
             x = x - x.mean(axis=0)
         if self.how == "counts":
             ops.assign_add(self.seen, ops.ones_like(self.seen))
-        return self.dense(x) * note_rows(x.shape[0])
+        output = self.dense(x) * note_rows(x.shape[0])
+        if self.how == "slope" and self.training:  # of the mean, which adds nothing to the value
+            mean = output.mean(axis=0)
+            output = output + (ops.stop_gradient(mean) - mean)
+        return output
 
 
 REASONS = {
     "norm": "because the network normalizes over the rows of a batch",
     "centred": "because the rows of the network's output depend on each other",
+    "slope": "because the gradients of the rows depend on each other",
     "counts": "because the network changes its parameter seen by itself",
     "loss": "because Own is not known to give a loss for each row",
 }
