@@ -132,6 +132,28 @@ class Recommender(nn.Cell):
         return self.dense(self.table(ids).reshape(-1, 12)) * note_rows(ids.shape[0])
 
 
+class Pooled(nn.Cell):
+    """Whose rows of the table, and nothing else, have gradients that depend on other rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Embedding(4, mode="sparse", scale=0.5)
+        self.dense = nn.Dense(4, 1, weight_init="ones")
+
+    def construct(self, ids):
+        vectors = self.table(ids) * note_rows(ids.shape[0])
+        mean = ops.square(vectors).mean(axis=0)
+        return self.dense(vectors + (ops.stop_gradient(mean) - mean))
+
+
+def test_gradients_of_a_tables_rows_are_tried_too():
+    rng = np.random.default_rng(1)
+    batches = [(rng.integers(0, 9, size), rng.integers(0, 2, (size, 1)).astype(np.float32)) for size in (4, 8, 5, 6)]
+    compiled_for.clear()
+    make(Pooled(), nn.BCEWithLogitsLoss()).fit(batches, 1, callbacks=[])
+    assert {5, 6, 16} <= set(compiled_for)  # 16 to try it alone
+
+
 @pytest.mark.parametrize(
     "options",
     [{"admission": MinSightings(2)}, {"eviction": Eviction("lfu"), "capacity": 40}],
