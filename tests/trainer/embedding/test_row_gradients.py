@@ -81,7 +81,7 @@ class Branch(nn.Cell):
     def __init__(self):
         super().__init__()
         self.first, self.second = (Embedding(DIM, mode="sparse", name=name) for name in ("first", "second"))
-        self.top = nn.Dense(DIM, 1)
+        self.top = nn.Dense(DIM, 1, weight_init="ones", bias_init="zeros")
 
     def construct(self, ids):
         vectors = self.first(ids[:, 0])
