@@ -136,8 +136,11 @@ class FilledPrograms:
         """
         builder, network = self._builder, self._builder.network
         own = [(p, _kept(p)) for p in network.get_parameters() if not p.requires_grad]
-        parameters = [*builder.optimizer.parameters, *([] if builder.tables is None else builder.tables.read_params)]
-        cells = [TrialStep(forward, parameters, builder.table_inputs) for forward in (builder.forward, self._forward)]
+        rows = [] if builder.tables is None else builder.tables.read_params
+        cells = [
+            TrialStep(forward, builder.optimizer.parameters, rows, builder.table_inputs)
+            for forward in (builder.forward, self._forward)
+        ]
         with modes_put_back(network):
             for cell in cells:
                 cell.set_train(True)

@@ -44,25 +44,33 @@ class TrialStep(nn.Cell):
     Args:
         forward: of a network with one label.
         parameters: the parameters to differentiate.
+        table_rows: what tables' rows are read from; their number and order change with that of the rows.
         table_inputs: number of inputs after the columns.
     """
 
-    def __init__(self, forward: Forward | FilledForward, parameters: Sequence[Parameter], table_inputs: int) -> None:
+    def __init__(
+        self,
+        forward: Forward | FilledForward,
+        parameters: Sequence[Parameter],
+        table_rows: Sequence[Parameter],
+        table_inputs: int,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
         self.label = forward.label
         self.table_inputs = table_inputs
-        self.value_and_grad = ops.value_and_grad(forward, None, parameters, has_aux=True)
+        self.dense = len(parameters)
+        self.value_and_grad = ops.value_and_grad(forward, None, [*parameters, *table_rows], has_aux=True)
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label, gradients...), float32; of a large gradient the norms along axis 0."""
+        """Return (loss [], prediction, label, gradients...), float32: norms along axis 0 for large ones and rows."""
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
         (loss, prediction), gradients = self.value_and_grad(*columns)
         outputs = (loss, prediction, columns[self.label])
-        for gradient in gradients:
+        for index, gradient in enumerate(gradients):
             gradient = ops.cast(gradient, mstype.float32)
-            if gradient.size > LARGE:
+            if index >= self.dense or gradient.size > LARGE:
                 gradient = ops.sqrt(ops.sum(gradient * gradient, 0))
             outputs += (gradient,)
         return outputs

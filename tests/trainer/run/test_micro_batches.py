@@ -146,6 +146,22 @@ class Pooled(nn.Cell):
         return self.dense(vectors + (ops.stop_gradient(mean) - mean))
 
 
+def test_rows_of_a_table_may_need_more_room_when_filled_up():
+    class Fields(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table, self.top = Embedding(4, mode="sparse", name="ids"), nn.Dense(32, 1)
+
+        def construct(self, ids):
+            return self.top(self.table(ids).reshape(-1, 32))
+
+    rng, network = np.random.default_rng(7), Fields()
+    batches = [(rng.integers(0, 9, (n, 8)), np.ones((n, 1), np.float32)) for n in (58, 45, 48, 56, 43, 61)]
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer.fit(batches, callbacks=[])
+    assert trainer.builder.programs <= 6, "two sizes, two for the trial, one filled up and one for larger tables"
+
+
 def test_gradients_of_a_tables_rows_are_tried_too():
     rng = np.random.default_rng(1)
     batches = [(rng.integers(0, 9, size), rng.integers(0, 2, (size, 1)).astype(np.float32)) for size in (4, 8, 5, 6)]
