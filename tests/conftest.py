@@ -3,8 +3,10 @@
 import gc
 import os
 import sys
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,12 @@ def pytest_collection_modifyitems(items):
     """Begin with the files of `LONG`, in that order."""
     places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Let every test begin with random numbers of its own, so that one that fails does so again."""
+    np.random.seed(zlib.crc32(item.nodeid.encode()))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -67,7 +67,7 @@ class Ours(Base, many_tables.One):
 
     def build(self) -> None:
         super().build()
-        table = self.cell.host_table(self.cell.row_optimizer)  # without it, training would begin another one
+        table = self.cell.host_table(self.cell.row_optimizer)  # made once, with its slots
         for start in range(0, self.rows, wide_deep.FILLED_AT_ONCE):
             numbers = np.arange(start, min(self.rows, start + wide_deep.FILLED_AT_ONCE))
             table.put(numbers, np.zeros((len(numbers), DIM), np.float32))

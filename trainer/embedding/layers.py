@@ -258,6 +258,8 @@ class Embedding(nn.Cell):
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
         """Return the table on the host, made on first use with the slots of `optimizer`.
 
+        A table that was made before its optimizer was known is made anew, with the weights it has.
+
         Args:
             optimizer: the row optimizer, or None when that is not known yet.
             shards: the part of the rows that this process is to keep; None: as it is.
@@ -268,10 +270,12 @@ class Embedding(nn.Cell):
             slots = np.zeros(0, np.float32)
             if optimizer is not None and self.spec.trainable:
                 slots = optimizer.first_slots(self.dim)
+            before = None if table is None else table.take_weights()
             self.host.table = SparseTable(self.spec, slots, shards or (WHOLE if table is None else table.shards))
             self.host.optimizer = optimizer
-            if self.preset is not None:
-                self.host.table.put(*self.preset)
+            for weights in (self.preset, before):
+                if weights is not None:
+                    self.host.table.put(*weights)
         return self.host.table
 
     def places(self, positions):

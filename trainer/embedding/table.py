@@ -151,6 +151,14 @@ class SparseTable:
             for consumer in self.tombstones:
                 self.columns[dirty_column(consumer)][rows] = True
 
+    def take_weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Close the table for another in its place; return all ids, int64 [n], and their weights, float32 [n, dim]."""
+        ids, rows = self.map.items()
+        weights = np.empty((len(rows), self.spec.dim), np.float32)
+        self.store.read_part(rows, weights)
+        self.store.close()
+        return ids, weights
+
     def discard(self, ids: np.ndarray) -> None:
         """Take the rows of `ids` (int64 [n]) from them; unknown ids are ignored. Not while plans are under way."""
         ids = np.unique(ids)

@@ -119,6 +119,26 @@ def test_given_vectors_learn_only_if_they_may(trainable):
     assert np.isfinite(trainer.predict(np.array([[50, 2]]))).all()
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_rows_put_before_the_first_training_are_trained(in_file, tmp_path):
+    class Head(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.words = Embedding(4, mode="sparse", name="words", path=tmp_path / "rows" if in_file else None)
+            self.bias = ms.Parameter(Tensor([0.0]), name="bias")
+
+        def construct(self, ids):
+            return self.words(ids).sum(axis=(1, 2)) + self.bias
+
+    network = Head()
+    network.words.host_table().put(np.array([5, 9, 7]), VECTORS)
+    data = np.array([[5, 5]] * 4), np.zeros(4, np.float32)
+    Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.5)).fit(data, batch_size=4)
+    found = network.words(Tensor(np.array([5, 9, 7]))).asnumpy()
+    np.testing.assert_allclose(found[0], VECTORS[0] - 0.5, rtol=1e-3)  # the first step of Adam is the rate
+    np.testing.assert_array_equal(found[1:], VECTORS[1:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

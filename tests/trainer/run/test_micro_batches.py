@@ -300,7 +300,7 @@ def test_trying_it_out_copies_no_large_parameter():
 class ByBatch(nn.Cell):
     def __init__(self, how):
         super().__init__()
-        self.dense = nn.Dense(4, 1, weight_init="ones")
+        self.dense = nn.Dense(4, 1, weight_init="ones", bias_init="ones")
         self.normalize = nn.BatchNorm1d(4)
         self.how = how
         self.seen = Parameter(Tensor(np.zeros(1, np.float32)), requires_grad=False)
