@@ -48,7 +48,10 @@ class Memory:
     def _new_map(self, size: int) -> mmap.mmap:
         if self._file is not None:
             os.ftruncate(self._file.fileno(), size)
-            return mmap.mmap(self._file.fileno(), size)
+            mapped = mmap.mmap(self._file.fileno(), size)
+            if hasattr(mmap, "MADV_RANDOM"):  # else one row that changes may have 2 MB around it written to the disk
+                mapped.madvise(mmap.MADV_RANDOM)
+            return mapped
         if sys.platform == "win32":
             return mmap.mmap(-1, size)
         # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
