@@ -1,4 +1,4 @@
-"""Where processes wait for each other as long as it takes: MindSpore's collectives give up after 30 seconds.
+"""Where processes wait for each other as long as it takes: under `msrun` a collective gives up after 30 seconds.
 
 Every process holds one TCP connection to rank 0, opened when it is first needed.
 """

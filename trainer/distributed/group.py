@@ -53,7 +53,7 @@ class Group:
         return array
 
     def wait_for_all(self) -> None:
-        """Return when all processes have called this, however long that takes; a collective gives up after 30 s."""
+        """Return when all processes have called this, however long that takes; a collective may give up after 30 s."""
 
     # -- what follows from these ---------------------------------------------------------------------------------------
 

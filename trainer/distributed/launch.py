@@ -28,6 +28,7 @@ from .watched_process import WatchedProcess
 
 GRACE_SECONDS = 5.0  # for the others to end by themselves, and to say why, once one process has failed
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL then: one that waits for a dead one in a collective hears nothing
+LATE_SECONDS = 1800  # that others wait in a collective for one that is there; MindSpore itself would give up after 30
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict")
 _SCHEDULER = "from mindspore import communication; communication.init()"
@@ -197,6 +198,8 @@ class Supervisor:
             RUN_NOTE_VARIABLE: str(note),
             RESTART_VARIABLE: str(attempt),
         }
+        # Who comes late to a collective, because it compiles or reads for long, is not lost: that the supervisor tells.
+        common.setdefault("MS_CPU_COMM_OP_TIMEOUT", str(LATE_SECONDS))
         if job.nodes > 1:  # MindSpore would take the first network interface that it finds
             common.setdefault("MS_WORKER_IP", machines.address)
         if self._run_folder is not None:

@@ -12,6 +12,7 @@ SCRIPT = """
 import os, signal, sys, time
 rank, folder = int(os.environ["MS_NODE_ID"]), sys.argv[1]
 print("rank", rank, "of", os.environ["MS_WORKER_NUM"], "meets at", os.environ["MS_SCHED_HOST"], flush=True)
+print("a collective waits", os.environ["MS_CPU_COMM_OP_TIMEOUT"], "seconds", flush=True)
 
 def leave(number, frame):
     if "one_fails" in sys.argv and rank == 1:
@@ -53,6 +54,7 @@ def test_every_process_gets_its_rank_and_all_the_same_meeting_place(script, tmp_
     code, output = jobs.run("python", script, tmp_path, "quick", options=["--logs", tmp_path / "logs"])
     assert code == 0
     assert "[rank 0] rank 0 of 2 meets at 127.0.0.1" in output
+    assert "a collective waits 1800 seconds" in output, "MindSpore's 30 are too few for one that compiles long"
     assert "rank 1 of 2" not in output, "the terminal shows rank 0 alone"
     assert "[rank 1] rank 1 of 2 meets at 127.0.0.1" in (tmp_path / "logs/rank_1.log").read_text()
     assert "msrun --worker_num=2 --local_worker_num=2 --master_addr=127.0.0.1" in output
@@ -67,6 +69,11 @@ def test_a_signal_reaches_every_process_and_their_snapshots_are_waited_for(scrip
     assert job.returncode == code
     assert (tmp_path / "snapshot_0").exists()
     assert (tmp_path / "snapshot_1").exists()
+
+
+def test_how_long_a_collective_waits_is_the_users_if_they_say_so(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("MS_CPU_COMM_OP_TIMEOUT", "77")
+    assert "a collective waits 77 seconds" in jobs.run("python", script, tmp_path, "quick")[1]
 
 
 def test_a_killed_process_ends_the_job_and_is_named(script, tmp_path):
