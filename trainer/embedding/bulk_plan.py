@@ -79,8 +79,10 @@ def _give_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[
             last = first + len(fresh)
             table.reserve(last)
             table.next_row = last
-            for name, value in (("id", fresh), ("live", True), ("uncommitted", True)):
-                table.columns[name][first:last] = value
-            pending.allocated.append(np.arange(first, last, dtype=np.int32))
+            new = np.arange(first, last, dtype=np.int32)
+            table.name_rows(new, fresh)
+            for name in ("live", "uncommitted"):
+                table.columns[name][first:last] = True
+            pending.allocated.append((new, fresh))
             pending.count("admitted", len(fresh))
     return rows.reshape(ids.shape), fresh

@@ -58,11 +58,11 @@ class SparseTable:
         self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
         self.columns = Columns(1024)
-        for name, dtype in (("id", np.int64), ("live", np.bool_), ("uncommitted", np.bool_)):
-            self.columns.add(name, dtype)
+        for name in ("live", "uncommitted"):
+            self.columns.add(name, np.bool_)
         self.meta_names: tuple[str, ...] = ()
         if spec.eviction is not None:
-            for name in ("in_use", "plan", "last_step"):
+            for name in ("id", "in_use", "plan", "last_step"):
                 self.columns.add(name, np.int64)
             self.meta_names += ("plan", "last_step")
             if spec.eviction.when_full == "lfu":
@@ -145,8 +145,10 @@ class SparseTable:
             self.next_row += len(fresh)
             self.reserve(self.next_row)
             self.map.add(ids[new], rows[new])
-            self.store.write(rows, self.packed(weights))
-            self.columns["id"][rows] = ids
+            for start in range(0, len(rows), _FIRST_BLOCK):
+                block = slice(start, start + _FIRST_BLOCK)
+                self.store.write(rows[block], self.packed(weights[block]))
+            self.name_rows(rows, ids)
             self.columns["live"][rows] = True
             for consumer in self.tombstones:
                 self.columns[dirty_column(consumer)][rows] = True
@@ -172,8 +174,26 @@ class SparseTable:
         """Keep account of changed rows for `consumer` from now on; everything there is counts as changed."""
         with self.lock:
             if consumer not in self.tombstones:
+                if "id" not in self.columns:
+                    self.columns.add("id", np.int64)
+                    ids, rows = self.map.items()
+                    self.columns["id"][rows] = ids
                 self.tombstones[consumer] = []
                 self.columns[dirty_column(consumer)] = self.columns["live"] & ~self.columns["uncommitted"]
+
+    def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Note which `ids` (int64 [n]) `rows` (int32 [n]) belong to, if anybody has to know: who evicts or follows."""
+        if "id" in self.columns:
+            self.columns["id"][rows] = ids
+
+    def ids_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the ids that `rows` (int32 [n]) belong to, int64 [n], whatever they are where there is none."""
+        if "id" in self.columns:
+            return self.columns["id"][rows]
+        ids, own = self.map.items()
+        found = np.zeros(len(self.columns["live"]), np.int64)
+        found[own] = ids
+        return found[rows]
 
     def changed(self, consumer: str) -> int:
         """Return the number of rows changed since the consumer's last state."""
@@ -337,14 +357,14 @@ class SparseTable:
             self.free = self.free[len(from_free) :]
             self.next_row += len(fresh)
             self.map.add(fitting, new)
-            self.columns["id"][new] = fitting
+            self.name_rows(new, fitting)
             self.columns["live"][new] = True
             self.columns["uncommitted"][new] = True
             for name in self.meta_names:
                 self.columns[name][new] = 0
             if "in_use" in self.columns:
                 self.columns["in_use"][new] = self.ticket
-            pending.allocated.append(new)
+            pending.allocated.append((new, fitting))
         pending.count("admitted", len(new))
         rows[: len(new)] = new
         return rows
@@ -395,7 +415,7 @@ class SparseTable:
             pending = self.pending.popleft()
             if values is not None:
                 self.store.write(pending.rows, values)
-            for rows in pending.allocated:
+            for rows, _ in pending.allocated:
                 self.columns["uncommitted"][rows] = False
             for consumer, tombstones in self.tombstones.items():
                 self.columns[dirty_column(consumer)][pending.rows] = True
@@ -411,13 +431,13 @@ class SparseTable:
                 if pending.rows is not None:
                     for name, old in pending.meta.items():
                         self.columns[name][pending.rows] = old
-                for rows in reversed(pending.allocated):
-                    self.map.remove(self.columns["id"][rows])
+                for rows, ids in reversed(pending.allocated):
+                    self.map.remove(ids)
                     self.columns["live"][rows] = self.columns["uncommitted"][rows] = False
                 for evicted in reversed(pending.evicted):
                     self.map.add(evicted.ids, evicted.rows)
                     self.store.write(evicted.rows, evicted.values)
-                    self.columns["id"][evicted.rows] = evicted.ids
+                    self.name_rows(evicted.rows, evicted.ids)
                     self.columns["live"][evicted.rows] = True
                     for consumer, dirty in evicted.dirty.items():
                         self.columns[dirty_column(consumer)][evicted.rows] = dirty

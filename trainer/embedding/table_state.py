@@ -141,13 +141,13 @@ def restore(table: SparseTable, arrays: Mapping[str, np.ndarray], json: Mapping[
         present = table.map.get(ids[own])
         fits = (present < 0) | (present == rows[own])
         taken = (rows < len(table.columns["live"])) & own
-        taken[taken] = table.columns["live"][rows[taken]] & (table.columns["id"][rows[taken]] != ids[taken])
+        taken[taken] = table.columns["live"][rows[taken]] & (table.ids_of(rows[taken]) != ids[taken])
         if not fits.all() or taken.any():
             raise CheckpointDamagedError(f"the delta of table {name!r} does not fit the state before it")
         table.reserve(int(json["next_row"]))
         table.map.add(ids[own][present < 0], rows[own][present < 0])
         table.store.write(rows, np.asarray(arrays["values"], np.float32)[:, : table.width])
-        table.columns["id"][rows] = ids
+        table.name_rows(rows, ids)
         table.columns["live"][rows] = True
         for meta in table.meta_names:
             table.columns[meta][rows] = arrays[meta]
@@ -172,7 +172,7 @@ def rewind(table: SparseTable, states: Sequence[tuple[Mapping[str, np.ndarray], 
     """
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])
-        table.write_first(live, table.columns["id"][live])
+        table.write_first(live, table.ids_of(live))
         table.store.write(np.array([DEFAULT_ROW]), table.packed(np.zeros((1, table.spec.dim), np.float32)))
         for arrays, _ in states:
             ids, values = np.asarray(arrays["ids"], np.int64), np.asarray(arrays["values"], np.float32)

@@ -25,7 +25,7 @@ class UndoRecord:
     start_step: int
     steps: int
     rows: np.ndarray | None = None
-    allocated: list[np.ndarray] = field(default_factory=list)
+    allocated: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # rows, their ids
     evicted: list[Evicted] = field(default_factory=list)
     cells: list[np.ndarray] = field(default_factory=list)
     meta: dict[str, np.ndarray] = field(default_factory=dict)

@@ -39,7 +39,7 @@ def test_ids_get_the_values_and_the_bookkeeping_that_each_table_would_give():
                 len(other),
             )
             assert one.counters == other.counters
-            assert np.array_equal(one.columns["id"][one.lookup(flat)], flat)
+            assert np.array_equal(one.ids_of(one.lookup(flat)), flat)
     assert together[0].next_row > 2_000
 
 

@@ -51,7 +51,7 @@ def test_a_new_row_is_a_function_of_the_id():
 
 def live_ids(table):
     used = slice(1, table.next_row)
-    return set(table.columns["id"][used][table.columns["live"][used]].tolist())
+    return set(table.ids_of(np.arange(table.next_row))[used][table.columns["live"][used]].tolist())
 
 
 def test_rows_follow_a_dict_through_a_million_sightings():
@@ -174,6 +174,23 @@ def test_plans_that_were_not_trained_can_be_undone(admission):
     assert straight.counters["evicted"] > 0
     if admission is not None:
         assert np.array_equal(straight.admission.sketch, interrupted.admission.sketch)
+
+
+def test_the_ids_of_rows_are_kept_only_for_those_who_ask_for_them():
+    table, other = make(), make()
+    other.follow("snapshot")
+    for ids in ([5, 6, 7], [7, 8], list(range(100, 5000))):
+        step(table, ids, add=1)
+        step(other, ids, add=1)
+    assert other.nbytes - table.nbytes >= 8 * len(table)
+    table.plan(np.array([[9, 10]]))  # and is never trained
+    table.follow("snapshot")
+    other.plan(np.array([[9, 10]]))
+    rows = np.arange(1, table.next_row)
+    assert table.ids_of(rows).tolist() == other.ids_of(rows).tolist()
+    for one in (table, other):
+        one.rollback()
+        assert live_ids(one) == {5, 6, 7, 8, *range(100, 5000)}
 
 
 def test_ids_in_preparation_are_unknown_to_readers():
