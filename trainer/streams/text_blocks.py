@@ -1,4 +1,4 @@
-"""Blocks of CSV or JSON lines parsed as a whole by pyarrow.
+"""Blocks of CSV or JSON lines parsed as a whole: by a kernel where they are numbers, by pyarrow otherwise.
 
 A parser here gives either what reading line by line gives, to the bit, or an error: of `arrow.errors()`, with the block
 then read in smaller pieces and at last line by line. So what pyarrow takes otherwise than Python does is looked for
@@ -7,6 +7,7 @@ first: text that is not UTF-8, quotes, lone carriage returns, hexadecimal intege
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ _LONGEST_FIELD = 131_072  # bytes; Python's csv module refuses longer fields
 _EXACT = float(2**53)  # a float64 does not tell larger integers apart
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
+_LEAST_SHAPED = 1 << 14  # bytes; for less it is not worth having a kernel compiled
+_LONGEST_LIST = 2000  # numbers that never are a longer field
+_MINUS_0 = re.compile(rb"-0[^.eE]")
+_IN_NUMBERS = b"+-.0123456789eE"
 
 
 class UnusualError(ValueError):
@@ -46,8 +51,12 @@ def json_parser(schema: Schema) -> BlockParser | None:
         return None
     wanted = pa.schema([(name, _type_of(column)) for name, column in schema.fields.items()])
     options = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+    shapes = {name: column.shape for name, column in schema.fields.items()}
+    numbers = _number_parser(schema, lambda line: number_lines().json_shape(line, shapes))
 
     def parse(data: bytes) -> tuple[Converted, int]:
+        if (done := numbers(data)) is not None:
+            return done
         data = _lines(data)
         rows = data.count(b"\n")
         # A line end between } and { lies in no JSON value, so with as many rows as lines each line is one object.
@@ -56,7 +65,7 @@ def json_parser(schema: Schema) -> BlockParser | None:
         threaded = len(data) > _LEAST_THREADED
         reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), reading, options)
-        return _converted(schema, {name: table.column(name) for name in schema.fields}, rows)
+        return _converted(schema, {name: table.column(name) for name in schema.fields}, rows, data)
 
     return parse
 
@@ -95,8 +104,16 @@ def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimi
         false_values=["false", "False", "FALSE", "0"],
     )
     others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
+    shapes = {name: column.shape for name, column in fields.items()}
+    numbers = _number_parser(schema, lambda line: number_lines().csv_shape(line, names, shapes, between, within))
+    if any(part in _IN_NUMBERS for part in (between, within)) or any(
+        count > _LONGEST_LIST for shape in shapes.values() for count in shape
+    ):
+        numbers = _none
 
     def parse(data: bytes) -> tuple[Converted, int]:
+        if (done := numbers(data)) is not None:
+            return done
         data = _lines(data)
         if any(part in data for part in odd) or data.count(b"\r") != data.count(b"\r\n"):
             raise UnusualError
@@ -119,6 +136,46 @@ def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimi
             if name in fields
         }
         return _converted(schema, values, rows)
+
+    return parse
+
+
+def number_lines() -> Any:
+    """Return the module `number_lines`, which brings Numba along."""
+    from . import number_lines
+
+    return number_lines
+
+
+def _none(data: bytes) -> None:
+    """Parse nothing."""
+
+
+def _number_parser(schema: Schema, shape_of: Callable[[bytes], Any]) -> Callable[[bytes], tuple[Converted, int] | None]:
+    """Return a function that parses lines of one shape, numbers between the same text, and returns None for others.
+
+    Args:
+        schema: what the columns are to be.
+        shape_of: gives the `number_lines.LineShape` of a line, or None.
+    """
+    fields = schema.fields
+    if any(column.dtype.kind not in "iuf" or column.ragged for column in fields.values()):
+        return _none
+    integers = [name for name, column in fields.items() if column.dtype.kind in "iu"]
+
+    def parse(data: bytes) -> tuple[Converted, int] | None:
+        if len(data) < _LEAST_SHAPED:
+            return None
+        data = data if data.endswith(b"\n") else data + b"\n"
+        shape = shape_of(data[: data.index(b"\n")])
+        if shape is None or any(name not in shape.places and fields[name].default is None for name in fields):
+            return None
+        arrays = shape.read(data, integers)
+        if not arrays:
+            return None
+        rows = len(next(iter(arrays.values())))
+        converted = schema.convert(arrays, rows)
+        return None if converted.reasons else (converted, rows)
 
     return parse
 
@@ -156,8 +213,8 @@ def _type_of(column: Column, listed: bool = True) -> Any:
     return kind
 
 
-def _converted(schema: Schema, values: Mapping[str, Any], rows: int) -> tuple[Converted, int]:
-    """Convert Arrow columns, or lists of them, of `rows` rows of which none is bad.
+def _converted(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> tuple[Converted, int]:
+    """Convert Arrow columns, or lists of them, of `rows` rows of which none is bad; `json`: what they were read from.
 
     Raises:
         UnusualError: another number of rows, a value missing or one that does not fit.
@@ -172,6 +229,8 @@ def _converted(schema: Schema, values: Mapping[str, Any], rows: int) -> tuple[Co
         numbers = arrays[name].values if column.ragged else arrays[name]
         if column.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= _EXACT:
             raise UnusualError  # JSON integers, which Python reads as such
+        if json and column.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
+            raise UnusualError  # an integer too, which has no sign then
     converted = schema.convert(arrays, rows)
     if converted.reasons:
         raise UnusualError  # line by line the reasons show the text as it stands

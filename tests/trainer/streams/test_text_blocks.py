@@ -1,7 +1,8 @@
-"""Blocks parsed by pyarrow give what reading line by line gives: rows, positions, dead letters."""
+"""Blocks parsed as a whole by pyarrow or a kernel give what lines one by one give: rows, positions, dead letters."""
 
 import json
 import random
+import struct
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("pyarrow")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer.streams import Column, FileStream, Schema, segments, text_blocks
+from trainer.streams import Column, FileStream, Schema, number_lines, segments, text_blocks
 
 SCHEMA = Schema(
     {
@@ -54,7 +55,7 @@ def json_line(row):
 def both(tmp_path, monkeypatch):
     """Return a function: what is read of some lines, by blocks and line by line."""
 
-    def read(name, data, **options):
+    def read(name, data, schema=SCHEMA, **options):
         found = []
         for number, by_blocks in enumerate((True, False)):
             with monkeypatch.context() as patch:
@@ -64,7 +65,7 @@ def both(tmp_path, monkeypatch):
                 folder.mkdir(exist_ok=True)
                 (folder / f"part.{name}").write_bytes(data)
                 letters.write_bytes(b"")
-                stream = FileStream(folder, SCHEMA, end="at_last", dead_letter=letters, max_bad_share=1.0, **options)
+                stream = FileStream(folder, schema, end="at_last", dead_letter=letters, max_bad_share=1.0, **options)
                 batches = []
                 while not stream.exhausted:
                     batches.append(stream.poll(1 << 20, 0))
@@ -167,3 +168,74 @@ def test_most_lines_of_a_file_with_bad_ones_are_parsed_in_blocks(tmp_path, monke
         rows += 0 if batch is None else batch.rows
     assert rows == 2000
     assert 1 <= len(careful) < 200
+
+
+NUMBERS = Schema(
+    {
+        "user": Column("int64"),
+        "age": Column("int8", minimum=0, default=7),
+        "ids": Column("int32", (3,)),
+        "price": Column("float64", allow_nan=True),
+        "label": Column("float32"),
+    },
+    label="label",
+    event_time="at",
+)
+SPELLINGS = [
+    "-0", "-0.0", "0", "00", "01", "-01", "1.", ".5", "-.5", "+1", "1_0", " 1", "1 ", "", "-", "--1", "1-", "1e", "1e+",
+    "1e5", "1E+05", "25e-1", "1e22", "1e23", "1e-30", "1e-70", "1e400", "5e-324", "1e00001", "0x1F", "nan", "NaN",
+    "Infinity", "true", "null", '"1"', "[1]", "300", "5.0", "5.5", "0.30000000000000004", "0.000000123456789012345678",
+    "4503599627370497.5", "4503599627370496.4999", "9007199254740991", "9007199254740993", "9223372036854775807",
+    "-9223372036854775808", "9223372036854775808", "12345678901234567890", "0." + "0" * 60 + "1", "0" * 60, "1\r",
+]  # fmt: skip
+
+
+def spelled(kind, places):
+    """Return lines of numbers; at `places`, (line, field), are other texts than the numbers' own."""
+    lines = []
+    for number in range(600):
+        cells = {
+            "at": 1.7e9 + number / 7, "user": number * 10**14, "age": number % 100, "note": number / 11,
+            "ids": [number, -2, 3], "price": number / 3e7, "label": 1.0,
+        }  # fmt: skip
+        texts = {name: json.dumps(value) for name, value in cells.items()}
+        texts |= {name: text for (line, name), text in places.items() if line == number}
+        if kind == "csv":
+            lines.append(",".join(texts.values()).replace(", ", " ").replace("[", "").replace("]", ""))
+        else:
+            lines.append("{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}")
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_a_number_in_another_spelling_among_many_lines(both, kind, text):
+    names = {"names": ["at", "user", "age", "note", "ids", "price", "label"]} if kind == "csv" else {}
+    for field in ("user", "age", "note", "price"):
+        blocks, lines = both(kind, spelled(kind, {(0, field): text, (321, field): text}), NUMBERS, **names)
+        assert blocks == lines
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_lines_of_numbers_without_a_fault(both, kind, line_end):
+    names = {"names": ["at", "user", "age", "note", "ids", "price", "label"]} if kind == "csv" else {}
+    blocks, lines = both(kind, spelled(kind, {}).replace(b"\n", line_end), NUMBERS, **names)
+    assert blocks == lines
+
+
+decimals = st.builds(
+    "{}{}.{}e{}".format, st.sampled_from(["", "-"]), st.integers(0, 10**9), st.integers(0, 10**8), st.integers(-50, 6)
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.one_of(st.floats(-(2**53), 2**53, exclude_min=True, exclude_max=True).map(repr), decimals))
+def test_the_kernel_reads_numbers_to_the_bit_or_leaves_them(text):
+    shape = number_lines.json_shape(b'{"x": [0, 1], "y": 2}', {"x": (2,), "y": ()})
+    found = shape.read(f'{{"x": [3, {text}], "y": 4}}\n'.encode(), ["y"])
+    usual = text.lstrip("-") == "0.0" or 1e-30 < abs(float(text)) < 2**53
+    assert found is not None or not usual
+    if found is not None:
+        assert found["x"].tobytes() == struct.pack("2d", 3, float(text))
+        assert found["y"].tolist() == [4]

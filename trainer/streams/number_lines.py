@@ -1,0 +1,268 @@
+"""Lines of one shape, numbers between the same text, read by machine code: most JSON lines and CSV of numbers.
+
+A number becomes the float64 nearest to it, as Python and pyarrow read it: its digits are multiplied by a power of ten
+of 128 bits, which decides the rounding unless the result is too near to the middle of two floats. Whatever is out of
+the ordinary, such a result included, is left to others: a line of another shape, more than 19 digits, numbers of which
+a float64 does not tell neighbouring integers apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types as nt
+
+from ..embedding.compiled import compiled, inlined
+
+_LOWEST, _HIGHEST = -60, 40  # powers of ten there are
+# Of 64 bits all of them: with others Numba reckons in floats, and looks for places counted from the end.
+_32, _52, _53, _63, _64 = map(np.uint64, (32, 52, 53, 63, 64))
+_ZERO, _ONE, _NINE, _10, _11, _NOUGHT = map(np.uint64, (0, 1, 9, 10, 11, ord("0")))
+_MOST_DIGITS = np.uint64(19)  # that surely fit
+_LONGEST, _LONGEST_POWER = np.uint64(48), np.uint64(4)  # characters before an exponent, and of one
+_LOW_32, _FRACTION, _LARGEST_INTEGER = (np.uint64((1 << bits) - 1) for bits in (32, 52, 63))
+_REST, _HALF = np.uint64(0x7FF), np.uint64(0x400)  # of the bits below a float's 53, and what is half of its last one
+_CARRIED = np.uint64(0x1FF)  # where these are all set, the second word of a power of ten may change the bits above
+_NEAR = np.uint64(2**64 - 4)  # above what the product may be short by, four units of its second word
+_MINUS, _POINT, _PLUS, _LITTLE_E, _BIG_E, _LINE_END = (np.uint8(ord(character)) for character in "-.+eE\n")
+
+
+@inlined
+def _product(a, b):
+    """Return the high and the low word of the product of two words, all uint64."""
+    low = (a & _LOW_32) * (b & _LOW_32)
+    middle = (a >> _32) * (b & _LOW_32) + (low >> _32)
+    other = (a & _LOW_32) * (b >> _32) + (middle & _LOW_32)
+    return (a >> _32) * (b >> _32) + (middle >> _32) + (other >> _32), (other << _32) | (low & _LOW_32)
+
+
+@inlined
+def _float_bits(digits, power, tens, exponents):
+    """Return the bits of the float64 nearest to digits * 10**power, uint64; 1 where that cannot be told or is large."""
+    bits = _ONE
+    if digits == _ZERO:
+        bits = _ZERO
+    elif _LOWEST <= power <= _HIGHEST:
+        shift = 0
+        for width in (32, 16, 8, 4, 2, 1):
+            if digits >> (_64 - np.uint64(width)) == _ZERO:
+                digits <<= np.uint64(width)
+                shift += width
+        place = power - _LOWEST
+        high, middle = _product(digits, tens[place, 0])
+        if high & _CARRIED == _CARRIED:
+            more, _ = _product(digits, tens[place, 1])
+            middle += more
+            if middle < more:
+                high += _ONE
+        less = _ONE - (high >> _63)  # without a branch, as below: every other number would be mispredicted
+        high = (high << less) | (middle >> _63) * less
+        middle <<= less
+        rest = high & _REST
+        near = (rest == _HALF - _ONE and middle >= _NEAR) or (rest == _HALF and middle == _ZERO)
+        mantissa = (high >> _11) + (rest >> _10)
+        over = mantissa >> _53
+        mantissa >>= over
+        # mantissa * 2**(biased - 1075) is the number; 1075 is the bias of a float64 and the width of its fraction
+        biased = 1075 + 139 + exponents[place] - shift - np.int64(less) + np.int64(over)
+        if not near and biased <= 1075:
+            bits = (np.uint64(biased) << _52) | (mantissa & _FRACTION)
+    return bits
+
+
+@inlined
+def _digits(data, at, number):
+    """Go on reading `number` from place `at`: (place after its digits, the number with them)."""
+    while True:
+        digit = np.uint64(data[at]) - _NOUGHT
+        if digit > _NINE:  # or below nought: no sign
+            break
+        number = number * _10 + digit
+        at += _ONE
+    return at, number
+
+
+@inlined
+def _scan(data, begin):
+    """Read the number at place `begin`: (place after it, 0 where there is none; its digits; its power; kind).
+
+    Places and digits are uint64, the kind is 2 for integers and 0 for others, and 1 more where there is a minus.
+    """
+    kind = np.int64(data[begin] == _MINUS)
+    begin += np.uint64(kind)
+    at, number = _digits(data, begin, _ZERO)
+    # noughts before others do not count as digits; before the point there is one of them at most
+    count, power = at - begin, 0
+    wrong = at == begin or (np.uint64(data[begin]) == _NOUGHT and count > _ONE)
+    if data[at] == _POINT:
+        point = at + _ONE
+        at = point
+        count *= np.uint64(number != _ZERO)
+        at, number = _digits(data, at, number)
+        count += at - point
+        if count > _MOST_DIGITS and count == at - point:
+            while np.uint64(data[at - count]) == _NOUGHT:
+                count -= _ONE
+        power = np.int64(point) - np.int64(at)
+        wrong = wrong or at == point
+    else:
+        kind += 2
+    wrong = wrong or count > _MOST_DIGITS or at - begin > _LONGEST
+    if data[at] == _LITTLE_E or data[at] == _BIG_E:
+        kind &= 1
+        at += _ONE
+        down = data[at] == _MINUS
+        if down or data[at] == _PLUS:
+            at += _ONE
+        first = at
+        at, exponent = _digits(data, at, _ZERO)
+        wrong = wrong or at == first or at - first > _LONGEST_POWER
+        power += -np.int64(exponent) if down else np.int64(exponent)
+    return (_ZERO if wrong else at), number, power, kind
+
+
+_bytes = nt.Array(nt.uint8, 1, "C", readonly=True)
+
+
+@compiled(nt.int64(_bytes, _bytes, nt.uint64[::1], nt.bool_[::1], nt.uint64[:, ::1], nt.int64[::1], nt.uint64[:, ::1]))
+def read_lines(data, literals, ends, integers, tens, exponents, out):
+    """Write the numbers of `data`, lines of one shape that all have their end, into `out`; return how many lines.
+
+    That is -1 where a line has another shape or a number is not for this kernel.
+
+    Args:
+        data: uint8 [bytes].
+        literals: uint8, the text before each number and after the last, one after another, no line end among it.
+        ends: uint64 [numbers + 1], where each text ends in `literals`.
+        integers: bool [numbers], whether the bits are to be those of an int64; else of a float64.
+        tens: uint64 [powers, 2], see `_tens`.
+        exponents: int64 [powers], see `_tens`.
+        out: uint64 [lines, numbers], receives the bits.
+    """
+    at, literal = _ZERO, _ZERO
+    numbers, size, rows = len(integers), np.uint64(len(data)), len(out)
+    for row in range(rows):
+        literal = _ZERO
+        for number in range(numbers + 1):
+            # a line end is in no text and in no number, so nothing is read beyond the last one
+            while literal < ends[number]:
+                if data[at] != literals[literal]:
+                    return -1
+                literal += _ONE
+                at += _ONE
+            if number < numbers:
+                at, digits, power, kind = _scan(data, at)
+                if at == _ZERO or (kind == 3 and digits == _ZERO):
+                    return -1
+                if integers[number]:
+                    if kind < 2 or digits > _LARGEST_INTEGER:
+                        return -1
+                    bits = ~digits + _ONE if kind & 1 else digits
+                else:
+                    bits = _float_bits(digits, power, tens, exponents)
+                    if bits == _ONE:
+                        return -1
+                    bits |= np.uint64(kind & 1) << _63
+                out[row, number] = bits
+        if data[at] != _LINE_END:
+            return -1
+        at += _ONE
+    return rows if at == size else -1
+
+
+@functools.cache
+def _tens() -> tuple[np.ndarray, np.ndarray]:
+    """Return the powers of ten, cut off after 128 bits: (two words of each, uint64; their exponents of two, int64)."""
+    words, exponents = [], []
+    for power in range(_LOWEST, _HIGHEST + 1):
+        if power < 0:
+            exponent = -127 - (10**-power).bit_length()
+            bits = (1 << -exponent) // 10**-power
+        else:
+            exponent = (10**power).bit_length() - 128
+            bits = 10**power >> exponent if exponent > 0 else 10**power << -exponent
+        words.append((bits >> 64, bits & (2**64 - 1)))
+        exponents.append(exponent)
+    return np.array(words, np.uint64), np.array(exponents, np.int64)
+
+
+class LineShape(NamedTuple):
+    """What all lines have in common.
+
+    Attributes:
+        literals: the text before each number, and what follows the last one.
+        places: field -> the numbers of its values among those of a line: an integer array of its shape, or a slice.
+    """
+
+    literals: Sequence[bytes]
+    places: dict[str, Any]
+
+    def read(self, data: bytes, integers: Sequence[str]) -> dict[str, np.ndarray] | None:
+        """Return the fields of lines, float64 or, of `integers`, int64 [lines, ...]; None where a line is unusual."""
+        whole = np.zeros(len(self.literals) - 1, np.bool_)
+        for name in self.places.keys() & set(integers):
+            whole[self.places[name]] = True
+        text = np.frombuffer(data, np.uint8)
+        out = np.empty((np.count_nonzero(text == _LINE_END), len(whole)), np.uint64)
+        literals = np.frombuffer(b"".join(self.literals), np.uint8)
+        ends = np.array(list(itertools.accumulate(map(len, self.literals))), np.uint64)
+        if read_lines.ready()(text, literals, ends, whole, *_tens(), out) != len(out):
+            return None
+        return {
+            name: out.view(np.int64 if name in integers else np.float64)[:, place]
+            for name, place in self.places.items()
+        }
+
+
+def _together(places: np.ndarray) -> np.ndarray | slice:
+    """Return `places` as a slice where they are neighbours, which needs no copy of the values."""
+    if places.ndim == 1 and (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*')
+
+
+def json_shape(line: bytes, shapes: dict[str, tuple[int, ...]]) -> LineShape | None:
+    """Return the shape of a line that is a JSON object with fields of these shapes; None where it is something else.
+
+    Fields that are not there have no places.
+    """
+    counter = itertools.count()
+    order = {"parse_int": lambda text: next(counter), "parse_float": lambda text: next(counter)}
+    try:
+        row = json.loads(line.decode("utf-8"), **order)
+    except (ValueError, RecursionError):
+        return None
+    spans = [token.span() for token in _TOKEN.finditer(line) if token[0][:1] != b'"']
+    if type(row) is not dict or len(spans) != next(counter):
+        return None
+    places = {}
+    for name in row.keys() & shapes.keys():
+        found = np.array(row[name], object)
+        if found.shape != shapes[name] or not all(type(one) is int for one in found.flat):
+            return None
+        places[name] = _together(found.astype(np.int64))
+    begins, ends = [0, *(end for _, end in spans)], [*(begin for begin, _ in spans), len(line)]
+    return LineShape([line[begin:end] for begin, end in zip(begins, ends, strict=True)], places)
+
+
+def csv_shape(
+    line: bytes, names: Sequence[str], shapes: dict[str, tuple[int, ...]], between: bytes, within: bytes
+) -> LineShape:
+    """Return the shape of CSV lines with these fields that end like `line`; `between` fields, `within` lists."""
+    literals, places = [b""], {}
+    for name in names:
+        count = shapes[name][0] if shapes.get(name) else 1
+        first = len(literals) - 1
+        places[name] = slice(first, first + count) if shapes.get(name) else np.array(first)
+        literals += [within] * (count - 1) + [between]
+    literals[-1] = b"\r" if line.endswith(b"\r") else b""
+    return LineShape(literals, {name: places[name] for name in shapes})
