@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .hashing import mix64
+from .memory import zeros
 
 WAYS = 8
 _CHOICES = 32
@@ -33,9 +34,9 @@ class Buckets:
         self._find_ids, self._place_ids, self._give_rows = (
             kernel.ready() for kernel in (id_kernels.find_ids, id_kernels.place_ids, id_kernels.give_rows)
         )
-        self._keys = np.zeros((buckets, WAYS), np.int64)
-        self._rows = np.zeros((buckets, WAYS), np.int32)
-        self._passed = np.zeros(buckets, np.uint16)
+        self._keys = zeros((buckets, WAYS), np.int64)
+        self._rows = zeros((buckets, WAYS), np.int32)
+        self._passed = zeros((buckets,), np.uint16)
         self._mask = np.uint64(buckets - 1)
 
     def __len__(self) -> int:
@@ -117,7 +118,7 @@ class Buckets:
 
         From an id on that cannot be placed, or is `ODD_ID`, everything is -1 and nothing is placed.
         """
-        places = np.empty(len(ids) + 1, np.int64)
+        places = np.empty(len(ids), np.int64)
         count = self._give_rows(*self._cells(), ids, first, out, places)
         return places[:count]
 

@@ -1,7 +1,7 @@
 """Loops over ids in machine code: finding their rows, giving them rows, hashing strings.
 
-Random cells of a large map cost a cache miss each. The kernels work in blocks: all cells of a block are touched first,
-so that the misses overlap, then they are used. Import this module only where a table is used: it brings Numba along.
+Random cells of a large map cost a cache miss each, so ids are hashed, and their cells asked for, some ids ahead. Import
+this module only where a table is used: it brings Numba along.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numba import types as nt
 
-from .compiled import compiled, inlined
+from .compiled import compiled, inlined, pointer_to, prefetch
 
-_BLOCK = 64
+_AHEAD = 32
 
 _i32, _i64 = nt.int32, nt.int64
+_int64s, _uint16s = pointer_to(_i64), pointer_to(nt.uint16)
 
 
 @inlined
@@ -31,34 +32,25 @@ _ODD_ID = -0x61C8864680B583EB
 
 
 @inlined
-def _cell(keys, passed, choices, key, hashed):
+def _cell(keys, passed, mask, choices, key, hashed):
     """Return the cell of `key` in a table of `buckets.Buckets`, -1 if it is unknown."""
-    mask = np.uint64(len(passed) - 1)
-    cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     found = np.int64(-1)
-    if keys[cell] == key:
-        found = cell
-    else:
-        for choice in range(choices):
-            bucket = np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
-            for way in range(_WAYS):
-                if keys[bucket * _WAYS + way] == key:
-                    found = bucket * _WAYS + way
-            if found >= 0 or passed[bucket] == 0:
-                break
+    for choice in range(choices):
+        bucket = np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
+        # all cells without asking which it was: a branch that is taken every other time costs more than comparing
+        for way in range(_WAYS):
+            found = bucket * _WAYS + way if keys[bucket * _WAYS + way] == key else found
+        if found >= 0 or passed[bucket] == 0:
+            break
     return found
 
 
 @inlined
-def _touch(keys, rows, mask, ids, start, stop, hashes):
-    """Hash one block of `ids` into `hashes` and load the cell that each would be in first."""
-    touched = np.int64(0)
-    for i in range(start, stop):
-        hashed = _mix(ids[i])
-        hashes[i - start] = hashed
-        cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
-        touched += keys[cell] ^ rows[cell]
-    return touched
+def _prefetch_cell(keys, rows, mask, hashed):
+    """Ask for the first bucket of an id; `keys` and `rows` are addresses."""
+    bucket = np.int64(hashed & mask)
+    prefetch(keys + bucket * (_WAYS * 8))
+    prefetch(rows + bucket * (_WAYS * 4))
 
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1]))
@@ -74,21 +66,20 @@ def find_ids(keys, rows, passed, choices, ids, out):
         out: receives the rows.
     """
     mask = np.uint64(len(passed) - 1)
-    hashes = np.empty(_BLOCK, np.uint64)
-    touched = np.int64(0)
-    for start in range(0, len(ids), _BLOCK):
-        stop = min(start + _BLOCK, len(ids))
-        touched += _touch(keys, rows, mask, ids, start, stop, hashes)
-        for i in range(start, stop):
-            cell = _cell(keys, passed, choices, ids[i] ^ _ODD_ID, hashes[i - start])
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, _mix(ids[i]))
             out[i] = rows[cell] if cell >= 0 else -1
-    return touched
+    return np.int64(len(ids))
 
 
 @inlined
-def _free_cell(keys, passed, choices, hashed):
+def _free_cell(keys, passed, mask, choices, hashed):
     """Return a free cell for an unknown id, -1 if there is none; its buckets without room count it as passing by."""
-    mask = np.uint64(len(passed) - 1)
     cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     if keys[cell] != 0:
         cell = np.int64(-1)
@@ -109,24 +100,24 @@ def give_rows(keys, rows, passed, choices, ids, first, out, places):
     """As `find_ids`, and unknown ids are given the rows from `first` on, in the order of their first occurrence.
 
     Stops at an id for which there is no room and at the one that cannot be kept; `out` is -1 from there on.
-    Writes the places of the new ids into `places` (int64 [n + 1]) and returns how many they are.
+    Writes the places of the new ids into `places` (int64 [n]) and returns how many they are.
     """
     mask = np.uint64(len(passed) - 1)
-    hashes = np.empty(_BLOCK, np.uint64)
-    touched = np.int64(0)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
     count = np.int64(0)
     stopped = False
-    for start in range(0, len(ids), _BLOCK):
-        stop = min(start + _BLOCK, len(ids))
-        touched += _touch(keys, rows, mask, ids, start, stop, hashes)
-        for i in range(start, stop):
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
             key = ids[i] ^ _ODD_ID
             stopped = stopped or key == 0
             cell = np.int64(-1)
             if not stopped:
-                cell = _cell(keys, passed, choices, key, hashes[i - start])
+                cell = _cell(key_of, passing, mask, choices, key, _mix(ids[i]))
                 if cell < 0:
-                    cell = _free_cell(keys, passed, choices, hashes[i - start])
+                    cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
                     stopped = cell < 0
                     if not stopped:
                         keys[cell] = key
@@ -134,8 +125,6 @@ def give_rows(keys, rows, passed, choices, ids, first, out, places):
                         places[count] = i
                         count += 1
             out[i] = rows[cell] if cell >= 0 else -1
-    # a number without meaning, or the touching would be removed as useless
-    places[len(ids)] = touched
     return count
 
 
@@ -145,15 +134,21 @@ def place_ids(keys, rows, passed, choices, ids, new_rows, homeless):
 
     Writes the places of those for which there is no room into `homeless` (int64 [n]) and returns how many they are.
     """
+    mask = np.uint64(len(passed) - 1)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
     left = np.int64(0)
-    for i in range(len(ids)):
-        cell = _free_cell(keys, passed, choices, _mix(ids[i]))
-        if cell >= 0:
-            keys[cell] = ids[i] ^ _ODD_ID
-            rows[cell] = new_rows[i]
-        else:
-            homeless[left] = i
-            left += 1
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
+            if cell >= 0:
+                keys[cell] = ids[i] ^ _ODD_ID
+                rows[cell] = new_rows[i]
+            else:
+                homeless[left] = i
+                left += 1
     return left
 
 

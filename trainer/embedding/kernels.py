@@ -1,46 +1,49 @@
 """Loops over table rows in machine code: reading rows and updating them in place.
 
-Random rows of a large table cost a cache miss each. The kernels work in blocks: all cache lines of a block are touched
-first, so that the misses overlap, then the block is computed. Import this module only where a table is used: it brings
-Numba along.
+Random rows of a large table cost a cache miss each, so each row's cache lines are asked for some rows ahead
+(`compiled.prefetch`). Import this module only where a table is used: it brings Numba along.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numba import types as nt
-from numba.extending import intrinsic
 
-from .compiled import compiled, inlined
+from .compiled import compiled, inlined, pointer_to, prefetch
 
-_BLOCK = 64
-_LINE = 16  # float32 of a cache line
+_AHEAD = 32
+_LINE = 64  # bytes of a cache line
 
 _f32, _i32, _i64 = nt.float32, nt.int32, nt.int64
+_floats = pointer_to(_f32)
 _rows2 = _f32[:, ::1]
 
 
-@compiled(_f32(_rows2, _i32[::1], _rows2))
+@inlined
+def _prefetch_row(address, size):
+    """Ask for every cache line of the `size` bytes at `address`."""
+    for offset in range(0, size, _LINE):
+        prefetch(address + offset)
+    prefetch(address + size - 1)
+
+
+@compiled(_i64(_rows2, _i32[::1], _rows2))
 def gather(table, rows, out):
     """Copy the first columns of `rows` of `table` (float32 [m, width]) into `out` (float32 [n, columns]).
 
     A row outside of the table reads its nearest one.
-    Returns a number without meaning: it keeps the touching of cache lines from being removed as useless.
     """
     count, columns = out.shape
-    last = len(table) - 1
-    touched = np.float32(0)
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
-        for i in range(start, stop):
-            row = min(max(rows[i], 0), last)
-            for column in range(0, columns, _LINE):
-                touched += table[row, column]
-        for i in range(start, stop):
+    last, size = len(table) - 1, table.shape[1] * 4
+    first = np.int64(table.ctypes.data)
+    for i in range(-_AHEAD, count):
+        if i + _AHEAD < count:
+            _prefetch_row(first + min(max(rows[i + _AHEAD], 0), last) * size, columns * 4)
+        if i >= 0:
             row = min(max(rows[i], 0), last)
             for column in range(columns):
                 out[i, column] = table[row, column]
-    return touched
+    return np.int64(count)
 
 
 @compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
@@ -61,7 +64,10 @@ def number(values, slots, distinct, first, inverse):
         How many distinct values there are.
     """
     found = np.int64(0)
+    memory = np.int64(slots.ctypes.data)
     for i in range(len(values)):
+        if i + _AHEAD < len(values):
+            prefetch(memory + np.int64(values[i + _AHEAD]) * 4)
         value = values[i]
         if value < 0:
             inverse[i] = 0
@@ -77,45 +83,15 @@ def number(values, slots, distinct, first, inverse):
     return found
 
 
-@intrinsic
-def _floats(typing_context, address):
-    """Return the memory at `address` (int64) as float32 numbers."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return nt.CPointer(nt.float32)(nt.int64), generate
-
-
 # Codes say which row of which of several tables: the table above, the row below. -1 is no row.
 ROW_BITS = 40
 _ROW = (1 << ROW_BITS) - 1
-_AHEAD = 32
-
-
-@inlined
-def _row(bases, code, width):
-    return _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
-
-
-@inlined
-def _touch(bases, codes, positions, start, stop, width):
-    """Load every cache line of the rows of one block."""
-    touched = np.float32(0)
-    for i in range(start, stop):
-        code = codes[positions[i]]
-        if code >= 0:
-            row = _row(bases, code, width)
-            for column in range(0, width, _LINE):
-                touched += row[column]
-            touched += row[width - 1]
-    return touched
 
 
 _codes = (_i64[::1], _i64[::1], _i32[::1], _i64)
 
 
-@compiled(_f32(*_codes, _rows2))
+@compiled(_i64(*_codes, _rows2))
 def read_rows(bases, codes, positions, width, out):
     """Copy the first ``out.shape[1]`` columns of rows of several tables into `out`, float32 [n, columns].
 
@@ -127,20 +103,21 @@ def read_rows(bases, codes, positions, width, out):
         out: receives the values.
     """
     count, columns = out.shape
-    touched = np.float32(0)
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
-        touched += _touch(bases, codes, positions, start, stop, columns)
-        for i in range(start, stop):
+    for i in range(-_AHEAD, count):
+        if i + _AHEAD < count:
+            code = codes[positions[i + _AHEAD]]
+            if code >= 0:
+                _prefetch_row(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, columns * 4)
+        if i >= 0:
             code = codes[positions[i]]
             if code >= 0:
-                row = _row(bases, code, width)
+                row = _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
                 for column in range(columns):
                     out[i, column] = row[column]
             else:
                 for column in range(columns):
                     out[i, column] = 0
-    return touched
+    return np.int64(count)
 
 
 @compiled(_i64(_i32[::1], _rows2, _rows2))
@@ -154,33 +131,37 @@ def add_rows(places, values, sums):
     return np.int64(count)
 
 
-_update = _f32(*_codes, _rows2, _f32, _f32[::1])
+_update = _i64(*_codes, _rows2, _f32, _f32[::1])
 
 
 @inlined
 def _each(rule, bases, codes, positions, width, gradients, rate, numbers):
     """Let `rule` update every row in place that `read_rows` reads, with its gradient, float32 [n, dim]."""
-    count = len(gradients)
-    touched = np.float32(0)
-    for start in range(0, count, _AHEAD):
-        stop = min(start + _AHEAD, count)
-        touched += _touch(bases, codes, positions, start, stop, width)
-        for i in range(start, stop):
+    count, dim = gradients.shape
+    first = np.int64(gradients.ctypes.data)
+    constants = _floats(np.int64(numbers.ctypes.data))
+    for i in range(-_AHEAD, count):
+        if i + _AHEAD < count:
+            code = codes[positions[i + _AHEAD]]
+            if code >= 0:
+                _prefetch_row(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, width * 4)
+        if i >= 0:
             code = codes[positions[i]]
             if code >= 0:
-                rule(_row(bases, code, width), gradients[i], rate, numbers)
-    return touched
+                row = _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
+                rule(row, _floats(first + i * dim * 4), dim, rate, constants)
+    return np.int64(count)
 
 
 @inlined
-def _sgd(row, gradient, rate, numbers):
-    for k in range(len(gradient)):
+def _sgd(row, gradient, dim, rate, numbers):
+    for k in range(dim):
         row[k] = row[k] - rate * gradient[k]
 
 
 @inlined
-def _adagrad(row, gradient, rate, numbers):
-    dim, one = len(gradient), np.float32(1)
+def _adagrad(row, gradient, dim, rate, numbers):
+    one = np.float32(1)
     for k in range(dim):
         accumulated = row[dim + k] + gradient[k] * gradient[k]
         row[dim + k] = accumulated
@@ -188,8 +169,7 @@ def _adagrad(row, gradient, rate, numbers):
 
 
 @inlined
-def _adagrad_row_wise(row, gradient, rate, numbers):
-    dim = len(gradient)
+def _adagrad_row_wise(row, gradient, dim, rate, numbers):
     squares = np.float32(0)
     for k in range(dim):
         squares += gradient[k] * gradient[k]
@@ -201,8 +181,7 @@ def _adagrad_row_wise(row, gradient, rate, numbers):
 
 
 @inlined
-def _adam(row, gradient, rate, numbers):
-    dim = len(gradient)
+def _adam(row, gradient, dim, rate, numbers):
     one_less, two_less, eps = numbers[0], numbers[1], numbers[2]
     for k in range(dim):
         first = row[dim + k] + one_less * (gradient[k] - row[dim + k])
@@ -213,8 +192,7 @@ def _adam(row, gradient, rate, numbers):
 
 
 @inlined
-def _ftrl(row, gradient, rate, numbers):
-    dim = len(gradient)
+def _ftrl(row, gradient, dim, rate, numbers):
     power, l1, l2_twice = numbers[0], numbers[1], numbers[2]
     for k in range(dim):
         old = row[dim + k]

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import mmap
 import os
 import sys
 from pathlib import Path
 
 import numpy as np
+
+# Linux keeps memory in pages of this size where it is asked to: a random row of a large table is then found without
+# reading several levels of page tables first, which takes longer than reading the row.
+HUGE_PAGE = 1 << 21
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+    """Return an array of zeros for random access, in `HUGE_PAGE` pages if it is large."""
+    count = math.prod(shape)
+    if count * np.dtype(dtype).itemsize < HUGE_PAGE:
+        return np.zeros(shape, dtype)
+    memory = Memory()
+    memory.grow(count * np.dtype(dtype).itemsize)
+    return memory.array(dtype, count).reshape(shape)
 
 
 class Memory:
@@ -29,7 +45,9 @@ class Memory:
         Drop the arrays from `array` first: while one is in use the content is copied to another place instead, and
         that array goes on showing the old one.
         """
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        # only mappings of whole huge pages begin at the start of one
+        page = HUGE_PAGE if size >= HUGE_PAGE and self._file is None else mmap.PAGESIZE
+        size = -(-size // page) * page
         if self._map is None:
             self._map = self._new_map(size)
         elif size > len(self._map) and not self._moved(size):
@@ -55,7 +73,11 @@ class Memory:
         if sys.platform == "win32":
             return mmap.mmap(-1, size)
         # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        new = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel built without them
+                new.madvise(mmap.MADV_HUGEPAGE)  # also when it has grown or moved
+        return new
 
     def _copied_map(self, size: int) -> mmap.mmap:
         old = self._map

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .memory import zeros
+
 
 class UniqueIndexer:
     """Finds distinct numbers without sorting, through a lookup table that is never cleared: only what was just written
@@ -29,7 +31,7 @@ class UniqueIndexer:
         0 standing for -1, so that ``distinct[inverse - 1] == numbers`` elsewhere.
         """
         if len(self._slots) < bound:
-            self._slots = np.zeros(max(bound, 2 * len(self._slots)), np.int32)
+            self._slots = zeros((max(bound, 2 * len(self._slots)),), np.int32)
         numbers = np.ascontiguousarray(numbers, np.int32)
         distinct, first, inverse = (np.empty(len(numbers), np.int32) for _ in range(3))
         count = self._number(numbers, self._slots, distinct, first, inverse)
