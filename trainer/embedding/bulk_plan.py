@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from .hashing import first_rows
-from .table import SparseTable
-from .undo_log import UndoRecord
+from .table import CELLS_A_PLAN, SparseTable
 
 
 def takes(table: Any) -> bool:
@@ -64,25 +63,59 @@ def plan_together(
 def _give_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return (rows, new ids) of `ids` and note the plan; (.., None) where the table has to be asked to plan."""
     flat = np.ascontiguousarray(ids).reshape(-1)
-    first = table.next_row
+    rows = np.empty(len(flat), np.int32)
     with table.changing():
-        places = None if len(table.free) else table.map.give(flat, first, rows := np.empty(len(flat), np.int32))
+        places = None if len(table.free) else table.map.give(flat, table.next_row, rows)
         if places is None:
             return flat, None
-        pending = UndoRecord(table.step, steps or len(ids), next_row=first, last_sweep=table.last_sweep)
-        table.pending.append(pending)
-        table.plans += 1
-        table.ticket += 1
-        table.step += pending.steps
         fresh = flat[places]
-        if len(fresh):
-            last = first + len(fresh)
-            table.reserve(last)
-            table.next_row = last
-            new = np.arange(first, last, dtype=np.int32)
-            table.name_rows(new, fresh)
-            for name in ("live", "uncommitted"):
-                table.columns[name][first:last] = True
-            pending.allocated.append((new, fresh))
-            pending.count("admitted", len(fresh))
+        _note(table, fresh, steps or len(ids))
     return rows.reshape(ids.shape), fresh
+
+
+def _note(table: SparseTable, fresh: np.ndarray, steps: int) -> None:
+    """Note a plan in which the new ids `fresh` got the next rows, in this order."""
+    first, last = table.next_row, table.next_row + len(fresh)
+    pending = table.begin_plan(steps)
+    table.step += steps
+    if len(fresh):
+        table.reserve(last)
+        table.next_row, table.numbering = last, object()
+        new = np.arange(first, last, dtype=np.int32)
+        table.name_rows(new, fresh)
+        for name in ("live", "uncommitted"):
+            table.columns[name][first:last] = True
+        pending.allocated.append((new, fresh))
+        pending.count("admitted", len(fresh))
+
+
+def plan_alike(table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: np.ndarray, now: float) -> np.ndarray:
+    """Return the rows of the ids of `leader`'s latest plan in a table that numbered its rows like it until then.
+
+    Nothing is looked up: known ids have the rows that they have there, new ones get them.
+
+    Args:
+        table: one that `takes` accepts.
+        leader: another, fed with the same ids.
+        ids: the distinct ids of the plan, int64 [u].
+        rows: their rows in `leader`, int32 [u].
+        now: time in seconds.
+    """
+    plan = leader.pending[-1]
+    first = table.next_row
+    new = sum(len(own) for own, _ in plan.allocated)
+    if leader.next_row - first != new:  # free rows were given out again
+        found = table.plan(ids[None], None, now, steps=plan.steps).reshape(-1)
+    else:
+        found, spec = rows, table.spec
+        fresh = np.concatenate([np.zeros(0, np.int64), *(own for _, own in plan.allocated)])
+        with table.changing():
+            _note(table, fresh, plan.steps)
+            table.map.advance(CELLS_A_PLAN)
+            if new:
+                table.map.add(fresh, np.arange(first, first + new, dtype=np.int32))
+                values = first_rows(fresh, spec.dim, table.seed, spec.initializer, spec.scale)
+                table.store.write_range(first, values, table.first_slots)
+    if np.array_equal(found, rows):
+        table.numbering = leader.numbering
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import DataError
-from .bulk_plan import plan_together, takes
+from .bulk_plan import plan_alike, plan_together, takes
 from .fields import Component, FieldMap, to_plain
 from .hashing import to_ids
 from .row_groups import Bundle, RowGroup, separate_tables
@@ -54,6 +54,7 @@ class Planner:
         self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
         self._replaced = {column for column, elements in parts if elements is None}
+        self._alike: dict[int, bool] = {}
         self._together = [takes(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)]
 
     def plan(
@@ -181,6 +182,7 @@ class Planner:
         start = 1
         ids_of = [part.reshape(count, -1) for part in ids]
         first_tables = [self.groups[bundle.groups[0]].tables[place] for place in range(len(ids))]
+        self._compare(bundle, first_tables)
         for place, rows in enumerate(self._rows_of_all(first_tables, ids_of, now)):
             mine = np.flatnonzero(carried_by == place) if len(carried_by) else carried_by
             tables = [self.groups[group].tables[place] for group in bundle.groups]
@@ -212,6 +214,14 @@ class Planner:
         ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
         return [part.reshape(one.shape) for part, one in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
+    def _compare(self, bundle: Bundle, first_tables: Sequence[int]) -> None:
+        """Find out which tables of a bundle number their rows like the first ones of their ids."""
+        for group in bundle.groups[1:]:
+            for first, index in zip(first_tables, self.groups[group].tables, strict=True):
+                # once they differ they do so for the rest of the run
+                if self._alike.get(index, self._together[index] and self._together[first]):
+                    self._alike[index] = self.tables[index].numbers_like(self.tables[first])
+
     def _distinct(
         self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float
     ) -> tuple[list[np.ndarray], np.ndarray]:
@@ -231,9 +241,13 @@ class Planner:
         if len(tables) > 1:
             new = ids.reshape(-1)[self._rows.first[width:] - width]
             for place, index in enumerate(tables[1:], 1):
-                more = self.tables[index].plan(new[None], None, now, steps=len(ids)).reshape(-1)
+                table = self.tables[index]
+                if self._alike.get(index):
+                    more = plan_alike(table, first, new, distinct[width:], now)
+                else:
+                    more = table.plan(new[None], None, now, steps=len(ids)).reshape(-1)
                 found.append(np.concatenate((carried[place], more)))
-                self.tables[index].record(found[-1], inverse, now)
+                table.record(found[-1], inverse, now)
         return found, inverse
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
@@ -321,6 +335,7 @@ class Planner:
     def reset(self) -> None:
         """Forget an unfinished accumulation window; called together with `SparseTable.rollback`."""
         self.carry.clear()
+        self._alike.clear()
 
     def reserve(self, group: int, rows: int) -> int:
         """Let steps of a group, the first of its bundle, have at least so many distinct rows; return how many."""

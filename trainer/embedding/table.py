@@ -31,7 +31,7 @@ PINNED_PLANS = 8
 _TTL_SWEEPS = 32
 _FIRST_BLOCK = 1 << 15
 # cells of an outgrown id map that a plan takes over at least, about 5 ms
-_CELLS_A_PLAN = 1 << 15
+CELLS_A_PLAN = 1 << 15
 
 
 class SparseTable:
@@ -41,6 +41,9 @@ class SparseTable:
         spec: what the table is.
         first_slots: optimizer slots of a new row, float32 [slots].
         shards: the part of the ids that is kept here; the others are other processes'.
+
+    Attributes:
+        numbering: tables with the same one give every id the same row; see `numbers_like`.
     """
 
     COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
@@ -72,6 +75,7 @@ class SparseTable:
                 self.columns.add("last_time", np.float64)
                 self.meta_names += ("last_time",)
         self.next_row = DEFAULT_ROW + 1
+        self.numbering = object()
         self.free = np.zeros(0, np.int32)
         self.step = 0
         self.last_sweep = 0.0
@@ -117,6 +121,17 @@ class SparseTable:
             self.store.reserve(rows)
             self.columns.reserve(rows)
 
+    def numbers_like(self, other: SparseTable) -> bool:
+        """Return whether `other` gives every id the row it has here, and new ids will get the same rows."""
+        if self.numbering is not other.numbering:
+            if (self.next_row, len(self)) != (other.next_row, len(other)):
+                return False
+            ids, rows = self.map.items()
+            if not np.array_equal(other.map.get(ids), rows):
+                return False
+            self.numbering = other.numbering
+        return True
+
     def clear(self) -> None:
         """Forget every id."""
         with self.changing():
@@ -125,6 +140,7 @@ class SparseTable:
                 column[:] = 0
             self.columns["live"][DEFAULT_ROW] = True
             self.next_row = DEFAULT_ROW + 1
+            self.numbering = object()
             self.set_free_rows()
 
     def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
@@ -143,6 +159,7 @@ class SparseTable:
             fresh = np.arange(self.next_row, self.next_row + len(new) - len(free), dtype=np.int32)
             rows[new] = np.concatenate((free, fresh))
             self.next_row += len(fresh)
+            self.numbering = object()
             self.reserve(self.next_row)
             self.map.add(ids[new], rows[new])
             for start in range(0, len(rows), _FIRST_BLOCK):
@@ -168,6 +185,7 @@ class SparseTable:
             rows = self.map.get(ids)
             self.map.remove(ids)
             self.columns["live"][rows[rows >= 0]] = False
+            self.numbering = object()
             self.set_free_rows()
 
     def follow(self, consumer: str) -> None:
@@ -243,12 +261,9 @@ class SparseTable:
         steps = parts if steps is None else steps
         flat = np.ascontiguousarray(ids).reshape(-1)
         with self.lock:
-            pending = UndoRecord(self.step, steps, next_row=self.next_row, last_sweep=self.last_sweep)
-            self.pending.append(pending)
-            self.plans += 1
-            self.ticket += 1
+            pending = self.begin_plan(steps)
             # lookups are slower until it is done, so large plans do a larger part
-            self.map.advance(max(_CELLS_A_PLAN, flat.size))
+            self.map.advance(max(CELLS_A_PLAN, flat.size))
         rows = self.map.get(flat)
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN
@@ -267,6 +282,14 @@ class SparseTable:
         rows[rows == _UNKNOWN] = PADDING
         self.step += steps
         return rows.reshape(parts, n)
+
+    def begin_plan(self, steps: int) -> UndoRecord:
+        """Return the record, kept until `commit`, of a plan for so many steps that is about to be made."""
+        record = UndoRecord(self.step, steps, self.numbering, next_row=self.next_row, last_sweep=self.last_sweep)
+        self.pending.append(record)
+        self.plans += 1
+        self.ticket += 1
+        return record
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
         """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
@@ -356,6 +379,7 @@ class SparseTable:
             self.write_first(new, fitting)
             self.free = self.free[len(from_free) :]
             self.next_row += len(fresh)
+            self.numbering = object()
             self.map.add(fitting, new)
             self.name_rows(new, fitting)
             self.columns["live"][new] = True
@@ -446,7 +470,7 @@ class SparseTable:
                 for cells in pending.cells:
                     self.admission.forget(self.admission.sketch, cells)
                 self.next_row, self.last_sweep = pending.next_row, pending.last_sweep
-                self.step = pending.start_step
+                self.step, self.numbering = pending.start_step, pending.numbering
                 self.plans -= 1
                 if pending.started:
                     # a failure in the middle: like dense weights, the rows are what the last step made of them

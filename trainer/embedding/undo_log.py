@@ -24,6 +24,7 @@ class UndoRecord:
 
     start_step: int
     steps: int
+    numbering: object = None  # the table's before it
     rows: np.ndarray | None = None
     allocated: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # rows, their ids
     evicted: list[Evicted] = field(default_factory=list)

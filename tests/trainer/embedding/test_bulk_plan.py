@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.bulk_plan import plan_together, takes
+from trainer.embedding.bulk_plan import plan_alike, plan_together, takes
 from trainer.embedding.table import SparseTable, TableSpec
 
 
@@ -63,3 +63,56 @@ def test_a_plan_that_was_not_trained_is_taken_back():
 def test_tables_that_choose_their_ids_plan_for_themselves(options):
     assert takes(*make("a"))
     assert not takes(*make("a", **options))
+
+
+def follow(table, leader, ids):
+    """Plan `ids` in both as the planner does; return the distinct ids and their rows in each."""
+    (rows,) = plan_together([leader], [ids], 0.0)
+    distinct, first = np.unique(rows, return_index=True)
+    known = ids.reshape(-1)[first]
+    distinct = distinct.astype(np.int32)
+    return known, distinct, plan_alike(table, leader, known, distinct, 0.0)
+
+
+def test_a_table_of_the_same_ids_gets_the_rows_of_the_first_and_its_own_values():
+    rng = np.random.default_rng(1)
+    leader, table, alone = make("abb")
+    for turn in range(30):
+        assert table.numbers_like(leader)
+        ids = rng.zipf(1.2, (2, 300)) % 20_000
+        known, rows, found = follow(table, leader, ids)
+        assert np.array_equal(found, rows)
+        own = alone.plan(known[None], None, 0.0, steps=2)
+        for one, part in ((leader, rows), (table, found), (alone, own)):
+            train([one], [part])
+        if turn == 20:
+            for one in (leader, table, alone):
+                one.discard(known[::3])  # their rows are given out again
+        assert np.array_equal(table.lookup(known), leader.lookup(known))
+        assert np.array_equal(table.store.read(table.lookup(known)), alone.store.read(alone.lookup(known)))
+        assert (table.step, table.plans, table.next_row, len(table)) == (
+            leader.step,
+            leader.plans,
+            leader.next_row,
+            len(leader),
+        )
+        assert table.counters == alone.counters
+    known, *_ = follow(table, leader, np.array([[50_000, 50_001, 3]]))
+    for one in (leader, table):
+        one.rollback()
+        assert one.lookup(known).tolist() == [leader.lookup(known)[0], 0, 0]
+    assert table.numbers_like(leader)
+
+
+def test_tables_that_were_filled_apart_do_not_number_alike_until_they_hold_the_same():
+    leader, table = make()
+    weights = np.ones((2, 3), np.float32)
+    leader.put(np.array([7, 8]), weights)
+    assert not table.numbers_like(leader)
+    table.put(np.array([7, 8]), weights)
+    assert table.numbers_like(leader)
+    table.discard(np.array([7]))
+    assert not table.numbers_like(leader)
+    table.clear()
+    table.put(np.array([8, 7]), weights)
+    assert not table.numbers_like(leader)

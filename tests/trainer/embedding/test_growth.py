@@ -137,7 +137,7 @@ def grown(growing):
 
 def test_snapshots_do_not_show_that_a_table_grew(monkeypatch):
     """Deltas and full states, plans ahead and undone ones included, are the same bit by bit."""
-    monkeypatch.setattr("trainer.embedding.table._CELLS_A_PLAN", 64)
+    monkeypatch.setattr("trainer.embedding.table.CELLS_A_PLAN", 64)
     rng, distinct = np.random.default_rng(4), UniqueIndexer()
     tables = grown(True), grown(False)
     middle = 0
