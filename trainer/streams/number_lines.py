@@ -16,13 +16,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import types as nt
+from numba.extending import intrinsic
 
 from ..embedding.compiled import compiled, inlined
 
 _LOWEST, _HIGHEST = -60, 40  # powers of ten there are
 # Of 64 bits all of them: with others Numba reckons in floats, and looks for places counted from the end.
-_32, _52, _53, _63, _64 = map(np.uint64, (32, 52, 53, 63, 64))
+_4, _8, _16, _24, _32, _52, _53, _63, _64 = map(np.uint64, (4, 8, 16, 24, 32, 52, 53, 63, 64))
+_100, _1E4, _1E8 = map(np.uint64, (100, 10**4, 10**8))
+_UPPER, _LOWER, _SIXES, _THREES = (np.uint64(byte * 0x0101010101010101) for byte in (0xF0, 0x0F, 0x06, 0x33))
+_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _ZERO, _ONE, _NINE, _10, _11, _NOUGHT = map(np.uint64, (0, 1, 9, 10, 11, ord("0")))
 _MOST_DIGITS = np.uint64(19)  # that surely fit
 _LONGEST, _LONGEST_POWER = np.uint64(48), np.uint64(4)  # characters before an exponent, and of one
@@ -30,7 +35,7 @@ _LOW_32, _FRACTION, _LARGEST_INTEGER = (np.uint64((1 << bits) - 1) for bits in (
 _REST, _HALF = np.uint64(0x7FF), np.uint64(0x400)  # of the bits below a float's 53, and what is half of its last one
 _CARRIED = np.uint64(0x1FF)  # where these are all set, the second word of a power of ten may change the bits above
 _NEAR = np.uint64(2**64 - 4)  # above what the product may be short by, four units of its second word
-_MINUS, _POINT, _PLUS, _LITTLE_E, _BIG_E, _LINE_END = (np.uint8(ord(character)) for character in "-.+eE\n")
+_MINUS, _POINT, _PLUS, _LITTLE_E, _BIG_E, _LINE_END = (np.uint64(ord(character)) for character in "-.+eE\n")
 
 
 @inlined
@@ -43,7 +48,7 @@ def _product(a, b):
 
 
 @inlined
-def _float_bits(digits, power, tens, exponents):
+def _float_bits(digits, power, tens):
     """Return the bits of the float64 nearest to digits * 10**power, uint64; 1 where that cannot be told or is large."""
     bits = _ONE
     if digits == _ZERO:
@@ -54,10 +59,10 @@ def _float_bits(digits, power, tens, exponents):
             if digits >> (_64 - np.uint64(width)) == _ZERO:
                 digits <<= np.uint64(width)
                 shift += width
-        place = power - _LOWEST
-        high, middle = _product(digits, tens[place, 0])
+        place = tens + np.uint64(power - _LOWEST) * _24
+        high, middle = _product(digits, _word(place))
         if high & _CARRIED == _CARRIED:
-            more, _ = _product(digits, tens[place, 1])
+            more, _ = _product(digits, _word(place + _8))
             middle += more
             if middle < more:
                 high += _ONE
@@ -70,17 +75,45 @@ def _float_bits(digits, power, tens, exponents):
         over = mantissa >> _53
         mantissa >>= over
         # mantissa * 2**(biased - 1075) is the number; 1075 is the bias of a float64 and the width of its fraction
-        biased = 1075 + 139 + exponents[place] - shift - np.int64(less) + np.int64(over)
+        biased = 1075 + 139 + np.int64(_word(place + _16)) - shift - np.int64(less) + np.int64(over)
         if not near and biased <= 1075:
             bits = (np.uint64(biased) << _52) | (mantissa & _FRACTION)
     return bits
 
 
+def _load(bits: int) -> Any:
+    """Return what gives the number of so many bits that is kept at an address, both uint64."""
+
+    @intrinsic
+    def load(typing, address):
+        def generate(context, builder, signature, arguments):
+            kind = ir.IntType(bits)
+            word = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return word if bits == 64 else builder.zext(word, ir.IntType(64))
+
+        return nt.uint64(nt.uint64), generate
+
+    return load
+
+
+# By address, because Numba counts the references to an array that is handed to a function, inlined or not.
+_byte, _word = _load(8), _load(64)
+
+
 @inlined
-def _digits(data, at, number):
-    """Go on reading `number` from place `at`: (place after its digits, the number with them)."""
+def _digits(at, number):
+    """Go on reading `number` from address `at`: (address after its digits, the number with them)."""
     while True:
-        digit = np.uint64(data[at]) - _NOUGHT
+        word = _word(at)
+        if (word & _UPPER) | (((word + _SIXES) & _UPPER) >> _4) != _THREES:  # not all are digits
+            break
+        word &= _LOWER
+        word = (word * _10 + (word >> _8)) & _BYTES  # pairs of digits, then fours of them
+        word = (word * _100 + (word >> _16)) & _PAIRS
+        number = number * _1E8 + (word & _LOW_32) * _1E4 + (word >> _32)
+        at += _8
+    while True:
+        digit = _byte(at) - _NOUGHT
         if digit > _NINE:  # or below nought: no sign
             break
         number = number * _10 + digit
@@ -89,39 +122,39 @@ def _digits(data, at, number):
 
 
 @inlined
-def _scan(data, begin):
-    """Read the number at place `begin`: (place after it, 0 where there is none; its digits; its power; kind).
+def _scan(begin):
+    """Read the number at address `begin`: (address after it, 0 where there is none; its digits; its power; kind).
 
-    Places and digits are uint64, the kind is 2 for integers and 0 for others, and 1 more where there is a minus.
+    Addresses and digits are uint64, the kind is 2 for integers and 0 for others, and 1 more where there is a minus.
     """
-    kind = np.int64(data[begin] == _MINUS)
+    kind = np.int64(_byte(begin) == _MINUS)
     begin += np.uint64(kind)
-    at, number = _digits(data, begin, _ZERO)
+    at, number = _digits(begin, _ZERO)
     # noughts before others do not count as digits; before the point there is one of them at most
     count, power = at - begin, 0
-    wrong = at == begin or (np.uint64(data[begin]) == _NOUGHT and count > _ONE)
-    if data[at] == _POINT:
+    wrong = at == begin or (_byte(begin) == _NOUGHT and count > _ONE)
+    if _byte(at) == _POINT:
         point = at + _ONE
         at = point
         count *= np.uint64(number != _ZERO)
-        at, number = _digits(data, at, number)
+        at, number = _digits(at, number)
         count += at - point
         if count > _MOST_DIGITS and count == at - point:
-            while np.uint64(data[at - count]) == _NOUGHT:
+            while _byte(at - count) == _NOUGHT:
                 count -= _ONE
         power = np.int64(point) - np.int64(at)
         wrong = wrong or at == point
     else:
         kind += 2
     wrong = wrong or count > _MOST_DIGITS or at - begin > _LONGEST
-    if data[at] == _LITTLE_E or data[at] == _BIG_E:
+    if _byte(at) == _LITTLE_E or _byte(at) == _BIG_E:
         kind &= 1
         at += _ONE
-        down = data[at] == _MINUS
-        if down or data[at] == _PLUS:
+        down = _byte(at) == _MINUS
+        if down or _byte(at) == _PLUS:
             at += _ONE
         first = at
-        at, exponent = _digits(data, at, _ZERO)
+        at, exponent = _digits(at, _ZERO)
         wrong = wrong or at == first or at - first > _LONGEST_POWER
         power += -np.int64(exponent) if down else np.int64(exponent)
     return (_ZERO if wrong else at), number, power, kind
@@ -130,34 +163,34 @@ def _scan(data, begin):
 _bytes = nt.Array(nt.uint8, 1, "C", readonly=True)
 
 
-@compiled(nt.int64(_bytes, _bytes, nt.uint64[::1], nt.bool_[::1], nt.uint64[:, ::1], nt.int64[::1], nt.uint64[:, ::1]))
-def read_lines(data, literals, ends, integers, tens, exponents, out):
+@compiled(nt.int64(_bytes, nt.uint64[:, ::1], nt.int64[::1], nt.bool_[::1], nt.uint64[:, ::1], nt.uint64[:, ::1]))
+def read_lines(data, pieces, ends, integers, tens, out):
     """Write the numbers of `data`, lines of one shape that all have their end, into `out`; return how many lines.
 
     That is -1 where a line has another shape or a number is not for this kernel.
 
     Args:
-        data: uint8 [bytes].
-        literals: uint8, the text before each number and after the last, one after another, no line end among it.
-        ends: uint64 [numbers + 1], where each text ends in `literals`.
+        data: uint8 [bytes + 8], the last eight of no meaning.
+        pieces: uint64 [pieces, 3], the text before each number and after the last, without a line end, in pieces of at
+            most eight bytes, each with a mask and its length; see `_pieces`.
+        ends: int64 [numbers + 1], where the pieces of each text end.
         integers: bool [numbers], whether the bits are to be those of an int64; else of a float64.
-        tens: uint64 [powers, 2], see `_tens`.
-        exponents: int64 [powers], see `_tens`.
+        tens: see `_tens`.
         out: uint64 [lines, numbers], receives the bits.
     """
-    at, literal = _ZERO, _ZERO
-    numbers, size, rows = len(integers), np.uint64(len(data)), len(out)
+    at, powers = np.uint64(data.ctypes.data), np.uint64(tens.ctypes.data)
+    end, numbers, rows = at + np.uint64(len(data)) - _8, len(integers), len(out)
     for row in range(rows):
-        literal = _ZERO
+        piece = 0
         for number in range(numbers + 1):
             # a line end is in no text and in no number, so nothing is read beyond the last one
-            while literal < ends[number]:
-                if data[at] != literals[literal]:
+            while piece < ends[number]:
+                if (_word(at) ^ pieces[piece, 0]) & pieces[piece, 1] != _ZERO:
                     return -1
-                literal += _ONE
-                at += _ONE
+                at += pieces[piece, 2]
+                piece += 1
             if number < numbers:
-                at, digits, power, kind = _scan(data, at)
+                at, digits, power, kind = _scan(at)
                 if at == _ZERO or (kind == 3 and digits == _ZERO):
                     return -1
                 if integers[number]:
@@ -165,21 +198,32 @@ def read_lines(data, literals, ends, integers, tens, exponents, out):
                         return -1
                     bits = ~digits + _ONE if kind & 1 else digits
                 else:
-                    bits = _float_bits(digits, power, tens, exponents)
+                    bits = _float_bits(digits, power, powers)
                     if bits == _ONE:
                         return -1
                     bits |= np.uint64(kind & 1) << _63
                 out[row, number] = bits
-        if data[at] != _LINE_END:
+        if _byte(at) != _LINE_END:
             return -1
         at += _ONE
-    return rows if at == size else -1
+    return rows if at == end else -1
+
+
+def _pieces(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as `read_lines` takes them: (pieces, uint64 [pieces, 3]; where those of each end, int64 [texts])."""
+    pieces, ends = [], []
+    for text in texts:
+        for start in range(0, len(text), 8):
+            part = text[start : start + 8]
+            pieces.append((int.from_bytes(part, "little"), (1 << 8 * len(part)) - 1, len(part)))
+        ends.append(len(pieces))
+    return np.array(pieces, np.uint64).reshape(-1, 3), np.array(ends, np.int64)
 
 
 @functools.cache
-def _tens() -> tuple[np.ndarray, np.ndarray]:
-    """Return the powers of ten, cut off after 128 bits: (two words of each, uint64; their exponents of two, int64)."""
-    words, exponents = [], []
+def _tens() -> np.ndarray:
+    """Return the powers of ten, uint64 [powers, 3]: the first 128 bits of each, high word first, its power of two."""
+    words = []
     for power in range(_LOWEST, _HIGHEST + 1):
         if power < 0:
             exponent = -127 - (10**-power).bit_length()
@@ -187,9 +231,8 @@ def _tens() -> tuple[np.ndarray, np.ndarray]:
         else:
             exponent = (10**power).bit_length() - 128
             bits = 10**power >> exponent if exponent > 0 else 10**power << -exponent
-        words.append((bits >> 64, bits & (2**64 - 1)))
-        exponents.append(exponent)
-    return np.array(words, np.uint64), np.array(exponents, np.int64)
+        words.append((bits >> 64, bits & (2**64 - 1), exponent & (2**64 - 1)))
+    return np.array(words, np.uint64)
 
 
 class LineShape(NamedTuple):
@@ -208,11 +251,9 @@ class LineShape(NamedTuple):
         whole = np.zeros(len(self.literals) - 1, np.bool_)
         for name in self.places.keys() & set(integers):
             whole[self.places[name]] = True
-        text = np.frombuffer(data, np.uint8)
-        out = np.empty((np.count_nonzero(text == _LINE_END), len(whole)), np.uint64)
-        literals = np.frombuffer(b"".join(self.literals), np.uint8)
-        ends = np.array(list(itertools.accumulate(map(len, self.literals))), np.uint64)
-        if read_lines.ready()(text, literals, ends, whole, *_tens(), out) != len(out):
+        text = np.frombuffer(data + bytes(8), np.uint8)
+        out = np.empty((np.count_nonzero(text == ord("\n")), len(whole)), np.uint64)
+        if read_lines.ready()(text, *_pieces(self.literals), whole, _tens(), out) != len(out):
             return None
         return {
             name: out.view(np.int64 if name in integers else np.float64)[:, place]
