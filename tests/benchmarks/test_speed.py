@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,23 @@ def test_the_loops_add_few_python_calls_to_the_program(name, steps, record_prope
         window = contender.window()
         assert window["steps"] == steps
         assert window["program_us"] > 0
+
+
+# what prepares batches shares the interpreter with the loop, and the cores with MindSpore
+def test_a_batch_is_prepared_in_few_python_calls(contenders, record_property):
+    calls = []
+
+    def profile(frame, event, argument):
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    threading.setprofile(profile)
+    try:
+        contenders[mlp.SINGLE].epoch()
+    finally:
+        threading.setprofile(None)
+    record_property("python_calls_a_batch", len(calls) / STEPS)
+    assert len(calls) <= 32 * STEPS, len(calls) / STEPS
 
 
 def test_ratios_of_times_are_reported(contenders, record_property):

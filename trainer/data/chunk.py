@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor
 
 from .as_columns import Columns
-from .column_form import common_dtype, form_of
+from .column_form import common_dtype
 from .column_order import ColumnOrder
 from .row_padding import RowFilling
 from .sources import Item
@@ -157,7 +157,7 @@ def newest(items: Sequence[Item]) -> float | None:
 
 def same_shapes(one: Item, other: Item) -> bool:
     """Return whether two batches may share a call."""
-    return one.kind == other.kind and form_of(one.columns) == form_of(other.columns)
+    return one.kind == other.kind and one.form == other.form
 
 
 def stack(items: Sequence[Item], size: int) -> Columns:

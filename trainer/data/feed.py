@@ -6,7 +6,6 @@ which position goes with each chunk; the loop knows neither.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import time
@@ -51,6 +50,7 @@ class Feed:
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
         self._worker: Prefetch | None = None
         self._checked: tuple[Any, ...] = ()
+        self._as_it_is: Any = None  # form of the batches that there is nothing to do to
         self._signature: tuple[Any, ...] = ()
         self.ragged = RaggedColumns(options.arguments)
         self._names: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class Feed:
                 place["state"] = state
             if reading != self._reading:  # left behind while the source blocked: what it would prepare is taken back
                 return
-            yield _Ready(self, (items, before, steps, flush, ends, place), self._place(first, epoch))
+            yield _Ready(self, (items, before, steps, flush, ends, place), (first, epoch))
 
     def _groups(self, items: Iterator[Item | None], left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group.
@@ -220,7 +220,7 @@ class Feed:
             if not self._size:
                 self._size = self.options.batches_per_call(item)
             self._vary = self._vary or changed
-            odd = self._odd(item)
+            odd = self.options.filling is not None and self._odd(item)
             most = 1 if self._vary or odd else self._size
             changed = bool(group) and not same_shapes(group[-1], item)
             if group and (changed or len(group) >= most):
@@ -247,18 +247,19 @@ class Feed:
     def _odd(self, item: Item) -> bool:
         """Return whether a batch may be filled up before it is trained, and so has to be a call of its own."""
         filling = self.options.filling
-        if filling is None or (rows := self._rows(item.columns)) in filling.sizes:
+        if (rows := self._rows(item.columns)) in filling.sizes:
             return False
         filling.note(rows)
         return filling.odd(rows)
 
     def _read(self, epoch: int, start: int, state: Any, reading: int) -> Iterator[Item | None]:
-        batches = iter(self.source.batches(epoch, start, state))
+        take = iter(self.source.batches(epoch, start, state)).__next__
+        if not (self.source.in_step or self.source.in_memory):
+            take = DATA_WAIT.around(take)
         number = start
         while True:
             try:
-                with contextlib.nullcontext() if self.source.in_step else DATA_WAIT:
-                    item = next(batches)
+                item = take()
             except StopIteration:
                 return
             except Exception as error:
@@ -270,42 +271,52 @@ class Feed:
             if reading != self._reading:
                 return
             if item is not None:
-                columns, names, extras = item.columns, self.source.names or (), item.extras
-                if self.options.order is not None:
-                    columns, names, aside = self.options.order(columns, names)
-                    extras = aside if extras is None else {**extras, **(aside or {})}
-                columns, self._names = self.ragged(columns, names, item.lengths if self.options.alike else None)
-                item = item._replace(columns=columns, extras=extras)
-                self._check(item, number, epoch)
+                item = self._in_order(item, number, epoch)
                 number += 1
-                if self.options.columns is not None:
-                    item = item._replace(columns=item.columns[: self.options.columns])
-                if self.source.reuses_buffers:
-                    # batches wait in a group while the next one is read
-                    item = item._replace(columns=tuple(np.array(column) for column in item.columns))
             yield item
+
+    def _in_order(self, item: Item, number: int, epoch: int) -> Item:
+        """Return a batch with the columns that the program takes, checked, in memory of their own."""
+        columns, names, extras = item.columns, self.source.names or (), item.extras
+        given = item.form or form_of(columns)
+        if given == self._as_it_is and item.lengths is None:
+            return item if item.form else Item(*item[:-1], given)  # `_replace` takes three times as long
+        if self.options.order is not None:
+            columns, names, aside = self.options.order(columns, names)
+            extras = aside if extras is None else {**extras, **(aside or {})}
+        columns, self._names = self.ragged(columns, names, item.lengths if self.options.alike else None)
+        form = self._check(columns, number, epoch)
+        if self.options.columns is not None:
+            columns, form = columns[: self.options.columns], form[: self.options.columns]
+        if self.source.reuses_buffers:
+            # batches wait in a group while the next one is read
+            columns = tuple(np.array(column) for column in columns)
+        nothing_done = columns is item.columns and extras is item.extras and self.options.inspect is None
+        self._as_it_is = given if nothing_done else None
+        return Item(columns, item.state, extras, *item[3:-1], form)
 
     def _place(self, number: int, epoch: int) -> str:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
-    def _check(self, item: Item, number: int, epoch: int) -> None:
-        shapes = form_of(item.columns)
-        if shapes != self._checked:  # nothing new to find out about a batch that looks like the one before it
-            self._check_shapes(item, number, epoch)
-            self._checked = shapes
-        trouble = self.options.inspect(item.columns, self._names) if self.options.inspect else None
+    def _check(self, columns: Columns, number: int, epoch: int) -> tuple[Any, ...]:
+        form = form_of(columns)
+        if form != self._checked:  # nothing new to find out about a batch that looks like the one before it
+            self._check_shapes(columns, number, epoch)
+            self._checked = form
+        trouble = self.options.inspect(columns, self._names) if self.options.inspect else None
         if trouble is not None:
             logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
+        return form
 
     def _rows(self, columns: Columns) -> int:
         counted = columns[0 if self._one_length else self.options.counted]
         return len(counted) if counted.ndim else 1
 
-    def _check_shapes(self, item: Item, number: int, epoch: int) -> None:
+    def _check_shapes(self, columns: Columns, number: int, epoch: int) -> None:
         names = self._names
-        one_length = len({column.shape[:1] for column in item.columns}) == 1 and item.columns[0].ndim > 0
+        one_length = len({column.shape[:1] for column in columns}) == 1 and columns[0].ndim > 0
         if one_length != self._one_length:
-            shapes = {name: column.shape for name, column in zip(names, item.columns, strict=True)}
+            shapes = {name: column.shape for name, column in zip(names, columns, strict=True)}
             if self._one_length:
                 raise DataError(
                     f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
@@ -318,11 +329,11 @@ class Feed:
                     list(shapes)[self.options.counted],
                 )
             self._one_length = bool(self._one_length is None and one_length)
-        if self._rows(item.columns) == 0:
+        if self._rows(columns) == 0:
             raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
         if self.options.check is not None:
             try:
-                self.options.check(item.columns, names)
+                self.options.check(columns, names)
             except DataError as error:
                 raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
 
@@ -330,11 +341,13 @@ class Feed:
         self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
     ) -> Chunk:
         options = self.options
-        shapes = form_of(items[0].columns)
+        shapes = items[0].form
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
-        stacked = self._size > 1 and not self._vary and many and not self._odd(items[0])
-        self._note(shapes, stacked)
+        stacked = self._size > 1 and many and not self._vary
+        stacked = stacked and (options.filling is None or not self._odd(items[0]))
+        if shapes not in (self._stacked_shapes if stacked else self._shapes):
+            self._note(shapes, stacked)
         columns = stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns
@@ -350,7 +363,8 @@ class Feed:
             group = BatchGroup(columns, stacked, len(items), fill, flush, newest(items))
             prepare = options.transform.prepare_made_up if items[0].made_up else options.transform.prepare
             columns, sparse = prepare(group)
-        signature = tuple([(column.shape, column.dtype) for column in columns])
+        as_read = columns is items[0].columns
+        signature = shapes if as_read else tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
             for name, column in zip(self._names, columns, strict=False):
                 check_dtype(column, name)
@@ -402,7 +416,7 @@ class Feed:
 class _Ready:
     """Batches of a chunk that are read, and what makes the chunk of them."""
 
-    def __init__(self, feed: Feed, arguments: tuple[Any, ...], place: str) -> None:
+    def __init__(self, feed: Feed, arguments: tuple[Any, ...], place: tuple[int, int]) -> None:
         self._feed, self._arguments, self._place = feed, arguments, place
 
     @property
@@ -419,7 +433,7 @@ class _Ready:
         try:
             return self._feed._chunk(*self._arguments)
         except DataError as error:
-            raise DataError(f"{self._place}: {error}") from error
+            raise DataError(f"{self._feed._place(*self._place)}: {error}") from error
 
 
 def to_tensor(array: np.ndarray) -> Tensor:

@@ -136,6 +136,8 @@ class RaggedColumns:
             names: theirs.
             of_step: by name, how long the lists of all processes are in the batch's step; None with one process.
         """
+        if of_step is None and not self._asked and Ragged not in [type(column) for column in columns]:
+            return tuple(columns), names
         ragged, of_step = {}, of_step or {}
         for name, column in zip(names, columns, strict=True):
             listed = name in of_step and of_step[name].ragged

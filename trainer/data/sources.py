@@ -17,6 +17,7 @@ from ..checks import whole
 from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.pipelines import is_bounded, seeded
 from .as_columns import Columns, as_columns
+from .column_form import form_of
 from .finite_values import describe_non_finite
 from .row_padding import vary
 
@@ -38,6 +39,7 @@ class Item(NamedTuple):
         step_rows: rows of the step over all processes; None: there is no other process.
         agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
         lengths: by column, how long the lists of all processes are in the batch's step (`ragged.ListLengths`), or None.
+        form: shapes and dtypes of the columns (`form_of`), or None; behind the feed's checks those that programs take.
     """
 
     columns: Columns
@@ -48,6 +50,7 @@ class Item(NamedTuple):
     step_rows: int | None = None
     agreed: Any = None
     lengths: Mapping[str, Any] | None = None
+    form: Any = None
 
 
 class Source:
@@ -195,8 +198,12 @@ class ArraySource(Source):
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches; any position is reached without reading what lies before it."""
         order = self.order(epoch)
+        form = None
         for first in range(self.first_row(epoch, state) + start * self.batch_size, self.rows, self.batch_size):
-            yield Item(self.cut(order, first, first + self.batch_size))
+            columns = self.cut(order, first, first + self.batch_size)
+            if form is None or first + self.batch_size > self.rows:
+                form = form_of(columns)
+            yield Item(columns, form=form)
 
     def first_row(self, epoch: int, state: Any) -> int:
         """Return the row that an epoch's batches count from: not 0 after a resume with batches of another size."""

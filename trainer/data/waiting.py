@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 
 class Interrupted(BaseException):
@@ -38,6 +39,17 @@ class DataWait:
         if self.active and threading.current_thread() is threading.main_thread():
             with self.gate:
                 self.active = False
+
+    def around(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what does `work`, which may wait; on a thread whose waits do not count, `work` itself."""
+        if threading.current_thread() is not threading.main_thread():
+            return work
+
+        def wait() -> Any:
+            with self:
+                return work()
+
+        return wait
 
     def leave(self) -> None:
         """Raise Interrupted out of the wait; nothing where the main thread, which calls this, is not inside.

@@ -93,7 +93,8 @@ def checked(cell: nn.Cell, program: str, tensors: tuple[Tensor, ...]) -> tuple[A
 
 def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
     """Run a program for which `checked` has said yes."""
-    return _finish(_api._cell_graph_executor._graph_executor(tensors, program))
+    outputs = _api._cell_graph_executor._graph_executor(tensors, program)
+    return outputs if _are_tensors(outputs) else _api._convert_python_data(outputs)
 
 
 def _finish(outputs: Any) -> Any:

@@ -172,7 +172,7 @@ class Run:
         if state.stop_reason is not None:
             return True
         reached = self.limits.reached(state.progress)
-        if reached is None and self.group.size == 1:
+        if reached is None and self.limits.seconds is not None and self.group.size == 1:
             reached = self.limits.out_of_time()
         if reached is not None:
             state.stop_reason = StopReason("limit", reached)
