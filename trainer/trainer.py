@@ -327,7 +327,7 @@ class Trainer:
             dataset: as in `fit`; not shuffled.
             callbacks: their on_eval_* hooks run; those of a training under way do not.
             dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
-            batch_size: rows per batch, for arrays.
+            batch_size: rows per batch, for arrays; None: 4,096, fewer where those would be more than 1 MB.
         """
         return inference.evaluate(self, dataset, callbacks, batch_size)
 
@@ -335,9 +335,9 @@ class Trainer:
         """Apply the network; several processes all call it and share the work, and all get all predictions.
 
         Args:
-            data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or, with
-                `batch_size`, one dict or tuple of arrays. A label column after the inputs is dropped.
-            batch_size: rows per batch, for arrays.
+            data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or one dict or
+                tuple of arrays. A label column after the inputs is dropped.
+            batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple.
             stream: return an iterator over the batches' predictions instead of one array.
 
         Returns:

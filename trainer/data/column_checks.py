@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspore import nn
@@ -105,11 +106,17 @@ class ColumnCheck:
 
 def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
     """Return (fewest, most, names) of the positional arguments `network.construct` takes; most is None for any."""
-    parameters = list(inspect.signature(type(network).construct).parameters.values())[1:]
+    least, most, names = _arguments_of(type(network).construct)
+    return least, most, list(names)
+
+
+@functools.lru_cache(maxsize=256)  # looked up with every call of a verb; a construct of its own is another function
+def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple[str, ...]]:
+    parameters = list(inspect.signature(construct).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     least = sum(p.default is p.empty for p in positional)
     most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
-    return least, most, [p.name for p in positional] or ["*columns"]
+    return least, most, tuple([p.name for p in positional]) or ("*columns",)
 
 
 def in_order_of(model: Any, data: Any) -> Any:

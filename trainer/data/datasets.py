@@ -11,8 +11,10 @@ from .sources import ArraySource, IterableSource, PipelineSource, Source
 from .wrapped_arrays import wrapped_arrays
 
 
-def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0) -> Source:
-    """Return the source for whatever a user calls a dataset.
+def make_source(
+    data: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0, fitting: bool = False
+) -> Source:
+    """Return the source for whatever a user calls a dataset; arguments as of `ArraySource`.
 
     Raises:
         DataError: nothing that can be iterated, or empty.
@@ -26,7 +28,7 @@ def make_source(data: Any, *, batch_size: int | None = None, shuffle: bool = Fal
         source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
         source.dataset = data
     elif is_arrays(data):
-        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed)
+        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
     elif callable(data) or hasattr(data, "__iter__"):
         source = IterableSource(data)
     else:

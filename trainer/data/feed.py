@@ -83,7 +83,8 @@ class Feed:
         made = self._make(dict(position), max_steps, self._reading)
         late = transform is not None and transform.on_graph_thread
         in_memory = self.source.in_memory and transform is None
-        if self.source.thread_bound or (in_memory and self.source.size <= MAX_QUEUED):
+        few = self.source.in_memory and self.source.size <= (MAX_QUEUED if transform is None else 1)
+        if self.source.thread_bound or few:
             found = self._inline(made)  # so few batches are cut sooner than a thread is started
         else:
             # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.

@@ -27,11 +27,18 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 _OF_ONE, _OF_ALL = 1e-2, 1e-4
 
 
-def padded_size(rows: int, fine: int = FINE) -> int:
-    """Return the least size >= `rows` that is a power of two >= 16, or above `fine` a quarter of one between two."""
+def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
+    """Return the least size >= `rows` that is a power of two >= 16, or above `fine` a quarter of one between two.
+
+    Args:
+        rows: number of rows, >= 1.
+        fine: a power of two.
+        few: up to `fine` take only every other power of two, from 32 on: what a program computes once costs less than
+            another program does.
+    """
     octave = max(SMALLEST, 1 << (rows - 1).bit_length())
     if octave <= fine:
-        return octave
+        return min(max(2 * SMALLEST, 1 << ((rows - 1).bit_length() | 1)), fine) if few else octave
     step = octave // 8
     return -(-rows // step) * step
 
@@ -56,7 +63,7 @@ class RowPadding:
         if self.exact is False or rows in self._sizes or not self._sizes:
             return rows
         most = max(2 * rows, FINE)
-        return min((size for size in self._sizes if rows <= size <= most), default=padded_size(rows))
+        return min((size for size in self._sizes if rows <= size <= most), default=padded_size(rows, few=True))
 
     def decide(self, plain: Any, filled: Any) -> None:
         """Find out whether filling up is exact from both ways' predictions for the same rows."""
@@ -76,6 +83,7 @@ class RowFilling:
 
     Args:
         reason: why nothing can be filled up; empty where it may be.
+        few: see `padded_size`.
 
     Attributes:
         exact: whether filled-up batches give the same loss and predictions; None while that is not known.
@@ -83,8 +91,9 @@ class RowFilling:
         sizes: numbers of rows that are compiled as they are.
     """
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: str = "", *, few: bool = False) -> None:
         self.reason = reason
+        self._few = few
         self.exact: bool | None = False if reason else None
         self.sizes: list[int] = []
         self._refused: list[int] = []
@@ -110,7 +119,7 @@ class RowFilling:
 
     def size_for(self, rows: int) -> int:
         """Return the number of rows that an odd batch is filled up to."""
-        return padded_size(rows, _FINE_FILLED)
+        return padded_size(rows, _FINE_FILLED, few=self._few)
 
     def next(self, rows: int) -> int | None:
         """Take notice of a batch that is evaluated; return the size it is filled up to, None where it is not."""

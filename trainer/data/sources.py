@@ -24,6 +24,7 @@ from .row_padding import vary
 logger = logging.getLogger(__name__)
 
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
+_MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # of a batch whose size nobody has chosen
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
 
@@ -141,6 +142,13 @@ class Source:
 class ArraySource(Source):
     """A dict, tuple or list of equally long arrays, cut into batches; shuffled by (seed, epoch) alone.
 
+    Args:
+        arrays: the arrays, with the rows on axis 0.
+        batch_size: rows per batch; None needs `fitting`.
+        shuffle: whether rows are shuffled.
+        seed: of the shuffling.
+        fitting: without a batch size take 4,096 rows, fewer where those would be more than 1 MB.
+
     Raises:
         DataError: unequal lengths or no rows.
         ConfigurationError: no batch size.
@@ -148,10 +156,19 @@ class ArraySource(Source):
 
     in_memory = True
 
-    def __init__(self, arrays: Any, batch_size: int | None, *, shuffle: bool = False, seed: int = 0) -> None:
-        if batch_size is None:
+    def __init__(
+        self,
+        arrays: Any,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        fitting: bool = False,
+    ) -> None:
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size)
+        elif not fitting:
             raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
-        batch_size = whole("batch_size", batch_size)
         self._columns, self.names = as_columns(arrays, None)
         for name, column in zip(self.names, self._columns, strict=True):
             if column.ndim == 0:
@@ -162,11 +179,12 @@ class ArraySource(Source):
             raise DataError(f"the arrays have different numbers of rows: {lengths}")
         if self.rows == 0:
             raise DataError(f"the dataset is empty: column {self.names[0]!r} has 0 rows")
-        self.batch_size = batch_size
+        nbytes = sum(column.nbytes for column in self._columns)
+        self.batch_size = batch_size or max(1, min(_MOST_ROWS, _MOST_BYTES * self.rows // max(1, nbytes)))
         self.shuffle = shuffle
         self.seed = seed
-        self.size = -(-self.rows // batch_size)
-        if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
+        self.size = -(-self.rows // self.batch_size)
+        if nbytes <= INSPECTED_BYTES:
             trouble = describe_non_finite(self._columns, self.names)
             if trouble is not None:
                 logger.warning("the dataset: %s", trouble)

@@ -11,6 +11,9 @@ from .row_groups import Bundle, RowGroup
 from .sparse_plan import SMALLEST, SparsePlan, TablePlan, marker, padding_of
 from .table import SparseTable
 
+# When a window grows, the programs of all smaller batches are compiled anew: it begins with room for hundreds of rows.
+_LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
+
 
 class Windows:
     """Gives ids places in what the network reads from; the sizes depend on the shape of the batch alone.
@@ -81,7 +84,9 @@ class Windows:
         # programs go on finding the parameter they were compiled with, so a window never shrinks
         if self.read_sizes:
             return self.read_sizes[self.groups[group].tables[0]][0]
-        self._window_sizes[group] = max(self._window_sizes[group], -(-needed // SMALLEST) * SMALLEST)
+        least = min(_LEAST_ROWS, _LEAST_ENTRIES // self.tables[self.groups[group].tables[0]].spec.dim)
+        needed = max(needed, least, self._window_sizes[group])
+        self._window_sizes[group] = -(-needed // SMALLEST) * SMALLEST
         return self._window_sizes[group]
 
     def _map_size(self, index: int, needed: int) -> int:

@@ -240,7 +240,7 @@ class StepBuilder:
             self.tables.load(chunk.sparse)
         if chunk.filled:
             cell = self.filled.evaluate_cell()
-        run = self._inferring.get(id(cell))
+        run = self._inferring.get(id(cell))  # which keeps the cell, so no other one gets its id
         if run is None:
             run = self._inferring[id(cell)] = self.make_call(cell)
         try:
@@ -297,6 +297,7 @@ class StepBuilder:
     def use_eval_network(self, cell: nn.Cell | None) -> None:
         """Evaluate by `cell` from now on; None: by a program built from network and loss."""
         self.eval_network, self._evaluate = cell, None
+        self._inferring.clear()
 
     def evaluate_cell(self) -> nn.Cell:
         """Return the evaluation program: the user's, or one built from network and loss."""
@@ -355,7 +356,5 @@ class StepBuilder:
         with modes_put_back(cell, self.network):
             cell.set_train(False)
             self.network.set_train(False)
-            # the first batch of every evaluation looks its program up, in case the user has changed the cell
-            self._inferring.clear()
             self.filled.begin_evaluation()
             yield

@@ -43,7 +43,7 @@ class FilledPrograms:
         self._builder = builder
         self._forward = filled_forward(builder.forward, builder.loss_fn)
         reason = "" if self._forward is not None else unfillable(builder.loss_fn)
-        self._evaluation = RowFilling(reason)
+        self._evaluation = RowFilling(reason, few=True)
         if not reason and moving_statistics(builder.network):
             reason = "the network normalizes over the rows of a batch"
         self.training = RowFilling(reason)

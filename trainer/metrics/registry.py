@@ -43,6 +43,9 @@ class WeightedMean:
             value: mean of a batch, or one mean a batch, shape [K].
             samples: rows in the batch, or in each batch, shape [] or [K].
         """
+        if isinstance(value, float) and isinstance(samples, int):
+            self.total, self.samples = self.total + value * samples, self.samples + samples
+            return
         values = np.asarray(to_numpy(value), np.float64).reshape(-1)
         counts = np.broadcast_to(np.asarray(samples, np.int64).reshape(-1), values.shape)
         self.total += float(np.dot(values, counts))
@@ -205,7 +208,8 @@ def clear_metrics(metrics: Mapping[str, Any]) -> None:
 
 def group_of(metric: Any) -> str | None:
     """Return the name of the column whose values the metric reads as groups, or None."""
-    return metric.group if isinstance(metric, WindowMetric) else None
+    # ours first: whether a class has all that a protocol asks for takes 20 us to find out
+    return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
 
 
 def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -13,6 +13,7 @@ import contextlib
 import linecache
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -42,10 +43,22 @@ def written_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
+_files: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def _files_of(kind: type) -> frozenset[str]:
+    """Return the names of the files that a class and its bases were written in; found once for each class."""
+    files = _files.get(kind)
+    if files is None:
+        methods = (method for base in kind.__mro__ for method in vars(base).values())
+        files = frozenset(method.__code__.co_filename for method in methods if isinstance(method, FunctionType))
+        _files[kind] = files
+    return files
+
+
 def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cell.cells_and_names()}
-    bases = {base for kind in kinds for base in kind.__mro__}
-    found = {m.__code__.co_filename for base in bases for m in vars(base).values() if isinstance(m, FunctionType)}
+    found = set().union(*map(_files_of, kinds))
     below = tempfile.gettempdir() + os.sep  # text is compared, not paths: this runs with every verb
     missing = (name for name in sorted(found) if name.startswith(below) and not os.path.exists(name))
     return [Path(name) for name in missing if linecache.getlines(name)]

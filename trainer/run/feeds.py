@@ -119,7 +119,8 @@ def _check_with_labels(trainer: Trainer) -> column_checks.ColumnCheck:
 
 def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
     """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
-    source = make_shard(dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed)
+    chosen = {"batch_size": batch_size, "seed": trainer.seed, "fitting": True}
+    source = make_shard(dataset, trainer.group, whole_batches=True, **chosen)
     if predict:
         check = column_checks.ColumnCheck(trainer.network, 0, extra=True)
     elif trainer.eval_network is not None:

@@ -73,7 +73,7 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
         tail = source.tail(min(source.last_rows, MAX_TRIED))
         if tail.varies():
             feed = inference_feed(trainer, tail, None, predict=True)
-            tried = padded_size(tail.rows) if tail.rows < source.last_rows else size
+            tried = padded_size(tail.rows, few=True) if tail.rows < source.last_rows else size
             feed.options.fill_up_to = lambda rows: tried
             filled = _concatenate(list(_predictions(trainer, feed)))
             padding.decide(_rows(predictions, slice(-tail.rows, None)), filled)

@@ -61,6 +61,11 @@ class StopOnSignal:
         self._process = os.getpid()
         self.received: int | None = None
 
+    @property
+    def called(self) -> bool:
+        """Whether any of the signals has come."""
+        return self._count > 0
+
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
@@ -159,10 +164,12 @@ class _Watcher:
         self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
     def end(self) -> None:
-        forked = self._guarded is not None and self._guarded._process != os.getpid()
-        self._guarded = None
+        guarded = self._guarded
         signal.set_wakeup_fd(self._fd_before)
-        if not forked:
+        guarded._reclaim()  # after which Python has called the handlers of all signals that have come
+        self._guarded = None
+        # nobody is woken where nothing came: to be woken, the threads take the GIL in turn, which costs milliseconds
+        if guarded.called and guarded._process == os.getpid():
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([_ENDED]))
 

@@ -41,7 +41,9 @@ class Tally:
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch of `num_samples` rows; `columns` are those of `groups`."""
         if self._indexes is not None and self._indexes[0] >= 0:
-            self._loss.update(float(outputs[self._indexes[0]].asnumpy().mean()), num_samples)
+            loss = outputs[self._indexes[0]]
+            mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # item takes a fifth of the time
+            self._loss.update(float(mean), num_samples)
         if self._tasks is None:
             update_metrics(self._metrics, outputs, self._indexes, num_samples, columns)
             return

@@ -1,5 +1,7 @@
 """`evaluate` and `predict`: over all batches, weighted by samples, from whatever the network gives."""
 
+import threading
+
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
@@ -331,6 +333,17 @@ def log_loss_of(logits, labels):
     return float((np.logaddexp(0, logits) - labels * logits).mean())
 
 
+class Net(nn.Cell):
+    """A linear function of the vectors of three ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.dense = Embedding(4, mode="sparse", scale=1.0), nn.Dense(12, 1)
+
+    def construct(self, ids):
+        return self.dense(self.table(ids).reshape(-1, 12))
+
+
 class TestEvaluationsOfManySizes:
     def make(self, network, loss=None):
         optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -353,7 +366,7 @@ class TestEvaluationsOfManySizes:
             self.check(
                 trainer.evaluate(first(cancer, rows), noting, batch_size=rows), logits[:rows], cancer["y"][:rows]
             )
-        assert set(compiled_for) == {40, 3, 5, 16, 32, 64}
+        assert set(compiled_for) == {40, 3, 5, 32, 128}
         assert [shape[0] for shape in shapes] == counts
 
     def test_a_last_batch_of_whatever_size_needs_no_program_of_its_own(self, mlp, cancer):
@@ -363,28 +376,42 @@ class TestEvaluationsOfManySizes:
         for rows in (569, 150, 130, 121, 329):  # 100 rows each, and 69, 50, 30, 21 and 29
             results = trainer.evaluate(first(cancer, rows), batch_size=100)
             self.check(results, logits[:rows], cancer["y"][:rows])
-        assert set(compiled_for) == {100, 69, 50, 64, 32}
+        assert set(compiled_for) == {100, 69, 50, 128, 32}
 
     def test_rows_of_a_table_are_read_for_rows_that_are_there(self):
         rng = np.random.default_rng(0)
         ids, labels = rng.integers(0, 1000, (40, 3)), rng.integers(0, 2, (40, 1)).astype(np.float32)
-
-        class Net(nn.Cell):
-            def __init__(self):
-                super().__init__()
-                self.table, self.dense = Embedding(4, mode="sparse", scale=1.0), nn.Dense(12, 1)
-
-            def construct(self, ids):
-                return self.dense(self.table(ids).reshape(-1, 12))
-
         trainer = self.make(Net())
         trainer.fit({"ids": ids, "label": labels}, batch_size=20, callbacks=[])
         logits = trainer.predict(ids)
         before = trainer.builder.programs
-        for rows in (1, 2, 3, 7, 9, 11, 14, 16):
+        for rows in (1, 2, 3, 7, 9, 11, 14, 16, 40, 33, 1, 2, 7):
             results = trainer.evaluate({"ids": ids[:rows], "label": labels[:rows]}, batch_size=rows)
             self.check(results, logits[:rows], labels[:rows])
-        assert trainer.builder.programs - before == 4
+        assert (
+            trainer.builder.programs - before == 5
+        )  # 1, 2, 3, 32 and 128 rows, also once more of a table have been read
+
+    def test_a_call_of_one_batch_starts_no_thread(self, monkeypatch):
+        trainer = self.make(Net())
+        ids, labels = np.arange(60).reshape(20, 3), np.ones((20, 1), np.float32)
+        trainer.fit({"ids": ids, "label": labels}, batch_size=20, callbacks=[])
+        trainer.predict(ids)  # from the first call on a thread waits for signals
+        started = []
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+        trainer.predict(ids)
+        trainer.evaluate({"ids": ids, "label": labels})
+        assert started == []
+
+    def test_arrays_without_a_batch_size_are_cut_to_fit(self, linear, cancer):
+        sizes = []
+        note = LambdaCallback(on_eval_step_end=lambda t: sizes.append(t.state.evaluation.chunk.num_samples))
+        trainer = Trainer(linear(), nn.BCEWithLogitsLoss(), metrics=["auc"])
+        many = {name: np.concatenate([column] * 20) for name, column in cancer.items()}  # 124 bytes a row
+        results = trainer.evaluate(many, note)
+        assert sizes == [4096, 4096, 20 * 569 - 2 * 4096]
+        assert results["loss"] == pytest.approx(trainer.evaluate(many, batch_size=569)["loss"], rel=1e-5)
+        np.testing.assert_allclose(trainer.predict(many), trainer.predict(many["x"]), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("why", ["rows", "loss"])
     def test_what_cannot_be_filled_up_is_evaluated_as_it_is_and_the_reason_is_told(self, mlp, cancer, caplog, why):
