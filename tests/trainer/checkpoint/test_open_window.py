@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from tests.trainer.contents import assert_same, content
 from trainer import LambdaCallback, ModelCheckpoint, Trainer, checkpoint
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError
@@ -53,23 +54,6 @@ def make(sparse, seed=0, lr=0.05, **options):
     net = Mixed(sparse, seed)
     options = {"amp_level": "O2", "gradient_accumulation_steps": 3, "clip_norm": 0.5, "seed": 3, **options}
     return Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), lr), **options)
-
-
-def content(trainer):
-    """Every parameter of network and optimizer, and the tables' rows with their slots in the order of the ids."""
-    cells = (trainer.network, trainer.optimizer)
-    found = {f"{place} {p.name}": p.asnumpy().copy() for place, cell in enumerate(cells) for p in cell.get_parameters()}
-    for name, table in trainer.tables.tables.tables.items() if trainer.tables else ():
-        ids, rows = table.map.items()
-        order = np.argsort(ids)
-        found[f"{name} ids"], found[f"{name} rows"] = ids[order], table.store.read(rows[order])
-    return found
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 def stop_at(calls, how):

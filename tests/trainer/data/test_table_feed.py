@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+from tests.trainer.contents import assert_same, content
 from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad
 from trainer.embedding.hashing import first_rows
@@ -70,23 +71,6 @@ def fit(
         resume=resume,
     )
     return trainer
-
-
-def content(trainer):
-    """Return every parameter, and every table's rows with their slots by id, copied."""
-    found = {parameter.name: np.array(parameter.asnumpy()) for parameter in trainer.network.get_parameters()}
-    for name, table in trainer.tables.tables.tables.items():
-        rows = np.flatnonzero(table.columns["live"][: table.next_row])
-        ids = table.columns["id"][rows]
-        order = np.argsort(ids)
-        found[f"{name} ids"], found[f"{name} rows"] = ids[order], table.store.read(rows[order])
-    return found
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")

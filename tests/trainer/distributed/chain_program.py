@@ -10,9 +10,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from callbacks import Callback, ModelCheckpoint
+from tests.trainer.distributed import jobs
 from tests.trainer.distributed.stream_program import Numbered, table
 from trainer import Trainer, Window
-from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.streams import Column, KafkaStream, Schema
 
@@ -91,7 +91,7 @@ def train_on_stream(folder, group, max_steps, servers):
 
 
 def main(folder, fit_steps, stream_steps, servers=None):
-    group = join()
+    group = jobs.member()
     for name in ("fit", "stream"):
         (Path(folder) / name).mkdir(exist_ok=True)
     if servers is not None:

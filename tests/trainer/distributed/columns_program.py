@@ -12,10 +12,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from callbacks import Callback
+from tests.trainer.distributed import jobs
 from tests.trainer.distributed.fit_program import data
 from trainer import MultiTaskLoss, Trainer, Window
 from trainer.data.ragged import Ragged
-from trainer.distributed.group import join
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
@@ -147,7 +147,7 @@ def joined(folder):
 
 
 def main(folder):
-    group, found = join(), {}
+    group, found = jobs.member(), {}
     each = ROWS // group.size
     table = tumours()
 
@@ -185,9 +185,9 @@ def main(folder):
         run(found, "stream", Histories(sparse=True), bce, fit(joined(Path(folder)), batch_size=None, epochs=1))
     # The file falls to rank 0: the other process makes all its rows up.
     only = FileStream(Path(folder) / "segments", SCHEMA, pattern="part-002*")
-    few = {"batch_size": 8, "max_steps": 2, "flush_after": 0.2}
+    few = {"batch_size": 8, "max_steps": 1, "flush_after": 0.2}
     run(found, "one sided", Histories(), bce, lambda trainer, diary: trainer.online_train(only, [diary], **few))
-    np.savez(f"{folder}/columns_{group.size}_{group.rank}.npz", **found)
+    np.savez(f"{folder}/found_{group.size}_{group.rank}.npz", **found)
 
 
 if __name__ == "__main__":

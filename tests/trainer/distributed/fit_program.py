@@ -12,8 +12,8 @@ import numpy as np
 from mindspore import Tensor, amp, nn
 
 from callbacks import Callback, ModelCheckpoint, SkipNonFinite
+from tests.trainer.distributed import jobs
 from trainer import Trainer
-from trainer.distributed.group import join
 
 ROWS = 64  # of a step, over all processes
 
@@ -77,7 +77,7 @@ class Trained:
 
 
 def main(folder):
-    group = join()
+    group = jobs.member()
     run = Trained(group)
     rank, size = group.rank, group.size
     x, y = data()

@@ -1,5 +1,6 @@
 """Jobs of several real processes for tests: started by `trainer launch`, ended by process id whatever happens."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,7 +8,19 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.distributed.group import join
+
 TIMEOUT = 400  # on a machine that is busy with other things
+
+
+def member():
+    """Join the group of this process, once all is imported; return it.
+
+    MindSpore lets the collector look at everything at each compilation: here it is spared what outlives the program.
+    """
+    gc.collect()
+    gc.freeze()
+    return join()
 
 
 def start(*arguments, processes=2, options=(), cwd=None):

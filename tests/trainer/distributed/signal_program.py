@@ -15,9 +15,9 @@ import numpy as np
 from mindspore import dataset, nn, ops
 
 from callbacks import ModelCheckpoint
+from tests.trainer.distributed import jobs
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, checkpoint
-from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.run import signals
 from trainer.streams import ReplayStream
@@ -106,7 +106,7 @@ def build(network):
 
 
 def main(folder):
-    group = join()
+    group = jobs.member()
     folder = Path(folder)
     cases = Cases(folder, group)
     last = group.rank == 1

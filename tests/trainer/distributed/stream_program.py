@@ -12,10 +12,10 @@ import numpy as np
 from mindspore import nn, ops
 
 from callbacks import Callback, ModelCheckpoint
+from tests.trainer.distributed import jobs
 from tests.trainer.distributed.fit_program import data, make_network
 from trainer import Trainer, Window
 from trainer.checkpoint.saver import Saver
-from trainer.distributed.group import join
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError, ConfigurationError, DataError
 from trainer.state import State
@@ -138,8 +138,8 @@ class Trained:
         trainer.state, trainer.saver = State(), Saver(trainer)
         return trainer
 
-    def train(self, name, stream, *, stop_at=None, callbacks=(), make=None, **arguments):
-        trainer = self.renewed() if make is None else build(make())
+    def train(self, name, stream, *, stop_at=None, callbacks=(), trainer=None, **arguments):
+        trainer = trainer or self.renewed()
         network, diary = trainer.network, Diary(stop_at)
         arguments = {"batch_size": BATCH, "window": Window(rows=100), **arguments}
         trainer.online_train(stream, [diary, *callbacks], **arguments)
@@ -165,7 +165,7 @@ class Trained:
 
 
 def main(folder):
-    group = join()
+    group = jobs.member()
     run = Trained(group)
     folder = Path(folder)
     # The only segment falls to rank 0: the others never have a row of their own.
@@ -181,7 +181,8 @@ def main(folder):
         run.train("stopped", twice, stop_at=3 if group.rank else None)
         run.train("went on", twice)
         # The last batch of rank 0 is short, and rank 1 has none: what it makes up is larger than all that there is.
-        run.train("tables", FileStream(folder / "uneven", SCHEMA), make=WithTable)
+        with_table = build(WithTable())
+        run.train("tables", FileStream(folder / "uneven", SCHEMA), trainer=with_table)
         run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
         run.train("event time", FileStream(folder / "segments", SCHEMA), window=Window(event_time=100))
         idle = FileStream(folder / "followed", SCHEMA)
@@ -193,7 +194,7 @@ def main(folder):
         run.refused("generator", ConfigurationError, batches)
         try:
             full = [FullDisk(), ModelCheckpoint(folder / "full", every=4, background=True)]
-            run.train("full", FileStream(folder / "segments", SCHEMA), make=WithTable, callbacks=full, sink_size=1)
+            run.train("full", FileStream(folder / "segments", SCHEMA), trainer=with_table, callbacks=full, sink_size=1)
         except CheckpointError as error:
             run.found["full"] = str(error)
         run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})

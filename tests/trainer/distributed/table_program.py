@@ -11,8 +11,8 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import Callback, Every, ModelCheckpoint
+from tests.trainer.distributed import jobs
 from trainer import Trainer, Window
-from trainer.distributed.group import join
 from trainer.embedding import Embedding, Eviction, MinSightings, RowAdagrad, RowSGD
 from trainer.errors import DataError
 from trainer.serving.publisher import Publish
@@ -28,21 +28,31 @@ class DoubledSGD(RowSGD):
         return super().construct(packed, 2 * gradient, lr, step)
 
 
-class Clicks(nn.Cell):
-    """Users and items; an item's bias, which shares the ids but not their rules; what is known of it, not trained."""
+class Pairs(nn.Cell):
+    """Users and items."""
 
-    def __init__(self, optimizer=None, bias=None):
+    def __init__(self, optimizer=None):
         super().__init__()
         self.users = Embedding(4, mode="sparse", name="users", optimizer=optimizer)
         self.items = Embedding(4, mode="sparse", name="items", padding=0, optimizer=optimizer)
-        self.bias = Embedding(1, mode="sparse", name="bias", initializer="zeros", **(bias or {}))
-        ids = np.arange(700) * 1_000_003
-        self.known = Embedding.from_pretrained(np.log(1.0 + ids[:, None]) / 40, ids, trainable=False, name="known")
         self.head = nn.Dense(16, 1, weight_init="ones", bias_init="zeros")
 
     def construct(self, user, items):
         vectors = ops.concat((ops.expand_dims(self.users(user), 1), self.items(items)), 1)
-        return self.head(ops.reshape(vectors, (-1, 16))) + (self.bias(items) + self.known(items)).sum(axis=1)
+        return self.head(ops.reshape(vectors, (-1, 16)))
+
+
+class Clicks(Pairs):
+    """And an item's bias, which shares the ids but not their rules; and what is known of it, not trained."""
+
+    def __init__(self, optimizer=None, bias=None):
+        super().__init__(optimizer)
+        self.bias = Embedding(1, mode="sparse", name="bias", initializer="zeros", **(bias or {}))
+        ids = np.arange(700) * 1_000_003
+        self.known = Embedding.from_pretrained(np.log(1.0 + ids[:, None]) / 40, ids, trainable=False, name="known")
+
+    def construct(self, user, items):
+        return super().construct(user, items) + (self.bias(items) + self.known(items)).sum(axis=1)
 
 
 RULES = {"admission": MinSightings(3), "eviction": Eviction(None, ttl=3600.0)}
@@ -104,8 +114,8 @@ class Held(Callback):
         self.rows = max(self.rows, len(trainer.tables.tables.tables["users"]))
 
 
-def train(folder, group, name, data, *, optimizer=None, bias=None, callbacks=(), resume=None, **options):
-    network = Clicks(optimizer() if optimizer else None, bias)
+def train(folder, group, name, data, *, network=None, optimizer=None, bias=None, callbacks=(), resume=None, **options):
+    network = network or Clicks(optimizer() if optimizer else None, bias)
     arguments = {"epochs": 2, "batch_size": STEP // group.size, "callbacks": list(callbacks), "resume": resume}
     arguments |= {key: options.pop(key) for key in ("sink_size", "max_steps", "epochs") if key in options}
     trainer = build(network, **options)
@@ -122,24 +132,25 @@ def cut_inside_a_window(folder, group, data):
             batches.append({name: column[first : first + rows // group.size] for name, column in data.items()})
             first += rows // group.size
     root = f"{folder}/window_{group.size}"
-    cut = ([ModelCheckpoint(root), StopAfter(4)], None), ([], root)
-    for callbacks, resume in [([], None)] if group.size == 1 else cut:
-        network = Clicks()
-        trainer = build(network, gradient_accumulation_steps=3)
-        trainer.fit(batches, 1, callbacks=callbacks, resume=resume)
+    trainer, resume = build(Pairs(), gradient_accumulation_steps=3), None
+    if group.size > 1:
+        trainer.fit(batches, 1, callbacks=[ModelCheckpoint(root), StopAfter(4)])
+        trainer.fit(batches, 1, callbacks=[])  # nothing of which is left: what is read is the snapshot's
+        resume = root
+    trainer.fit(batches, 1, callbacks=[], resume=resume)
     found |= {f"window/rows/{key}": value for key, value in content(trainer).items()}
-    found["window/loss"] = np.array(trainer.history.history["loss"])
+    found["window/loss"] = np.array(trainer.history.history["loss"][-1:])
     return found
 
 
 def main(folder):
-    group = join()
+    group = jobs.member()
     data, found = clicks(), {}
     held = Held()
     whole = {name: column[:448] for name, column in data.items()}
-    # 500 rows are 16 steps, the last of 20 rows; elsewhere every step is of one size, for every size is compiled
+    # 14 steps of one size, for every size is compiled
     publish = Publish(f"{folder}/served_{group.size}", every=Every(steps=7), batch=100)
-    trainer, one = train(folder, group, "plain", data, callbacks=[held, publish], sink_size=1)
+    trainer, one = train(folder, group, "plain", whole, callbacks=[held, publish], sink_size=1)
     found |= one
     found["plain/held"] = np.array([held.rows, len(trainer.tables.tables.tables["users"])])
     short = {name: column[:480] for name, column in data.items()}  # ten batches, the last of 30 rows
@@ -160,7 +171,7 @@ def main(folder):
     trainer, one = train(folder, group, "rules", whole, callbacks=[snapshots], **options)
     found |= one
     found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
-    options = {"optimizer": DoubledSGD, "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
+    options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
     _, one = train(folder, group, "in graph", whole, **options)
     found |= one
     # The last batch of the stream falls to one process; the other takes part with made-up rows.
@@ -185,7 +196,7 @@ def main(folder):
         found |= {f"restored/{key}": value for key, value in content(restored).items()}
         restored.load(f"{folder}/rules_{group.size}", strict=False)
         found |= {f"own/{key}": value for key, value in content(restored).items()}
-    np.savez(f"{folder}/tables_{group.size}_{group.rank}.npz", **found)
+    np.savez(f"{folder}/found_{group.size}_{group.rank}.npz", **found)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,15 @@
 """Several tasks, and lists of different lengths: two real processes train as one does on the batches put together."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.trainer.distributed import columns_program, jobs
+from tests.trainer.distributed import columns_program
+
+PROGRAM = columns_program
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("columns")
+def prepare(folder):
     columns_program.write_segments(folder / "segments")
-    code, output = jobs.run("python", Path(columns_program.__file__), folder)
-    assert code == 0, output
-    return folder
-
-
-@pytest.fixture(scope="module")
-def two(folder):
-    return [dict(np.load(folder / f"columns_2_{rank}.npz")) for rank in range(2)]
-
-
-@pytest.fixture(scope="module")
-def one(folder):
-    columns_program.main(folder)
-    return dict(np.load(folder / "columns_1_0.npz"))
 
 
 CASES = ["tasks", "tasks online", "lists", "bags", "batches", "stream", "one sided"]

@@ -1,31 +1,12 @@
 """`fit` on two real processes is `fit` on one with the batches put together."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.trainer.distributed import fit_program, jobs
+from tests.trainer.distributed import fit_program
 from trainer import checkpoint
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fit")
-    code, output = jobs.run("python", Path(fit_program.__file__), folder)
-    assert code == 0, output
-    return folder
-
-
-@pytest.fixture(scope="module")
-def two(folder):
-    return [dict(np.load(folder / f"found_2_{rank}.npz")) for rank in range(2)]
-
-
-@pytest.fixture(scope="module")
-def one(folder):
-    fit_program.main(folder)
-    return dict(np.load(folder / "found_1_0.npz"))
+PROGRAM = fit_program
 
 
 def of(found, name):

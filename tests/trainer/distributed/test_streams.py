@@ -1,40 +1,26 @@
 """`online_train` on two real processes: each reads its part of the stream, all take the same steps."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tests.trainer.distributed import jobs, stream_program
+from tests.trainer.distributed import stream_program
 from trainer import checkpoint
 from trainer.streams.lanes import lane_of
 
 ROWS = sum(stream_program.SEGMENTS)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("streams")
+PROGRAM = stream_program
+
+
+def prepare(folder):
     stream_program.write_segments(folder / "segments", stream_program.SEGMENTS)
     stream_program.write_segments(folder / "followed", [40, 40])
     (folder / "followed" / "_DONE").unlink()
     stream_program.write_segments(folder / "uneven", [20, 16])
-    code, output = jobs.run("python", Path(stream_program.__file__), folder)
-    assert code == 0, output
-    return folder
-
-
-@pytest.fixture(scope="module")
-def two(folder):
-    return [json.loads((folder / f"found_2_{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.fixture(scope="module")
-def one(folder):
-    stream_program.main(folder / ".")
-    return json.loads((folder / "found_1_0.json").read_text())
 
 
 def rows_of(found, name):

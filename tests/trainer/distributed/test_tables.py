@@ -1,32 +1,15 @@
 """Two processes that divide the rows of sparse tables train, read, save and publish what one process does."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.trainer.distributed import jobs, table_program
+from tests.trainer.distributed import table_program
 from trainer import checkpoint
 from trainer.embedding import RowAdagrad
 from trainer.serving.served_model import ServedModel
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tables")
-
-
-@pytest.fixture(scope="module")
-def one(folder):
-    table_program.main(folder)
-    return dict(np.load(folder / "tables_1_0.npz"))
-
-
-@pytest.fixture(scope="module")
-def two(folder, one):
-    code, output = jobs.run("python", Path(table_program.__file__), folder)
-    assert code == 0, output
-    return [dict(np.load(folder / f"tables_2_{rank}.npz")) for rank in range(2)]
+PROGRAM = table_program
+prepare = table_program.main  # by one process: the two go on from its snapshot as well
 
 
 def of(found, name):

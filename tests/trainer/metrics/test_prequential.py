@@ -175,3 +175,17 @@ def test_rows_without_a_number_are_counted_and_an_undefined_metric_is_nan():
     metrics.update(np.zeros(3), np.array([0, 2.0, 1]))
     with pytest.raises(DataError, match=r"0 or 1; received 2\.0 in row 1"):
         metrics.close_window()
+
+
+def test_a_window_put_together_from_those_of_several_processes_is_that_of_one(learned_online):
+    logits, labels, digits = (column[:WINDOW] for column in learned_online)
+    whole, parts = binary("sigmoid", by="digit"), [binary("sigmoid", by="digit") for _ in range(3)]
+    whole.update(logits, labels, groups={"digit": digits})
+    for rank, part in enumerate(parts):
+        rows = slice(rank, None, 3)
+        part.update(logits[rows], labels[rows], groups={"digit": digits[rows]})
+    parts[0].put_window([part.take_window() for part in parts])
+    found, expected = parts[0].close_window(), whole.close_window()
+    assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
+    assert found["window_rows"] == WINDOW
+    assert parts[1].peek()["window_rows"] == 0

@@ -11,6 +11,7 @@ from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
 
 from callbacks import LambdaCallback
+from tests.trainer.run.compiled_rows import compiled_for, note_rows
 from trainer import Callback, Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError, DataError
@@ -257,16 +258,6 @@ def test_hooks_and_results_of_a_training_are_not_mixed_with_what_its_callbacks_e
     assert monitored == [["val_auc", "val_loss"]] * 2
     assert len(losses) == 2
     assert np.isfinite(losses).all()
-
-
-compiled_for = []
-
-
-@ops.constexpr
-def note_rows(rows):
-    """Note the number of rows a program is compiled for."""
-    compiled_for.append(rows)
-    return 1
 
 
 class Noting(nn.Cell):

@@ -7,22 +7,14 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 
 from callbacks import LambdaCallback, ModelCheckpoint, SkipNonFinite
+from tests.trainer.run.compiled_rows import compiled_for, note_rows
 from trainer import Trainer
 from trainer.embedding import Embedding, Eviction, MinSightings
 
 RATE = 0.5
 SIZES = (20, 24, 9, 30, 13, 1, 24, 32, 9)
-FEWER = (20, 24, 9, 30, 9, 24)
+FEWER = (20, 24, 9, 13, 9, 24)
 AS_THEY_ARE, TRIED, FILLED_UP_TO = {20, 24}, {9, 16}, {16, 32}
-
-compiled_for = []
-
-
-@ops.constexpr
-def note_rows(rows):
-    """Note the number of rows a program is compiled for."""
-    compiled_for.append(rows)
-    return 1
 
 
 class Linear(nn.Cell):
@@ -195,8 +187,8 @@ def test_made_up_rows_leave_no_trace_in_a_table(options):
     assert counters == plain_counters
     np.testing.assert_allclose(rows, plain_rows, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(dense, plain_dense, rtol=1e-4, atol=1e-5)
-    assert sizes >= AS_THEY_ARE | TRIED | FILLED_UP_TO
-    assert 30 not in sizes
+    assert sizes >= AS_THEY_ARE | TRIED
+    assert 13 not in sizes
 
 
 @pytest.mark.parametrize(
@@ -221,7 +213,7 @@ def test_clipping_accumulation_guard_and_repeatable_dropout_keep_their_meaning(o
 
     first = Tensor(np.random.default_rng(2).standard_normal((8, 4)).astype(np.float32))
     drops = "exact_resume" in options
-    batches = batches_of("click", FEWER * 2)
+    batches = batches_of("click", FEWER[:3] * 4)
     batches[8][0][3] = np.inf
     found = []
     for loss in (nn.BCEWithLogitsLoss(), Own()):
@@ -238,8 +230,7 @@ def test_clipping_accumulation_guard_and_repeatable_dropout_keep_their_meaning(o
 
 
 @pytest.mark.parametrize("verb", ["fit", "online_train"])
-@pytest.mark.parametrize("stop", [2, 6])
-def test_a_resumed_run_ends_with_the_same_bits(verb, stop, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(verb, tmp_path):
     sizes = (20, 20, 24, 41, 41, 41, 7, 7, 41, 1, 20)
     batches = batches_of("click", sizes)
 
@@ -249,14 +240,14 @@ def test_a_resumed_run_ends_with_the_same_bits(verb, stop, tmp_path):
         getattr(trainer, verb)(batches, **options)
         return trainer
 
-    whole = trained(callbacks=[])
-    trained(callbacks=[ModelCheckpoint(tmp_path, every=1)], max_steps=stop)
-    compiled_for.clear()
-    resumed = trained(callbacks=[], resume=tmp_path)
-    if stop == 6:  # what was filled up before is again; a stream's windows look at their first batch as it is
-        assert not {41, 7 if verb == "fit" else 41} & set(compiled_for)
-    assert resumed.state.progress.samples_seen == sum(sizes)
-    assert values(resumed.network).tobytes() == values(whole.network).tobytes()
+    whole = trained(callbacks=[ModelCheckpoint(tmp_path, every=1, keep_last=None)])
+    for stop in (2, 6):
+        compiled_for.clear()
+        resumed = trained(callbacks=[], resume=tmp_path / f"step_{stop:08}")
+        if stop == 6:  # what was filled up before is again; a stream's windows look at their first batch as it is
+            assert not {41, 7 if verb == "fit" else 41} & set(compiled_for)
+        assert resumed.state.progress.samples_seen == sum(sizes)
+        assert values(resumed.network).tobytes() == values(whole.network).tobytes()
 
 
 class Scaled(nn.Cell):
@@ -335,10 +326,10 @@ def test_what_is_not_exact_is_trained_as_it_is_and_the_reason_is_told(how, caplo
     if how != "norm":
         network.normalize = nn.Identity()
     trainer = make(network, Own() if how == "loss" else nn.BCEWithLogitsLoss())
-    trainer.online_train(iter(batches_of("click")), callbacks=[])
-    assert set(SIZES) <= set(compiled_for)
+    trainer.online_train(iter(batches_of("click", SIZES[:5])), callbacks=[])
+    assert set(SIZES[:5]) <= set(compiled_for)
     assert caplog.text.count(REASONS[how]) == 1
     assert "20, 24, 9, 30, 13 rows so far" in caplog.text
     assert "batch_size=" in caplog.text
     if how == "counts":
-        assert network.seen.asnumpy()[0] == len(SIZES) + 1  # the first batch is looked at before it is trained
+        assert network.seen.asnumpy()[0] == 5 + 1  # the first batch is looked at before it is trained

@@ -10,35 +10,16 @@ from trainer.errors import ConfigurationError
 DATA = {name: np.random.default_rng(0).normal(size=(16, n)).astype(np.float32) for name, n in (("x", 3), ("z", 2))}
 
 
-class Critic(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.top = nn.Dense(3, 1)
-
-    def construct(self, x):
-        return self.top(x)
-
-
-class Generator(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.top = nn.Dense(2, 3)
-
-    def construct(self, z):
-        return self.top(z)
-
-
 class Game(nn.Cell):
     """The whole training step: first the critic learns, then the generator."""
 
     def __init__(self, prefixes):
         super().__init__(auto_prefix=False)
-        self.generator, self.critic, self.loss = Generator(), Critic(), nn.BCEWithLogitsLoss()
+        self.critic, self.generator, self.loss = nn.Dense(3, 1), nn.Dense(2, 3), nn.BCEWithLogitsLoss()
         if prefixes:
-            self.generator.update_parameters_name("generator.")
             self.critic.update_parameters_name("critic.")
-        self.slow = nn.Adam(self.critic.trainable_params(), 1e-2)
-        self.fast = nn.Adam(self.generator.trainable_params(), 1e-2)
+            self.generator.update_parameters_name("generator.")
+        self.slow, self.fast = (nn.Adam(cell.trainable_params(), 1e-2) for cell in (self.critic, self.generator))
         if prefixes:
             self.slow.update_parameters_name("critic.")
             self.fast.update_parameters_name("generator.")
@@ -74,7 +55,7 @@ def test_both_networks_learn_step_by_step_and_sunk(tmp_path):
 
 
 def test_names_that_clash_and_amp_levels_are_refused_with_the_cure():
-    with pytest.raises(ConfigurationError, match=r"named 'top.weight'.*update_parameters_name\('generator.'\)"):
+    with pytest.raises(ConfigurationError, match=r"named 'weight'.*update_parameters_name\('generator.'\)"):
         Trainer(Game(prefixes=False))
     with pytest.raises(ConfigurationError, match=r"amp_level='O2'.*auto_mixed_precision\(network, 'O2'\)"):
         Trainer(Game(prefixes=True), amp_level="O2")

@@ -1,0 +1,37 @@
+"""What a program trains on two real processes, and on this one alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.trainer.distributed import jobs
+
+
+@pytest.fixture(scope="module")
+def folder(request, tmp_path_factory):
+    """The folder of the program that a module names as PROGRAM, after it has run on two processes."""
+    folder = tmp_path_factory.mktemp("job")
+    getattr(request.module, "prepare", lambda folder: None)(folder)
+    code, output = jobs.run("python", request.module.PROGRAM.__file__, folder)
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """What each of the two processes has found."""
+    return [_found(folder, 2, rank) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def one(request, folder):
+    """What one process finds."""
+    if not [*folder.glob("found_1_0.*")]:
+        request.module.PROGRAM.main(folder)
+    return _found(folder, 1, 0)
+
+
+def _found(folder, size, rank):
+    (path,) = folder.glob(f"found_{size}_{rank}.*")
+    return json.loads(path.read_text()) if path.suffix == ".json" else dict(np.load(path))
