@@ -44,9 +44,21 @@ def chain(open_stream, each, patience):
         names = [name for part in parts for name in part if not name.startswith("@") and name != "files"]
         assert len(names) == len(set(names)), "no partition has two readers"
         position = streams[0].join(parts)
+        begun = position.get("@start", {"offsets": names})
+        assert len(begun["offsets"]) == len(names), "where the turns of each partition began"
         for stream in streams:
             stream.close()
     return found
+
+
+def goes_on(stream, patience):
+    """Read as one of two processes that is dealt the same part again before a further training; close the stream."""
+    stream.deal(0, 2)
+    found = read_some([stream], 9, patience)
+    stream.deal(0, 2)
+    later = read_some([stream], 10_000, patience)
+    stream.close()
+    return found and later and not {*found} & {*later}
 
 
 @pytest.fixture
@@ -62,6 +74,7 @@ def test_files_are_read_once_by_any_number_of_processes(folder, schema):
     (folder / "_DONE").touch()
     found = chain(lambda: FileStream(folder, schema), 13, 5.0)
     assert sorted(found) == list(range(220))
+    assert goes_on(FileStream(folder, schema), 5.0)
 
 
 def test_segments_go_to_processes_in_turn_and_later_ones_by_the_same_rule(folder, schema, rows):
@@ -117,6 +130,7 @@ def test_keys_are_read_once_by_any_number_of_processes(redis_server, schema, row
         return RedisStream(["c", "a", "b"], schema, url=redis_server.url)
 
     assert sorted(chain(open_stream, 9, 0.2)) == list(range(200))
+    assert goes_on(open_stream(), 0.2)
 
 
 def test_partitions_are_read_once_by_any_number_of_processes(make_kafka, schema, rows):
@@ -128,6 +142,7 @@ def test_partitions_are_read_once_by_any_number_of_processes(make_kafka, schema,
         return KafkaStream("clicks", schema, servers=server.servers, quota=8, turn_timeout=0.2)
 
     assert sorted(chain(open_stream, 13, 3.0)) == list(range(300))
+    assert goes_on(open_stream(), 3.0)
 
 
 def test_a_position_is_about_the_partitions_of_the_process(make_kafka, schema, rows):
