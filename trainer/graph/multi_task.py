@@ -23,7 +23,8 @@ class MultiTaskLoss(nn.Cell):
             masks={"buy": "click"},  # rows that were clicked
         )
 
-    The network returns a dict of predictions by task, or a tuple or list in the order of `losses`. Each task has a
+    The network returns a dict of predictions by task, a tuple or list in the order of `losses`, or a tensor [N, tasks]
+    with a column for each (of one task, any tensor). Each task has a
     label column, the last columns of the data in the same order; where columns have names, they are found by them.
     Metrics are named by task: ``click_auc``, ``buy_auc``; losses ``click_loss``, ``buy_loss``.
 
@@ -43,7 +44,7 @@ class MultiTaskLoss(nn.Cell):
             is averaged where rows are left out.
 
     Inputs:
-        predictions (dict, tuple or list), then one label tensor per task.
+        predictions (dict, tuple, list or tensor), then one label tensor per task.
 
     Outputs:
         Scalar.
@@ -109,7 +110,19 @@ class MultiTaskLoss(nn.Cell):
             for task in self.tasks:
                 ordered += (predictions[task],)
             return ordered
-        return tuple(predictions)
+        if not isinstance(predictions, Tensor):
+            return tuple(predictions)
+        if len(self.tasks) == 1:
+            return (predictions,)
+        if predictions.ndim != 2 or predictions.shape[1] != len(self.tasks):
+            raise ValueError(
+                "MultiTaskLoss takes a dict of predictions by task, a tuple of one per task, or a tensor [N, tasks]; "
+                f"the network returns a tensor of shape {predictions.shape} for {len(self.tasks)} tasks"
+            )
+        columns = ()
+        for place in range(len(self.tasks)):
+            columns += (ops.slice(predictions, (0, place), (predictions.shape[0], 1)),)
+        return columns
 
     def construct(self, predictions, *labels):
         """Return the weighted sum."""

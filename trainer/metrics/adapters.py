@@ -54,6 +54,11 @@ class BySlice(RowMetric):
         """Forget all rows, but not which values are followed."""
         self._slices = {}
 
+    def expect_logits(self) -> None:
+        """See `RowMetric.expect_logits`."""
+        if isinstance(self._empty, RowMetric):
+            self._empty.expect_logits()
+
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows."""
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")

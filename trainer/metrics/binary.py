@@ -27,8 +27,9 @@ def check_link(link: str) -> str:
     - "sigmoid": predictions are logits of the positive class, shape [B] or [B, 1].
     - "identity": predictions are probabilities, of the positive class [B] or [B, 1], or of both classes [B, 2].
     - "softmax": predictions are logits of both classes, shape [B, 2].
-    - "auto": one column is taken for probabilities as long as every prediction seen lay in [0, 1], and for logits from
-      the first one outside; two columns are probabilities where each row sums to 1, else logits.
+    - "auto": two columns are probabilities where each row sums to 1, else logits. One column is logits where a Trainer
+      with `nn.BCEWithLogitsLoss` asks for the metric; elsewhere it is taken for probabilities as long as every
+      prediction seen lay in [0, 1], and for logits from the first one outside.
 
     Raises:
         ConfigurationError: there is no such link.
@@ -126,6 +127,10 @@ class BinarySums:
         for name in self._SUMS:
             setattr(self, name, 0.0)
         self.logits_seen = self.link in ("sigmoid", "softmax")
+
+    def expect_logits(self) -> None:
+        """Take predictions for logits until `clear`, where link is "auto"."""
+        self.logits_seen = self.logits_seen or self.link == "auto"
 
     def restart(self) -> None:
         """Forget all rows; that predictions are logits, once seen, stays known."""
@@ -256,6 +261,10 @@ class BinarySumMetric(RowMetric):
     def restart(self) -> None:
         """Forget all rows; that predictions are logits stays known."""
         self._sums.restart()
+
+    def expect_logits(self) -> None:
+        """See `RowMetric.expect_logits`."""
+        self._sums.expect_logits()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows: predictions [B], [B, 1] or [B, 2]; labels [B] or [B, 1] in [0, 1]; weights [B] or None."""

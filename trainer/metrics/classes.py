@@ -84,6 +84,10 @@ class Accuracy(SumMetric):
         self.clear()
         self.total["outside_unit"] = outside
 
+    def expect_logits(self) -> None:
+        """See `RowMetric.expect_logits`."""
+        self.total["outside_unit"] += 1.0
+
     def _count(self, identity: np.ndarray, logits: np.ndarray, weights: Any) -> None:
         rows = len(identity)
         weights = row_weights(weights, rows)

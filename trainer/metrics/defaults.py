@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from .binary_metrics import BinaryMetrics
 from .classes import Accuracy, LogLoss
 from .regression import R2, Bias, Mae, Rmse
 from .window import Window
+from .window_metric import RowMetric
 
 BINARY, REAL, CLASSES = "binary", "real", "classes"
 _OF_LOSS = {
@@ -28,6 +30,17 @@ def metrics_of(target: str, window: Window) -> dict[str, Any]:
     if target == REAL:
         return {"mae": Mae(), "rmse": Rmse(), "bias": Bias(), "r2": R2()}
     return {"accuracy": Accuracy(), "log_loss": LogLoss()} if target == CLASSES else {}
+
+
+def expect_logits(loss_fn: Any, metrics: Mapping[str, Any]) -> None:
+    """Tell metrics that binary predictions are logits, if the loss function takes logits.
+
+    Else those of a network that begins with zeros would pass for the probability 0.
+    """
+    if isinstance(loss_fn, nn.BCEWithLogitsLoss):
+        for metric in metrics.values():
+            if isinstance(metric, RowMetric):
+                metric.expect_logits()
 
 
 def possible_targets(loss_fn: Any) -> tuple[str, ...]:

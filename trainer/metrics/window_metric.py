@@ -109,6 +109,9 @@ class RowMetric(Metric):
         """Forget all rows; a metric that found out how predictions are to be read remembers that."""
         self.clear()
 
+    def expect_logits(self) -> None:
+        """Take binary predictions for logits until `clear`, also while all lie in [0, 1], where link is "auto"."""
+
 
 class SumMetric(RowMetric):
     """Base of metrics that follow from sums over rows.

@@ -45,7 +45,7 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     read_tables(trainer, feed)
     synchronize(trainer)
     cell = trainer.builder.evaluate_cell()
-    tally = Tally(trainer.metrics, trainer.eval_indexes, trainer.tasks if trainer.eval_network is None else None)
+    tally = Tally(trainer.metrics, trainer.eval_indexes, trainer.loss_fn if trainer.eval_network is None else None)
     with trainer.builder.inference(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
         if results:

@@ -16,7 +16,7 @@ from ..distributed.states import gather_states
 from ..errors import DataError
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.adapters import BySlice
-from ..metrics.defaults import metrics_of, possible_targets, target_of
+from ..metrics.defaults import expect_logits, metrics_of, possible_targets, target_of
 from ..metrics.prequential import PrequentialMetrics
 from ..metrics.registry import Loss, clear_metrics, group_of
 from ..metrics.tasks import of_task
@@ -106,6 +106,7 @@ class Scoring:
     def _make(self, task: str, target: str) -> PrequentialMetrics:
         told, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
         metrics = self._with_slices(told | chosen, target)
+        expect_logits(self._loss_of(task), metrics)
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
 

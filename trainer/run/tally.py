@@ -9,6 +9,7 @@ import numpy as np
 
 from ..data.chunk import Chunk
 from ..graph.multi_task import MultiTaskLoss
+from ..metrics.defaults import expect_logits
 from ..metrics.registry import WeightedMean, clear_metrics, group_of, read_metrics, update_metrics
 from ..metrics.tasks import of_task
 
@@ -19,24 +20,25 @@ class Tally:
     Args:
         metrics: by name; cleared here.
         eval_indexes: positions of loss, prediction and label in the outputs, or None.
-        tasks: the loss of several tasks whose evaluation program gave the outputs, or None.
+        loss_fn: the loss whose evaluation program of ours gives the outputs, or None.
 
     Attributes:
         groups: names of the columns that metrics read besides the outputs.
     """
 
-    def __init__(
-        self, metrics: Mapping[str, Any], eval_indexes: Sequence[int] | None, tasks: MultiTaskLoss | None = None
-    ) -> None:
+    def __init__(self, metrics: Mapping[str, Any], eval_indexes: Sequence[int] | None, loss_fn: Any = None) -> None:
         self._metrics = metrics
         self._indexes = eval_indexes
-        self._tasks = tasks
+        self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._loss = WeightedMean()
-        names = () if tasks is None else tasks.tasks
+        names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
         self.groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
         clear_metrics(metrics)
+        losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
+        for loss, read in zip(losses, self._of_task.values(), strict=True):
+            expect_logits(loss, read)
 
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch of `num_samples` rows; `columns` are those of `groups`."""

@@ -5,14 +5,14 @@ import re
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
 
 from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, TensorBoard
 from tests.callbacks.test_tensorboard import read
 from trainer import MultiTaskLoss, Trainer
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, TrainerError
 from trainer.streams import ReplayStream
 
 TASKS = ("odd", "large", "ink")
@@ -25,12 +25,13 @@ class ThreeHeads(nn.Cell):
     def __init__(self, kind=dict):
         super().__init__()
         self.odd, self.large, self.ink = (nn.Dense(64, 1, weight_init="zeros", bias_init="zeros") for _ in range(3))
-        self.as_dict = kind is dict
+        self.as_dict, self.columns = kind is dict, kind if isinstance(kind, int) else 0
 
     def construct(self, features):
         if self.as_dict:
             return {"ink": self.ink(features), "odd": self.odd(features), "large": self.large(features)}
-        return self.odd(features), self.large(features), self.ink(features)
+        heads = self.odd(features), self.large(features), self.ink(features)
+        return ops.concat(heads[: self.columns], 1) if self.columns else heads
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,21 @@ def test_evaluation_gives_losses_and_metrics_by_task_over_the_rows_that_count(tr
     assert results["large_loss"] == pytest.approx(log_loss(digits["large"][odd], p), rel=1e-5)
     assert results["ink_loss"] == pytest.approx(rmse**2, rel=1e-5)
     assert np.isfinite(results["loss"])
+
+
+def test_a_column_for_each_task_is_as_good_as_a_dict(digits):
+    results, windows = [], []
+    for kind in (tuple, 3):
+        trainer = make(kind, metrics={"odd_auc", "ink_rmse"})
+        trainer.online_train(ReplayStream(digits), callbacks=[], batch_size=128, window=1000)
+        windows.append(
+            {name: value for name, value in trainer.state.window.items() if "_auc" in name or "loss" in name}
+        )
+        results.append(trainer.evaluate(digits, batch_size=128))
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
+    assert windows[1] == pytest.approx(windows[0], rel=1e-6)
+    with pytest.raises(TrainerError, match=r"tensor of shape \(128, 2\) for 3 tasks"):
+        make(2).fit(digits, batch_size=128, callbacks=[])
 
 
 def test_fit_records_each_tasks_loss_and_every_named_validation_set(trained):

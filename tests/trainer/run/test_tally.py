@@ -6,7 +6,7 @@ from mindspore import nn
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
-from trainer import Trainer
+from trainer import MultiTaskLoss, Trainer
 from trainer.errors import DataError
 
 
@@ -75,3 +75,27 @@ def test_a_dict_of_columns_is_one_validation_set_and_a_dict_of_datasets_several(
 def batches(table):
     for start in range(0, 569, 100):
         yield {name: column[start : start + 100] for name, column in table.items()}
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_logits_between_0_and_1_are_not_taken_for_probabilities(table, tasks):
+    network = Linear()
+    network.dense.weight.set_data(network.dense.weight * 0)  # every logit is 0 before the first step
+    loss = (
+        MultiTaskLoss({"benign": nn.BCEWithLogitsLoss()}, labels={"benign": "label"})
+        if tasks
+        else nn.BCEWithLogitsLoss()
+    )
+    optimizer = nn.SGD(network.trainable_params(), 0.0)
+    trainer = Trainer(network, loss, optimizer, metrics=["log_loss", "accuracy", "log_loss/site"])
+    own, of = ("benign_", "_benign") if tasks else ("", "")
+    known = {name: table[name] for name in ("site", "features", "label")}
+    results = trainer.evaluate(known, batch_size=100)
+    trainer.online_train(iter([known]), callbacks=[], window=569)
+    windows = trainer.state.window
+    half = table["label"].mean()
+    for found, name in ((results, own), (windows, f"window{of}_")):
+        assert found[f"{name}log_loss"] == pytest.approx(np.log(2)), sorted(found)
+        assert found[f"{name}log_loss/site=north"] == pytest.approx(np.log(2))
+        assert found[f"{name}accuracy"] == pytest.approx(1 - half)
+    assert windows[f"window{of}_calibration"] == pytest.approx(0.5 / half)
