@@ -47,3 +47,8 @@ class Columns(dict[str, np.ndarray]):
                 grown = np.zeros(self._length, dtype)
                 grown[:length] = self[name]
                 self[name] = grown
+
+
+def dirty_column(consumer: str) -> str:
+    """Return the name of the column that tells which rows changed since the consumer's last state."""
+    return f"dirty.{consumer}"

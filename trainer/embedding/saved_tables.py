@@ -9,7 +9,8 @@ import numpy as np
 
 from ..checks import any_number, whole
 from ..errors import CheckpointDamagedError, CheckpointMismatchError
-from .table import DEFAULT_ROW, SparseTable
+from .spec import DEFAULT_ROW
+from .table import SparseTable
 
 _MOST_HOLES = 10**7  # rows that evicted ids left, beyond a hundred for each that is saved: less memory than a lie costs
 

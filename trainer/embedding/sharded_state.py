@@ -16,7 +16,8 @@ import numpy as np
 from ..checkpoint.frozen import Frozen
 from ..distributed.group import Group
 from .open_rows import ROWS as OPEN_ROWS
-from .table import DEFAULT_ROW, SparseTable
+from .spec import DEFAULT_ROW
+from .table import SparseTable
 
 BLOCK_BYTES = 4 << 20  # of one message of each process
 SPOOLED_BYTES = 64 << 20  # arrays from this size on are put together in a file

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .sparse_plan import padding_of
-from .table import DEFAULT_ROW, PADDING, SparseTable
+from .spec import DEFAULT_ROW
+from .table import PADDING, SparseTable
 
 
 class Question:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from .admission import MinSightings, Probability
 from .eviction import Eviction
 
+DEFAULT_ROW = 0  # what ids without a row of their own read
+
 
 @dataclass
 class TableSpec:

@@ -15,20 +15,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .admission import Admission
-from .eviction import least
+from .evicted_rows import make_room, pin_and_expire, undo
 from .hashing import first_rows, stable_seed
 from .id_map import IdMap
-from .row_columns import Columns
+from .row_columns import Columns, dirty_column
 from .row_owners import WHOLE, Shards
 from .row_store import RowStore
-from .spec import TableSpec
-from .undo_log import Evicted, UndoRecord
+from .spec import DEFAULT_ROW, TableSpec
+from .undo_log import UndoRecord
 
-DEFAULT_ROW = 0
 PADDING = -1
 _UNKNOWN = -2
-PINNED_PLANS = 8
-_TTL_SWEEPS = 32
 _FIRST_BLOCK = 1 << 15
 # cells of an outgrown id map that a plan takes over at least, about 5 ms
 CELLS_A_PLAN = 1 << 15
@@ -268,7 +265,7 @@ class SparseTable:
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN
         if self.spec.eviction is not None:
-            rows = self._pin_and_expire(flat, rows, pending, now)
+            rows = pin_and_expire(self, rows, pending, now)
         unknown = np.flatnonzero(rows == -1)
         if len(unknown):
             if self.spec.admission is None:
@@ -309,36 +306,6 @@ class SparseTable:
             if "last_time" in self.columns:
                 self.columns["last_time"][rows] = now
 
-    def _pin_and_expire(self, flat: np.ndarray, rows: np.ndarray, pending: UndoRecord, now: float) -> np.ndarray:
-        known = rows[rows >= 0]
-        self.columns["in_use"][known] = self.ticket
-        ttl = self.spec.eviction.ttl
-        if ttl is None:
-            return rows
-        if len(known):
-            # An id that comes back after its time has run out starts anew, swept already or not.
-            late = (rows >= 0) & (now - self.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
-            if late.any():
-                gone = np.unique(rows[late])
-                gone = gone[self.columns["plan"][gone] <= self.plans - PINNED_PLANS]
-                self._evict(gone, pending, "expired")
-                rows[np.isin(rows, gone)] = -1
-        if now - self.last_sweep >= ttl / _TTL_SWEEPS:
-            self.last_sweep = now
-            span = slice(0, self.next_row)
-            old = self._evictable() & (now - self.columns["last_time"][span] > ttl)
-            self._evict(np.flatnonzero(old), pending, "expired")
-        return rows
-
-    def _evictable(self) -> np.ndarray:
-        """Return bool [next_row]: rows that neither this plan nor one that may still be in progress refers to."""
-        span = slice(0, self.next_row)
-        columns = self.columns
-        allowed = columns["live"][span] & (columns["plan"][span] <= self.plans - PINNED_PLANS)
-        allowed &= columns["in_use"][span] != self.ticket
-        allowed[DEFAULT_ROW] = False
-        return allowed
-
     def _give_rows(
         self, flat: np.ndarray, rows: np.ndarray, places: np.ndarray, pending: UndoRecord, step: int | None
     ) -> None:
@@ -364,7 +331,7 @@ class SparseTable:
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         if room < len(ids) and self.spec.eviction is not None and self.spec.eviction.when_full is not None:
             wanted = max(len(ids) - room, int(capacity * self.spec.eviction.share))
-            room += self._make_room(wanted, pending)
+            room += make_room(self, wanted, pending)
         room = max(room, 0)  # fewer processes may have given this one more rows than it may hold
         rows = np.full(len(ids), -1, np.int32)
         fitting = ids[:room] if room < len(ids) else ids
@@ -401,29 +368,6 @@ class SparseTable:
             weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
             self.store.write(rows[block], self.packed(weights))
 
-    def _make_room(self, wanted: int, pending: UndoRecord) -> int:
-        key = "frequency" if self.spec.eviction.when_full == "lfu" else "last_step"
-        rows = least(self.columns[key][: self.next_row], self._evictable(), wanted)
-        self._evict(rows, pending, "evicted")
-        return len(rows)
-
-    def _evict(self, rows: np.ndarray, pending: UndoRecord, counter: str) -> None:
-        if not len(rows):
-            return
-        rows = rows.astype(np.int32)
-        columns = self.columns
-        meta = {name: columns[name][rows] for name in self.meta_names}
-        with self.changing():
-            ids = columns["id"][rows]
-            dirty = {consumer: columns[dirty_column(consumer)][rows] for consumer in self.tombstones}
-            pending.evicted.append(Evicted(ids, rows, self.store.read(rows), dirty, meta))
-            self.map.remove(ids)
-            columns["live"][rows] = False
-            for consumer in self.tombstones:
-                columns[dirty_column(consumer)][rows] = False
-            self.free = np.sort(np.concatenate((self.free, rows)))
-        pending.count(counter, len(rows))
-
     # -- training ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -452,38 +396,9 @@ class SparseTable:
         with self.changing():
             while self.pending:
                 pending = self.pending.pop()
-                if pending.rows is not None:
-                    for name, old in pending.meta.items():
-                        self.columns[name][pending.rows] = old
-                for rows, ids in reversed(pending.allocated):
-                    self.map.remove(ids)
-                    self.columns["live"][rows] = self.columns["uncommitted"][rows] = False
-                for evicted in reversed(pending.evicted):
-                    self.map.add(evicted.ids, evicted.rows)
-                    self.store.write(evicted.rows, evicted.values)
-                    self.name_rows(evicted.rows, evicted.ids)
-                    self.columns["live"][evicted.rows] = True
-                    for consumer, dirty in evicted.dirty.items():
-                        self.columns[dirty_column(consumer)][evicted.rows] = dirty
-                    for name, old in evicted.meta.items():
-                        self.columns[name][evicted.rows] = old
-                for cells in pending.cells:
-                    self.admission.forget(self.admission.sketch, cells)
-                self.next_row, self.last_sweep = pending.next_row, pending.last_sweep
-                self.step, self.numbering = pending.start_step, pending.numbering
-                self.plans -= 1
-                if pending.started:
-                    # a failure in the middle: like dense weights, the rows are what the last step made of them
-                    changed = pending.rows[self.columns["live"][pending.rows]]
-                    for consumer in self.tombstones:
-                        self.columns[dirty_column(consumer)][changed] = True
+                undo(self, pending)
             self.set_free_rows()
 
     def set_free_rows(self) -> None:
         """Derive the free rows from the live ones: ascending, so that a restored table gives out the same rows."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
-
-
-def dirty_column(consumer: str) -> str:
-    """Return the name of the column that tells which rows changed since the consumer's last state."""
-    return f"dirty.{consumer}"

@@ -15,9 +15,11 @@ import numpy as np
 
 from ..checkpoint.frozen import Frozen
 from ..errors import CheckpointDamagedError
+from .row_columns import dirty_column
 from .row_store import CopyOnWriteView
 from .saved_tables import check_identity
-from .table import DEFAULT_ROW, SparseTable, dirty_column
+from .spec import DEFAULT_ROW
+from .table import SparseTable
 from .undo_log import Evicted, UndoRecord
 
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings, Probability
+from trainer.embedding.evicted_rows import PINNED_PLANS
 from trainer.embedding.eviction import least
 from trainer.embedding.hashing import first_rows
-from trainer.embedding.table import DEFAULT_ROW, PINNED_PLANS, SparseTable, TableSpec
+from trainer.embedding.spec import DEFAULT_ROW
+from trainer.embedding.table import SparseTable, TableSpec
 from trainer.embedding.unique_indexer import UniqueIndexer
 
 DIM = 3
