@@ -9,7 +9,7 @@ def content(trainer):
     found = {p.name: np.array(p.asnumpy()) for cell in cells for p in cell.get_parameters()}
     for name, table in trainer.tables.tables.tables.items() if trainer.tables else ():
         rows = np.flatnonzero(table.columns["live"][: table.next_row])
-        ids = table.columns["id"][rows]
+        ids = table.ids_of(rows)
         order = np.argsort(ids)
         found[f"{name} ids"], found[f"{name} rows"] = ids[order], table.store.read(rows[order])
     return found

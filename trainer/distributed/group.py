@@ -6,6 +6,7 @@ here runs one small graph for each. A device with AlltoAll and ReduceScatter wou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError, TrainerError
+from ..mindspore_internals.garbage import collector_spared
 from .launched import cannot_meet, is_launched, process_count
 
 logger = logging.getLogger(__name__)
@@ -144,6 +146,7 @@ class World(Group):
         self.rank, self.size = rank, size
         self._thread = threading.get_ident()
         self._cells: dict[str, Any] = {}
+        self._programs: set[tuple[Any, ...]] = set()
         self._barrier: Any = None
 
     def wait_for_all(self) -> None:
@@ -163,7 +166,11 @@ class World(Group):
             from .cells import make_cell
 
             self._cells[kind] = make_cell(kind)
-        return np.array(self._cells[kind].compile_and_run(Tensor(array)).asnumpy())
+        program = (kind, array.shape, array.dtype)
+        with contextlib.nullcontext() if program in self._programs else collector_spared():
+            outputs = self._cells[kind].compile_and_run(Tensor(array))
+        self._programs.add(program)
+        return np.array(outputs.asnumpy())
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         """See `Group.gather`."""

@@ -10,6 +10,7 @@ from mindspore import Tensor, nn
 
 from ..mindspore_internals import graph_executor
 from ..mindspore_internals.eager_mode import operator_by_operator
+from ..mindspore_internals.garbage import collector_spared
 
 if TYPE_CHECKING:
     from ..data.chunk import Chunk
@@ -58,7 +59,8 @@ class GraphCall:
     def _slowly(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
         if key not in self._unchecked:
             began = time.perf_counter()
-            outputs = self.cell.compile_and_run(*tensors)
+            with collector_spared():
+                outputs = self.cell.compile_and_run(*tensors)
             self.programs += 1
             self.seconds += time.perf_counter() - began
             program = graph_executor.program_of(self.cell) if graph_executor.available() else None
