@@ -14,6 +14,7 @@ from mindspore import dtype as mstype
 from ..checks import choice, refuse, whole
 from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.child_cells import hide
+from ..mindspore_internals.shared_memory import Mirror
 from .admission import MinSightings, Probability
 from .eviction import Eviction
 from .hashing import INITIALIZERS, first_rows, stable_seed, to_ids
@@ -50,6 +51,13 @@ class WorkingSet:
         self.step_map = _scratch(f"{name}.step_map", (FIRST_WINDOW,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_WINDOW,), mstype.int32)
         self.token = _scratch(f"{name}.gradient_token", (1,))
+        self._mirrors: dict[str, Mirror] = {}
+
+    def mirror(self, name: str) -> Mirror:
+        """Return the host memory of `rows`, `reading` or a map: one for all Trainers, any of which may let it grow."""
+        if name not in self._mirrors:
+            self._mirrors[name] = Mirror(getattr(self, name))
+        return self._mirrors[name]
 
 
 def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
@@ -258,7 +266,7 @@ class Embedding(nn.Cell):
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
         """Return the table on the host, made on first use with the slots of `optimizer`.
 
-        A table that was made before its optimizer was known is made anew, with the weights it has.
+        A table that was made before its optimizer was known begins anew, with the weights it has.
 
         Args:
             optimizer: the row optimizer, or None when that is not known yet.
@@ -270,8 +278,11 @@ class Embedding(nn.Cell):
             slots = np.zeros(0, np.float32)
             if optimizer is not None and self.spec.trainable:
                 slots = optimizer.first_slots(self.dim)
-            before = None if table is None else table.take_weights()
-            self.host.table = SparseTable(self.spec, slots, shards or (WHOLE if table is None else table.shards))
+            before = None
+            if table is None:
+                self.host.table = SparseTable(self.spec, slots, shards or WHOLE)
+            else:
+                before = table.begin_anew(slots, shards or table.shards)
             self.host.optimizer = optimizer
             for weights in (self.preset, before):
                 if weights is not None:

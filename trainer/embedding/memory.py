@@ -68,7 +68,8 @@ class Memory:
             os.ftruncate(self._file.fileno(), size)
             mapped = mmap.mmap(self._file.fileno(), size)
             if hasattr(mmap, "MADV_RANDOM"):  # else one row that changes may have 2 MB around it written to the disk
-                mapped.madvise(mmap.MADV_RANDOM)
+                with contextlib.suppress(OSError):
+                    mapped.madvise(mmap.MADV_RANDOM)
             return mapped
         if sys.platform == "win32":
             return mmap.mmap(-1, size)

@@ -110,8 +110,10 @@ class RowStore:
         return view
 
     def close(self) -> None:
-        """Release the memory or the file."""
+        """Release the memory or the file; views that wait for rows are given them first."""
         with self.lock:
+            for view in self._views:
+                view.preserve(view.rows)
             self._rows = np.empty((0, self.width), np.float32)
             self._memory.close()
 
@@ -152,7 +154,8 @@ class CopyOnWriteView:
         for start in range(0, len(rows), _COPY_BLOCK):
             block = rows[start : start + _COPY_BLOCK]
             with store.lock:
-                store.read(block, values[start : start + len(block)])
+                if self._waiting[block].any():
+                    store.read(block, values[start : start + len(block)])
                 self._waiting[block] = False
         self.release()
         for due, kept in self._kept:

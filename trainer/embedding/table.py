@@ -167,12 +167,16 @@ class SparseTable:
             for consumer in self.tombstones:
                 self.columns[dirty_column(consumer)][rows] = True
 
-    def take_weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Close the table for another in its place; return all ids, int64 [n], and their weights, float32 [n, dim]."""
+    def begin_anew(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+        """Become an empty table with these slots and shards; return what there was: ids, int64 [n], and weights.
+
+        Whoever has the table sees the new rows then; not while plans are under way.
+        """
         ids, rows = self.map.items()
         weights = np.empty((len(rows), self.spec.dim), np.float32)
         self.store.read_part(rows, weights)
         self.store.close()
+        self.__init__(self.spec, first_slots, shards)
         return ids, weights
 
     def discard(self, ids: np.ndarray) -> None:

@@ -159,10 +159,10 @@ class SparseTables(nn.Cell):
             programs.append(kind(head.spec.name, window, members, optimizer, head.spec.trainable, indirect))
             windows.append(window)
         self.programs = nn.CellList(programs, auto_prefix=False)
-        hide(self, "_rows", [Mirror(window.rows) for window in windows])
-        hide(self, "_reading", [Mirror(window.reading) for window in windows])
-        hide(self, "_step_maps", [Mirror(window.step_map) for window in windows])
-        hide(self, "_reading_maps", [Mirror(window.reading_map) for window in windows])
+        hide(self, "_rows", [window.mirror("rows") for window in windows])
+        hide(self, "_reading", [window.mirror("reading") for window in windows])
+        hide(self, "_step_maps", [window.mirror("step_map") for window in windows])
+        hide(self, "_reading_maps", [window.mirror("reading_map") for window in windows])
         # what a step takes in, by bundle: (indices of its programs, whether each translates, inputs)
         layout, reading = [], 0
         for bundle in bundles:

@@ -57,6 +57,7 @@ class StopOnSignal:
         self._alone = alone
         self.grace = GRACE_SECONDS if alone else JOB_GRACE_SECONDS
         self._before: dict[int, Any] = {}
+        self._outside: tuple[Any, ...] = ()
         self._count = 0
         self._process = os.getpid()
         self.received: int | None = None
@@ -70,9 +71,10 @@ class StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
                 self._before[number] = signal.signal(number, self._handle)
+            # a callback of one run may call another Trainer: what is there goes on afterwards
+            self._outside = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
             DATA_WAIT.before = self._reclaim
             DATA_WAIT.leaving = False
-            _WATCHER.begin(self)
         return self
 
     def _reclaim(self) -> None:
@@ -115,11 +117,13 @@ class StopOnSignal:
     def __exit__(self, *exc_info: object) -> None:
         if not self._before:
             return
-        _WATCHER.end()
-        DATA_WAIT.before = None
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._before.clear()
+        DATA_WAIT.before, DATA_WAIT.leaving, watched = self._outside
+        try:
+            _WATCHER.end(self, watched)
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            self._before.clear()
 
     def leave(self) -> None:
         """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(143) for SIGTERM.
@@ -153,21 +157,26 @@ class _Watcher:
         self._fd_before = -1
         self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def begin(self, guarded: StopOnSignal) -> None:
+    def begin(self, guarded: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
+        """Watch for another one; return what `end` puts back."""
         if self._pipe is None:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
             for target in (self._read, self._watch):
                 threading.Thread(target=target, name="trainer-signals", daemon=True).start()
             os.register_at_fork(after_in_child=self._forget)
+        outside = self._guarded, self._fd_before
         self._guarded = guarded
-        self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        descriptor = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        if descriptor != self._pipe[1]:  # inside another one's it is, and what it hears stays as it is
+            self._fd_before = descriptor
+        return *outside, descriptor
 
-    def end(self) -> None:
-        guarded = self._guarded
-        signal.set_wakeup_fd(self._fd_before)
+    def end(self, guarded: StopOnSignal, outside: tuple[StopOnSignal | None, int, int]) -> None:
+        outer, fd_before, descriptor = outside
+        signal.set_wakeup_fd(descriptor)
         guarded._reclaim()  # after which Python has called the handlers of all signals that have come
-        self._guarded = None
+        self._guarded, self._fd_before = outer, fd_before
         # nobody is woken where nothing came: to be woken, the threads take the GIL in turn, which costs milliseconds
         if guarded.called and guarded._process == os.getpid():
             with contextlib.suppress(BlockingIOError):

@@ -184,18 +184,20 @@ class CsvReader(TextReader):
         listed = any(column.shape for column in fields.values())
         if listed and self.list_delimiter != self.delimiter:
             text = text.replace(self.list_delimiter.encode(), self.delimiter.encode())
-        kinds, places, place = [], [], 0
+        kinds, places, exactly, place = [], [], {}, 0
         for name in self._names:
             column = fields.get(name)
             width = 1 if column is None else int(np.prod(column.shape))
             if column is not None:
                 kinds.append((name, np.int64 if column.dtype.kind in "iu" else np.float64, column.shape))
                 places.extend(range(place, place + width))
+                if column.dtype.kind in "iu":  # else they are read by way of floats: 5.5 as 5
+                    exactly |= dict.fromkeys(range(place, place + width), int)
             place += width
         if text.count(self.delimiter.encode()) != len(lines) * (place - 1) or b'"' in text:
             raise ValueError
         table = np.loadtxt(
-            io.StringIO(text.decode("utf-8")), np.dtype(kinds), None, self.delimiter, usecols=places, ndmin=1
+            io.StringIO(text.decode("utf-8")), np.dtype(kinds), None, self.delimiter, exactly, usecols=places, ndmin=1
         )
         if len(table) != len(lines):
             raise ValueError

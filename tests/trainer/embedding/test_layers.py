@@ -16,6 +16,18 @@ WEIGHTS = np.array([[1.0, 3.0, 5.0], [1.0, 1.0, 1.0], [0.5, 0.5, 2.0]], np.float
 VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
 
 
+class Summed(nn.Cell):
+    """The sum of the numbers of a row's vectors."""
+
+    def __init__(self, dim, **options):
+        super().__init__()
+        self.words = Embedding(dim, mode="sparse", name="words", **options)
+        self.bias = ms.Parameter(Tensor([0.0]), name="bias")
+
+    def construct(self, ids):
+        return self.words(ids).sum(axis=(1, 2)) + self.bias
+
+
 def bag(combiner):
     cell = EmbeddingBag(4, combiner=combiner, name=f"bag_{combiner}")
     cell.host_table().put(np.array([5, 9, 7]), VECTORS)
@@ -121,16 +133,7 @@ def test_given_vectors_learn_only_if_they_may(trainable):
 
 @pytest.mark.parametrize("in_file", [False, True])
 def test_rows_put_before_the_first_training_are_trained(in_file, tmp_path):
-    class Head(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.words = Embedding(4, mode="sparse", name="words", path=tmp_path / "rows" if in_file else None)
-            self.bias = ms.Parameter(Tensor([0.0]), name="bias")
-
-        def construct(self, ids):
-            return self.words(ids).sum(axis=(1, 2)) + self.bias
-
-    network = Head()
+    network = Summed(4, path=tmp_path / "rows" if in_file else None)
     network.words.host_table().put(np.array([5, 9, 7]), VECTORS)
     data = np.array([[5, 5]] * 4), np.zeros(4, np.float32)
     Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.5)).fit(data, batch_size=4)
@@ -156,3 +159,16 @@ def test_rows_put_before_the_first_training_are_trained(in_file, tmp_path):
 def test_arguments_that_cannot_work_are_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         Embedding(**arguments)
+
+
+def test_trainers_of_one_network_see_each_others_rows_whatever_the_size_of_their_batches():
+    network = Summed(4)
+    rng = np.random.default_rng(0)
+    ids, target = rng.integers(0, 200_000, (12_000, 2)), rng.random(12_000).astype(np.float32)
+    reader = Trainer(network)
+    reader.predict((ids,), batch_size=1000)  # before there is an optimizer
+    trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.1))
+    trainer.fit((ids, target), batch_size=1000, callbacks=[])
+    for batch_size in (1000, 12_000, 1000):
+        own, read = (one.predict((ids,), batch_size=batch_size) for one in (trainer, reader))
+        np.testing.assert_array_equal(own, read)

@@ -196,3 +196,15 @@ def test_states_taken_while_another_thread_plans_are_exact():
         done = turns
         restore(resumed, *saved(state))
         assert content(resumed) == content(alone)
+
+
+def test_what_was_frozen_stays_when_the_table_begins_anew():
+    table = SparseTable(TableSpec("t", 3), np.zeros(0, np.float32))
+    table.put(np.arange(2000), np.ones((2000, 3), np.float32))
+    table.follow("folder")
+    arrays, _ = take(table, "folder", full=True)
+    ids, weights = table.begin_anew(np.zeros(2, np.float32), table.shards)
+    table.put(ids, 2 * weights)
+    assert sorted(ids.tolist()) == list(range(2000))
+    assert (np.asarray(arrays["values"])[1:] == 1).all()
+    assert (table.store.read(table.lookup(ids)) == [2, 2, 2, 0, 0]).all()

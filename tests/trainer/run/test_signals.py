@@ -230,3 +230,23 @@ def test_wherever_a_signal_strikes_a_wait_the_wait_is_over():
         at += 1
     assert {name for name, _ in struck} == {"__enter__", "__exit__"}
     assert left
+
+
+def test_another_trainer_may_be_used_in_a_callback(trainer, linear, batches, tmp_path):
+    class Ask(Callback):
+        def on_train_step_begin(self, trainer):
+            if trainer.state.progress.global_step % 9 == 2:
+                other.evaluate(batches(64), callbacks=[])
+
+    network = linear()
+    other = Trainer(network, nn.BCEWithLogitsLoss())
+    before = [signal.getsignal(handled) for handled in (signal.SIGTERM, signal.SIGINT)]
+    trainer.state.progress.global_step = 0
+    callbacks = [Ask(), Send("on_train_step_begin", signal.SIGTERM, 4), ModelCheckpoint(tmp_path, every=1000)]
+    with pytest.raises(SystemExit):
+        trainer.fit(batches(64), 5, callbacks=callbacks, sink_size=1)
+    assert checkpoint.find(tmp_path).step == trainer.state.progress.global_step == 5
+    trainer.state.progress.global_step = 0
+    trainer.fit(batches(64), 1, callbacks=[Ask()], sink_size=1)
+    assert [signal.getsignal(handled) for handled in (signal.SIGTERM, signal.SIGINT)] == before
+    trainer.state.progress.global_step = 0

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import struct
 
 import pytest
@@ -239,3 +240,13 @@ def test_the_kernel_reads_numbers_to_the_bit_or_leaves_them(text):
     if found is not None:
         assert found["x"].tobytes() == struct.pack("2d", 3, float(text))
         assert found["y"].tolist() == [4]
+
+
+@pytest.mark.parametrize("odd", ["5.5", "1e300", "9223372036854775808", "-9223372036854775809", "nan"])
+def test_what_is_no_whole_number_never_becomes_one(both, odd):
+    lines = b"1,2.5\n" * 1000 + odd.encode() + b",1.5\n" + b"3,2.5\n" * 1000
+    schema = Schema({"a": Column("int64"), "b": Column("float32")}, event_time="b")
+    for found in both("csv", lines, schema, names=["a", "b"]):
+        values = ", ".join(re.findall(r"'a': \('<i8', \[(.*?)\]\)", found))
+        assert values == ", ".join(["1"] * 1000 + ["3"] * 1000)
+        assert '"row": 1000' in found
