@@ -31,7 +31,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._durable: list[Path] = []
+        self._durable: deque[Path] = deque()  # appended to by the thread, taken from by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
         self.hold_seconds: deque[float] = deque(maxlen=1000)
 
@@ -81,8 +81,7 @@ class BackgroundWriter:
             if isinstance(failure, CheckpointError):
                 raise failure
             raise CheckpointError(f"writing a snapshot in the background failed: {failure!r}") from failure
-        durable, self._durable = self._durable, []
-        return durable
+        return [self._durable.popleft() for _ in range(len(self._durable))]
 
     def wait(self) -> None:
         """Wait until no write is in flight.
@@ -109,7 +108,7 @@ class BackgroundWriter:
 
     def _write(self, root: Path, contents: Contents) -> None:
         try:
-            self._durable = [*self._durable, store(root, contents)]
+            self._durable.append(store(root, contents))
         except BaseException as error:
             self._failure = error
 

@@ -8,6 +8,7 @@ import pytest
 
 from trainer import checkpoint
 from trainer.checkpoint.background import BackgroundWriter
+from trainer.checkpoint.frozen import Frozen
 from trainer.errors import CheckpointError
 
 
@@ -51,3 +52,22 @@ def test_a_failure_surfaces_at_the_next_check_once(tmp_path):
     writer.submit(tmp_path / "run", 4, tensors(4), {})
     writer.close()
     assert os.listdir(tmp_path / "run") == ["step_00000004"]
+
+
+def test_a_snapshot_is_reported_once_even_while_the_next_one_is_written(tmp_path):
+    writer, go = BackgroundWriter(), threading.Event()
+    writer.submit(tmp_path, 1, tensors(1), {})
+
+    def late():
+        go.wait(30)
+        return np.zeros(3, np.float32)
+
+    begun = tensors(2)
+    begun["model"]["late"] = Frozen(late, np.float32)
+    writer.submit(tmp_path, 2, begun, {})
+    while not list(tmp_path.glob(".*step_00000002*")):
+        pass
+    assert writer.check() == [tmp_path / "step_00000001"]
+    go.set()
+    writer.wait()
+    assert writer.check() == [tmp_path / "step_00000002"]
