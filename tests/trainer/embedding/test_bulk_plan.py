@@ -19,6 +19,10 @@ def train(tables, rows):
         table.commit(None)
 
 
+def extent(table):
+    return table.step, table.plans, table.next_row, len(table)
+
+
 def test_ids_get_the_values_and_the_bookkeeping_that_each_table_would_give():
     rng = np.random.default_rng(0)
     together, apart = make(), make()
@@ -32,12 +36,7 @@ def test_ids_get_the_values_and_the_bookkeeping_that_each_table_would_give():
             flat = part.reshape(-1)
             values = one.store.read(one.lookup(flat))
             assert np.array_equal(values, other.store.read(other.lookup(flat)))
-            assert (one.step, one.plans, one.next_row, len(one)) == (
-                other.step,
-                other.plans,
-                other.next_row,
-                len(other),
-            )
+            assert extent(one) == extent(other)
             assert one.counters == other.counters
             assert np.array_equal(one.ids_of(one.lookup(flat)), flat)
     assert together[0].next_row > 2_000
@@ -90,12 +89,7 @@ def test_a_table_of_the_same_ids_gets_the_rows_of_the_first_and_its_own_values()
                 one.discard(known[::3])  # their rows are given out again
         assert np.array_equal(table.lookup(known), leader.lookup(known))
         assert np.array_equal(table.store.read(table.lookup(known)), alone.store.read(alone.lookup(known)))
-        assert (table.step, table.plans, table.next_row, len(table)) == (
-            leader.step,
-            leader.plans,
-            leader.next_row,
-            len(leader),
-        )
+        assert extent(table) == extent(leader)
         assert table.counters == alone.counters
     known, *_ = follow(table, leader, np.array([[50_000, 50_001, 3]]))
     for one in (leader, table):
