@@ -10,6 +10,18 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 
+def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that compiles a function and keeps the machine code where that can be done."""
+
+    def compile_it(function: Callable[..., Any]) -> Any:
+        try:
+            return compiler(signature, cache=True, **options)(function)
+        except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
+            return compiler(signature, **options)(function)
+
+    return compile_it
+
+
 class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
@@ -30,11 +42,7 @@ class Kernel:
     def ready(self) -> Callable[..., Any]:
         """Return the compiled function."""
         if self._compiled is None:
-            options = {"nogil": True, "error_model": "numpy"}
-            try:
-                self._compiled = numba.njit([self._signature], cache=True, **options)(self._function)
-            except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
-                self._compiled = numba.njit([self._signature], **options)(self._function)
+            self._compiled = kept(numba.njit, [self._signature], nogil=True, error_model="numpy")(self._function)
         return self._compiled
 
 

@@ -22,8 +22,8 @@ from .sparse_plan import TablePlan
 from .working_set import GroupProgram
 
 
-def find_kernel(optimizer: RowOptimizer) -> tuple[Callable[..., float], np.ndarray] | None:
-    """Return (update kernel, its numbers) of a row optimizer; None for one of the user's own."""
+def find_kernel(optimizer: RowOptimizer) -> tuple[Callable[..., None], np.ndarray] | None:
+    """Return (update kernel, its numbers, room for the learning rate first) of a row optimizer; None for a user's own."""
     from . import kernels
 
     kind = type(optimizer)
@@ -37,7 +37,7 @@ def find_kernel(optimizer: RowOptimizer) -> tuple[Callable[..., float], np.ndarr
         kernel, numbers = kernels.update_ftrl, [-optimizer.lr_power, optimizer.l1, 2.0 * optimizer.l2]
     else:
         return None
-    return kernel.ready(), np.array(numbers, np.float32)
+    return kernel.ready(), np.array([0, *numbers], np.float32)
 
 
 class HostRows:
@@ -49,7 +49,7 @@ class HostRows:
         kernel: update kernel and its numbers.
     """
 
-    def __init__(self, stores: dict[int, RowStore], dim: int, kernel: tuple[Callable[..., float], np.ndarray]) -> None:
+    def __init__(self, stores: dict[int, RowStore], dim: int, kernel: tuple[Callable[..., None], np.ndarray]) -> None:
         from . import kernels
 
         self._slot = {index: slot for slot, index in enumerate(stores)}
@@ -81,7 +81,7 @@ class HostRows:
         """Return the weights at `positions`, int32 [n]: float32 [n, dim], zeros at position 0."""
         out = np.empty((len(positions), self._dim), np.float32)
         with self._held() as bases:
-            self._read(bases, self._codes, positions, self._width, out)
+            self._read(bases, self._codes, positions, self._width, out, self._dim, self._numbers)
         return out
 
     def update(self, gradients: np.ndarray, positions: np.ndarray, rate: np.float32) -> None:
@@ -89,7 +89,8 @@ class HostRows:
         with self._held() as bases:
             if any(store.is_frozen for store in self._stores):
                 self._preserve(positions)
-            self._apply(bases, self._codes, positions, self._width, gradients, rate, self._numbers)
+            self._numbers[0] = rate
+            self._apply(bases, self._codes, positions, self._width, gradients, self._width, self._numbers)
 
     def _preserve(self, positions: np.ndarray) -> None:
         """Let snapshots being written copy the rows at `positions` first."""

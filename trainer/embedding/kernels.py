@@ -10,12 +10,13 @@ import numpy as np
 from numba import types as nt
 
 from .compiled import compiled, inlined, pointer_to, prefetch
+from .row_kernel import RowKernel
 
 _AHEAD = 32
 _LINE = 64  # bytes of a cache line
 
 _f32, _i32, _i64 = nt.float32, nt.int32, nt.int64
-_floats = pointer_to(_f32)
+_floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
 _rows2 = _f32[:, ::1]
 
 
@@ -88,38 +89,6 @@ ROW_BITS = 40
 _ROW = (1 << ROW_BITS) - 1
 
 
-_codes = (_i64[::1], _i64[::1], _i32[::1], _i64)
-
-
-@compiled(_i64(*_codes, _rows2))
-def read_rows(bases, codes, positions, width, out):
-    """Copy the first ``out.shape[1]`` columns of rows of several tables into `out`, float32 [n, columns].
-
-    Args:
-        bases: address of each table's rows, int64 [tables].
-        codes: rows of a chunk, int64 [m]; see `ROW_BITS`.
-        positions: which of them, int32 [n]; zeros for those that are none.
-        width: columns of a row.
-        out: receives the values.
-    """
-    count, columns = out.shape
-    for i in range(-_AHEAD, count):
-        if i + _AHEAD < count:
-            code = codes[positions[i + _AHEAD]]
-            if code >= 0:
-                _prefetch_row(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, columns * 4)
-        if i >= 0:
-            code = codes[positions[i]]
-            if code >= 0:
-                row = _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
-                for column in range(columns):
-                    out[i, column] = row[column]
-            else:
-                for column in range(columns):
-                    out[i, column] = 0
-    return np.int64(count)
-
-
 @compiled(_i64(_i32[::1], _rows2, _rows2))
 def add_rows(places, values, sums):
     """Add `values` (float32 [n, columns]) to the rows of `sums` at `places` (int32 [n]), one after the other."""
@@ -131,37 +100,58 @@ def add_rows(places, values, sums):
     return np.int64(count)
 
 
-_update = _i64(*_codes, _rows2, _f32, _f32[::1])
-
-
 @inlined
-def _each(rule, bases, codes, positions, width, gradients, rate, numbers):
-    """Let `rule` update every row in place that `read_rows` reads, with its gradient, float32 [n, dim]."""
-    count, dim = gradients.shape
-    first = np.int64(gradients.ctypes.data)
-    constants = _floats(np.int64(numbers.ctypes.data))
-    for i in range(-_AHEAD, count):
-        if i + _AHEAD < count:
+def _each(rule, otherwise, block):
+    """Call `rule` with every row, what goes with it, the columns of that and the numbers; `otherwise` where is none.
+
+    `block` is the address of what `RowKernel.run` lists.
+    """
+    block = _int64s(block)
+    begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
+    bases, codes, positions, values = _int64s(block[2]), _int64s(block[3]), _int32s(block[4]), block[6]
+    numbers = _floats(block[9])
+    for i in range(begin - _AHEAD, end):
+        if begin <= i + _AHEAD < end:
             code = codes[positions[i + _AHEAD]]
             if code >= 0:
-                _prefetch_row(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, width * 4)
-        if i >= 0:
+                _prefetch_row(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, touched * 4)
+        if i >= begin:
             code = codes[positions[i]]
+            value = _floats(values + i * columns * 4)
             if code >= 0:
-                row = _floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4)
-                rule(row, _floats(first + i * dim * 4), dim, rate, constants)
-    return np.int64(count)
+                rule(_floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4), value, columns, numbers)
+            else:
+                otherwise(value, columns)
+    return np.int64(end - begin)
 
 
 @inlined
-def _sgd(row, gradient, dim, rate, numbers):
+def _leave(value, columns):
+    pass
+
+
+@inlined
+def _clear(value, columns):
+    for column in range(columns):
+        value[column] = np.float32(0)
+
+
+@inlined
+def _copy(row, value, columns, numbers):
+    for column in range(columns):
+        value[column] = row[column]
+
+
+@inlined
+def _sgd(row, gradient, dim, numbers):
+    rate = numbers[0]
     for k in range(dim):
         row[k] = row[k] - rate * gradient[k]
 
 
 @inlined
-def _adagrad(row, gradient, dim, rate, numbers):
-    one = np.float32(1)
+def _adagrad(row, gradient, dim, numbers):
+    rate, one = numbers[0], np.float32(1)
     for k in range(dim):
         accumulated = row[dim + k] + gradient[k] * gradient[k]
         row[dim + k] = accumulated
@@ -169,8 +159,8 @@ def _adagrad(row, gradient, dim, rate, numbers):
 
 
 @inlined
-def _adagrad_row_wise(row, gradient, dim, rate, numbers):
-    squares = np.float32(0)
+def _adagrad_row_wise(row, gradient, dim, numbers):
+    rate, squares = numbers[0], np.float32(0)
     for k in range(dim):
         squares += gradient[k] * gradient[k]
     accumulated = row[dim] + squares / np.float32(dim)
@@ -181,8 +171,8 @@ def _adagrad_row_wise(row, gradient, dim, rate, numbers):
 
 
 @inlined
-def _adam(row, gradient, dim, rate, numbers):
-    one_less, two_less, eps = numbers[0], numbers[1], numbers[2]
+def _adam(row, gradient, dim, numbers):
+    rate, one_less, two_less, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     for k in range(dim):
         first = row[dim + k] + one_less * (gradient[k] - row[dim + k])
         second = row[2 * dim + k] + two_less * (gradient[k] * gradient[k] - row[2 * dim + k])
@@ -192,8 +182,8 @@ def _adam(row, gradient, dim, rate, numbers):
 
 
 @inlined
-def _ftrl(row, gradient, dim, rate, numbers):
-    power, l1, l2_twice = numbers[0], numbers[1], numbers[2]
+def _ftrl(row, gradient, dim, numbers):
+    rate, power, l1, l2_twice = numbers[0], numbers[1], numbers[2], numbers[3]
     for k in range(dim):
         old = row[dim + k]
         accumulated = old + gradient[k] * gradient[k]
@@ -212,31 +202,37 @@ def _ftrl(row, gradient, dim, rate, numbers):
             row[k] = np.float32(0)
 
 
-@compiled(_update)
-def update_sgd(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowSGD`; no `numbers`. The other arguments are those of `read_rows`, `gradients` float32 [n, dim]."""
-    return _each(_sgd, bases, codes, positions, width, gradients, rate, numbers)
+@RowKernel
+def read_rows(block):
+    """Copy the first columns of rows of several tables into `values`; zeros where there is none."""
+    return _each(_copy, _clear, block)
 
 
-@compiled(_update)
-def update_adagrad(bases, codes, positions, width, gradients, rate, numbers):
+@RowKernel
+def update_sgd(block):
+    """Apply `RowSGD` to every row in place, with its gradient among `values`; `numbers` begin with the learning rate."""
+    return _each(_sgd, _leave, block)
+
+
+@RowKernel
+def update_adagrad(block):
     """Apply `RowAdagrad`; see `update_sgd`."""
-    return _each(_adagrad, bases, codes, positions, width, gradients, rate, numbers)
+    return _each(_adagrad, _leave, block)
 
 
-@compiled(_update)
-def update_adagrad_row_wise(bases, codes, positions, width, gradients, rate, numbers):
+@RowKernel
+def update_adagrad_row_wise(block):
     """Apply `RowAdagrad` with one accumulator per row; see `update_sgd`."""
-    return _each(_adagrad_row_wise, bases, codes, positions, width, gradients, rate, numbers)
+    return _each(_adagrad_row_wise, _leave, block)
 
 
-@compiled(_update)
-def update_adam(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowAdam`; `numbers` are 1 - beta1, 1 - beta2 and eps; see `update_sgd`."""
-    return _each(_adam, bases, codes, positions, width, gradients, rate, numbers)
+@RowKernel
+def update_adam(block):
+    """Apply `RowAdam`; 1 - beta1, 1 - beta2 and eps follow the learning rate; see `update_sgd`."""
+    return _each(_adam, _leave, block)
 
 
-@compiled(_update)
-def update_ftrl(bases, codes, positions, width, gradients, rate, numbers):
-    """Apply `RowFTRL`; `numbers` are -lr_power, l1 and 2 * l2; see `update_sgd`."""
-    return _each(_ftrl, bases, codes, positions, width, gradients, rate, numbers)
+@RowKernel
+def update_ftrl(block):
+    """Apply `RowFTRL`; -lr_power, l1 and 2 * l2 follow the learning rate; see `update_sgd`."""
+    return _each(_ftrl, _leave, block)
