@@ -8,21 +8,35 @@ nothing of Python and never ask for the interpreter's lock.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba
 import numpy as np
 
-from .compiled import kept
+from .compiled import compiled, kept
 
 # What a part must be worth: starting a thread takes 0.1 to 0.2 ms.
 _LEAST_BYTES = 1 << 19
 
-_signature = numba.types.int64(numba.types.int64)
+_i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
+_LENGTH = 10  # of a block
 
 
-def _threads_of_system() -> tuple[Callable[..., int], Callable[..., int]] | None:
+@compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]))
+def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
+    """Fill `blocks`, int64 [parts, length], with what `RowKernel.run` says; return the address of the first."""
+    count, parts = len(positions), len(blocks)
+    for part in range(parts):
+        block = blocks[part]
+        block[0], block[1] = part * count // parts, (part + 1) * count // parts
+        block[2], block[3], block[4] = bases.ctypes.data, codes.ctypes.data, positions.ctypes.data
+        block[5], block[6], block[7] = width, values.ctypes.data, values.shape[1]
+        block[8], block[9] = touched, numbers.ctypes.data
+    return np.int64(blocks.ctypes.data)
+
+
+def _find_threads() -> tuple[Callable[..., int], Callable[..., int]] | None:
     """Return `pthread_create` and `pthread_join`, which release the interpreter's lock; None where there are none."""
     try:
         library = ctypes.CDLL(None)
@@ -32,6 +46,9 @@ def _threads_of_system() -> tuple[Callable[..., int], Callable[..., int]] | None
     create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     join.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return create, join
+
+
+_threads = _find_threads()
 
 
 class RowKernel:
@@ -45,12 +62,15 @@ class RowKernel:
     def __init__(self, function: Callable[[int], int]) -> None:
         self._function = function
         self._compiled: Any = None
-        self._system = _threads_of_system()
+        # Numba's own setting: as many as the process may use, unless NUMBA_NUM_THREADS says otherwise
+        self._most = 1 if _threads is None else numba.config.NUMBA_NUM_THREADS
 
     def ready(self) -> Callable[..., None]:
         """Return `run`, compiled."""
         if self._compiled is None:
-            self._compiled = kept(numba.cfunc, _signature, error_model="numpy")(self._function)
+            self._describe = _describe.ready()
+            self._compiled = kept(numba.cfunc, _i64(_i64), error_model="numpy")(self._function)
+            self._call, self._address = self._compiled.ctypes, self._compiled.address
         return self.run
 
     def run(
@@ -63,7 +83,7 @@ class RowKernel:
         touched: int,
         numbers: np.ndarray,
     ) -> None:
-        """Run it over all positions. The kernel is handed addresses of arrays; they are contiguous.
+        """Run it over all positions. The kernel is handed addresses of arrays.
 
         The numbers are, in this order: first row, row after the last, `bases`, `codes`, `positions`, `width`,
         `values`, columns of `values`, `touched`, `numbers`.
@@ -77,30 +97,26 @@ class RowKernel:
             touched: how many columns of a row are read or written.
             numbers: what else the kernel needs, float32.
         """
-        count = len(positions)
-        parts = max(1, min(numba.config.NUMBA_NUM_THREADS, count * touched * 4 // _LEAST_BYTES, count))
-        if self._system is None:
-            parts = 1
-        blocks = np.empty((parts, 10), np.int64)
-        bounds = np.arange(parts + 1) * count // parts
-        blocks[:, 0], blocks[:, 1] = bounds[:-1], bounds[1:]
-        arrays = bases, codes, positions, values, numbers
-        b, c, p, v, n = (array.ctypes.data for array in arrays)
-        blocks[:, 2:] = b, c, p, width, v, values.shape[1], touched, n
-        first = blocks.ctypes.data
-        self._run_parts([first + part * blocks.strides[0] for part in range(parts)])
+        parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
+        blocks = np.empty((parts, _LENGTH), np.int64)
+        first = self._describe(bases, codes, positions, width, values, touched, numbers, blocks)
+        if parts == 1:
+            self._call(first)
+        else:
+            self._run_parts(range(first, first + parts * _LENGTH * 8, _LENGTH * 8))
 
-    def _run_parts(self, addresses: list[int]) -> None:
-        """Run the kernel with the block of numbers at each of `addresses`, and return when all are done."""
-        call, threads = self._compiled.ctypes, []
+    def _run_parts(self, addresses: Sequence[int]) -> None:
+        """Run the kernel with the block at each of `addresses`, and return when all are done."""
+        create, join = _threads
+        threads = []
         try:
             for address in addresses[1:]:
                 thread = ctypes.c_void_p()
-                if self._system[0](ctypes.byref(thread), None, self._compiled.address, address):
-                    call(address)  # no thread is to be had
+                if create(ctypes.byref(thread), None, self._address, address):
+                    self._call(address)  # no thread is to be had
                 else:
                     threads.append(thread)
-            call(addresses[0])
+            self._call(addresses[0])
         finally:  # they use memory of the caller's
             for thread in threads:
-                self._system[1](thread, None)
+                join(thread, None)
