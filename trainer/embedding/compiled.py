@@ -26,29 +26,32 @@ class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
     The machine code is kept where Numba keeps it: beside the source, in the user's cache folder or in
-    ``NUMBA_CACHE_DIR``. Where none can be written to, it lives as long as the process. It runs without the
-    interpreter's lock. NaN and infinities keep their meaning: no fast arithmetic.
+    ``NUMBA_CACHE_DIR``. Where none can be written to, it lives as long as the process. NaN and infinities keep their
+    meaning: no fast arithmetic.
 
     Args:
         function: what to compile.
         signature: Numba's type of it.
+        nogil: run without the interpreter's lock. What is over at once had better keep it: another thread that gets it
+            meanwhile gives it back late.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+    def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
         self._function = function
         self._signature = signature
+        self._nogil = nogil
         self._compiled: Callable[..., Any] | None = None
 
     def ready(self) -> Callable[..., Any]:
         """Return the compiled function."""
         if self._compiled is None:
-            self._compiled = kept(numba.njit, [self._signature], nogil=True, error_model="numpy")(self._function)
+            self._compiled = kept(numba.njit, [self._signature], nogil=self._nogil, error_model="numpy")(self._function)
         return self._compiled
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
+def compiled(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
     """Return a decorator that makes a function a `Kernel`."""
-    return lambda function: Kernel(function, signature)
+    return lambda function: Kernel(function, signature, nogil)
 
 
 # Called by kernels, so they are compiled into them. An array among the arguments costs counting its references at every

@@ -23,7 +23,7 @@ _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
 _LENGTH = 10  # of a block
 
 
-@compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]))
+@compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]), nogil=False)
 def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
     """Fill `blocks`, int64 [parts, length], with what `RowKernel.run` says; return the address of the first."""
     count, parts = len(positions), len(blocks)
