@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.embedding import RowAdagrad, RowAdam, RowOptimizer, RowSGD
+from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
 from trainer.embedding.host_rows import HostRows, find_kernel
 from trainer.embedding.sparse_plan import TablePlan
 from trainer.embedding.spec import TableSpec
@@ -86,6 +86,27 @@ def test_nan_and_infinity_stay_what_they_are_in_their_row(optimizer):
     assert np.isnan(values[1, :DIM]).all()
     assert np.isfinite(values[2, :DIM]).tolist() == [True, False, True]
     assert np.isfinite(values[3]).all()
+
+
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdam(), RowFTRL()], ids=["SGD", "Adam", "FTRL"])
+def test_many_rows_at_once_become_what_few_at_a_time_do(optimizer):
+    """Many are divided among the processor's cores."""
+    count = 400_001
+    gradients = np.random.default_rng(0).standard_normal((count, DIM)).astype(np.float32)
+    positions = np.random.default_rng(1).permutation(count).astype(np.int32) + 1
+    trained, read = [], []
+    for step in (count, 1_000):
+        tables = tables_of(optimizer, 1, count)
+        rows = HostRows({0: tables[0].store}, DIM, find_kernel(optimizer))
+        rows.choose([TablePlan(0, np.arange(1, count + 1, dtype=np.int32), 0, 1)], count + 1)
+        for start in range(0, count, step):
+            some = slice(start, start + step)
+            rows.update(gradients[some], positions[some], np.float32(0.1))
+        read.append(np.concatenate([rows.read(positions[at : at + step]) for at in range(0, count, step)]))
+        trained.append(everything(tables[0]))
+    assert np.array_equal(*trained)
+    assert np.array_equal(*read)
+    assert np.array_equal(read[0], trained[0][positions][:, :DIM])
 
 
 def test_a_users_own_row_optimizer_has_no_kernel():
