@@ -368,3 +368,9 @@ class TestWaitingForData:
     def test_a_quick_source_is_not_complained_of(self, linear, cancer, caplog, monkeypatch):
         self.run(linear, cancer, 0.0, monkeypatch)
         assert "waiting for data" not in caplog.text
+
+    def test_the_step_that_compiles_is_work_also_where_it_is_the_only_one(self, linear, cancer):
+        network = linear()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+        trainer.fit((cancer["x"][:32], cancer["y"][:32]), 1, batch_size=32, callbacks=[])
+        assert 0 < trainer.state.data_wait < 1 / 3

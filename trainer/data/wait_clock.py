@@ -28,5 +28,5 @@ class WaitClock:
 
     @property
     def share(self) -> float:
-        """Share of the time spent waiting, 0 to 1."""
-        return self.waited / ((self.waited + self.worked) or 1.0)
+        """Share of the time spent waiting, 0 to 1; what has gone by since `since` was work."""
+        return self.waited / ((self.waited + self.worked + time.perf_counter() - self.since) or 1.0)

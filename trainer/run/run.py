@@ -117,8 +117,7 @@ class Run:
         progress.step_in_epoch += chunk.num_steps
         progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
-        clock = self.feed.clock
-        self.trainer.state.data_wait = clock.waited / ((clock.waited + clock.worked) or 1.0)  # a call less than share
+        self.trainer.state.data_wait = self.feed.clock.share
 
     def begin_epoch(self) -> None:
         """Forget the losses and the waiting of the epoch before."""
