@@ -23,7 +23,10 @@ from .working_set import GroupProgram
 
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[Callable[..., None], np.ndarray] | None:
-    """Return (update kernel, its numbers, room for the learning rate first) of a row optimizer; None for a user's own."""
+    """Return (update kernel, its numbers) of a row optimizer; None for one of the user's own.
+
+    The first number is the learning rate, which is not known yet.
+    """
     from . import kernels
 
     kind = type(optimizer)

@@ -210,7 +210,7 @@ def read_rows(block):
 
 @RowKernel
 def update_sgd(block):
-    """Apply `RowSGD` to every row in place, with its gradient among `values`; `numbers` begin with the learning rate."""
+    """Apply `RowSGD` to every row in place; its gradient is in `values`, the learning rate the first of `numbers`."""
     return _each(_sgd, _leave, block)
 
 

@@ -21,8 +21,8 @@ from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
 from ..mindspore_internals.eager_mode import operator_by_operator
 from ..mindspore_internals.garbage import collector_spared
-from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.max_pooling import fast_max_pooling
+from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
 from ..state import StepOutputs

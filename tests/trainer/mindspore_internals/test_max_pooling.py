@@ -55,7 +55,13 @@ def test_a_network_learns_what_it_would_with_mindspores_own(amp_level):
     for kind in (nn.MaxPool2d, Own):
         first = Tensor(np.random.default_rng(1).standard_normal((2, 1, 3, 3)).astype(np.float32))
         last = Tensor(np.random.default_rng(2).standard_normal((3, 32)).astype(np.float32))
-        layers = nn.Conv2d(1, 2, 3, weight_init=first), nn.ReLU(), kind(2, 2), nn.Flatten(), nn.Dense(32, 3, last, "zeros")
+        layers = (
+            nn.Conv2d(1, 2, 3, weight_init=first),
+            nn.ReLU(),
+            kind(2, 2),
+            nn.Flatten(),
+            nn.Dense(32, 3, last, "zeros"),
+        )
         network = nn.SequentialCell(*layers)
         optimizer = nn.SGD(network.trainable_params(), 0.1)
         trainer = Trainer(network, nn.CrossEntropyLoss(), optimizer, amp_level=amp_level)
