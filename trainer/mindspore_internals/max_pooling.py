@@ -3,9 +3,9 @@
 Relied on: what `child_cells` and `patched_methods` say, so a cell's `construct` may be another one while a program is
 compiled; an `nn.MaxPool2d` has its operator in `max_pool`.
 
-With AVX2, to which convolutions limit oneDNN (`onednn`), `MaxPool` and its gradient take 10.6 ms for 64 images of
-16 channels of 28 x 28, nine of them the gradient; 5.0 ms with AVX-512. `AdaptiveMaxPool2D`, MindSpore's own, takes 3.4 to 4.6
-with either, nearly all of it for the maxima: so it is for training alone. It gives the same maxima where windows
+With AVX2, to which convolutions limit oneDNN (`onednn`), `MaxPool` and its gradient take 10.6 ms for 64 images of 16
+channels of 28 x 28, nine of them the gradient; 5.0 ms with AVX-512. `AdaptiveMaxPool2D`, MindSpore's own, takes 3.4 to
+4.6 ms with either, nearly all of it for the maxima: so it is for training alone. It gives the same maxima where windows
 neither overlap nor leave anything over.
 """
 
