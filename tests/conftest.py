@@ -53,6 +53,16 @@ def _scratch_folder(tmp_path_factory):
     os.chdir(before)
 
 
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Starts processes that have MindSpore imported already; see `tests.forked`."""
+    from tests.forked import ForkServer
+
+    server = ForkServer(tmp_path_factory.mktemp("forks"))
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_old_is_looked_through_for_garbage():
     """Spare the collector what outlives a module anyway: MindSpore makes it look at everything at each compilation."""

@@ -1,8 +1,6 @@
 """The package under a name that no script's own module hides; each case is a process of its own."""
 
 import ast
-import subprocess
-import sys
 
 import pytest
 
@@ -46,17 +44,16 @@ print("copies", max(map(len, files.values())))
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, forks):
     """Run a script, or with `arguments` a module, in a folder that holds the named modules of the user's own."""
 
     def start(script="", *arguments, own=()):
         for name in own:
             (tmp_path / f"{name}.py").write_text(OWN)
         (tmp_path / "script.py").write_text(script)
-        command = [sys.executable, *(arguments or ["script.py"])]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = forks.start(*(arguments or ["script.py"]), cwd=tmp_path)
+        assert done.wait() == 0, done.errors.read_text()
+        return done.output.read_text()
 
     return start
 

@@ -93,6 +93,13 @@ def test_tables_are_the_same_however_their_snapshots_divide_them(tmp_path):
     ]
 
 
+@pytest.fixture
+def _soon_started(monkeypatch, forks):
+    """Runs start with MindSpore imported."""
+    start = lambda command, cwd, **streams: forks.start(*command[1:], cwd=cwd)  # noqa: E731
+    monkeypatch.setattr(chaos, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
+
+
 def run_source(folder: Path, source: str, kills: int, terms: int) -> chaos.Result:
     given = argparse.Namespace(kills=kills, terms=terms, rows=4000, epochs=1, seed=3)
     result = chaos.run_source(source, folder, given)
@@ -102,6 +109,7 @@ def run_source(folder: Path, source: str, kills: int, terms: int) -> chaos.Resul
     return result
 
 
+@pytest.mark.usefixtures("_soon_started")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
 def test_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
     result = run_source(tmp_path, "fit", kills=3, terms=1)  # twenty and more by `make chaos`
@@ -109,6 +117,7 @@ def test_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
     assert result.resumes + result.restarts == 4
 
 
+@pytest.mark.usefixtures("_soon_started")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
 def test_kills_of_a_stream_lose_no_row_and_train_none_twice(tmp_path):
     result = run_source(tmp_path, "files", kills=1, terms=0)

@@ -9,12 +9,11 @@ from tests.trainer.distributed import jobs
 
 
 @pytest.fixture(scope="module")
-def folder(request, tmp_path_factory):
+def folder(request, tmp_path_factory, forks):
     """The folder of the program that a module names as PROGRAM, after it has run on two processes."""
     folder = tmp_path_factory.mktemp("job")
     getattr(request.module, "prepare", lambda folder: None)(folder)
-    code, output = jobs.run("python", request.module.PROGRAM.__file__, folder)
-    assert code == 0, output
+    jobs.run_forked(forks, request.module.PROGRAM.__file__, folder)
     return folder
 
 

@@ -13,10 +13,9 @@ from trainer.distributed.group import join
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, forks):
     folder = tmp_path_factory.mktemp("group")
-    code, output = jobs.run("python", Path(__file__).with_name("group_program.py"), folder)
-    assert code == 0, output
+    jobs.run_forked(forks, Path(__file__).with_name("group_program.py"), folder)
     return [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(2)]
 
 

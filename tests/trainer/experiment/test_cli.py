@@ -201,20 +201,27 @@ def test_a_snapshot_of_another_network_is_a_failed_run_not_a_wrong_configuration
     assert "weight" in err
 
 
-def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project):
-    command = [sys.executable, "-m", "trainer.experiment.cli", "fit", "configs/tumours.yaml"]
-    command += ["--set", "fit.epochs=1000000", "--set", "run_dir=runs/stopped"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+def start(forks, command, run, overrides):
+    """Start the command line in a process of its own, with a run folder of the name `run`."""
+    arguments = ["-m", "trainer.experiment.cli", *command, "--set", f"run_dir=runs/{run}", "--set", overrides]
+    return forks.start(*arguments, environment={**os.environ, "PYTHONUNBUFFERED": "1"})
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None, process.errors.read_text()
+        time.sleep(0.02)
+
+
+def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks):
+    process = start(forks, ["fit", "configs/tumours.yaml"], "stopped", "fit.epochs=1000000")
     try:
-        for line in process.stderr:
-            if line.startswith("epoch 3/"):
-                process.send_signal(signal.SIGTERM)
-                break
-        rest = process.stderr.read()
-        assert process.wait(60) == 143, rest
+        wait_until(lambda: "\nepoch 3/" in process.errors.read_text(), process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143, process.errors.read_text()
     finally:
         process.kill()
+    rest = process.errors.read_text()
     assert "stopped by SIGTERM" in rest
     stopped = Run.read("runs/stopped").metrics
     assert stopped["stop_reason"] == "signal: SIGTERM"
@@ -238,16 +245,11 @@ def test_online_trains_on_a_stream_and_goes_on_where_it_stopped(project, capsys)
     assert "data.train: is missing; trainer fit needs it" in capsys.readouterr().err
 
 
-def test_a_run_is_not_resumed_twice_at_once(project, capsys):
+def test_a_run_is_not_resumed_twice_at_once(project, capsys, forks):
     (project / "configs" / "online.yaml").write_text(ONLINE)
-    command = [sys.executable, "-m", "trainer.experiment.cli", "online", "configs/online.yaml"]
-    command += ["--set", "online.max_steps=100000000", "--set", "run_dir=runs/twice"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = start(forks, ["online", "configs/online.yaml"], "twice", "online.max_steps=100000000")
     try:
-        while not Path("runs/twice/checkpoints/last").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(Path("runs/twice/checkpoints/last").exists, process)
         assert main(["online", "--resume", "runs/twice"]) == 2
         assert f"runs/twice is being written by process {process.pid} on" in capsys.readouterr().err
         process.send_signal(signal.SIGTERM)
