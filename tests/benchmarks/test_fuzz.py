@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
 from benchmarks import fuzz  # noqa: E402
 
-SECONDS = float(os.environ.get("TRAINER_FUZZ_SECONDS", "21"))
+SECONDS = float(os.environ.get("TRAINER_FUZZ_SECONDS", "7"))
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)

@@ -22,7 +22,8 @@ def test_baselines_reach_what_the_data_allows_them_without_the_held_out_labels(p
     assert found["item mean"]["auc"] == pytest.approx(0.707, abs=0.002)
     assert 0.715 < found["linear"]["auc"] < 0.730
     assert found["linear"]["log_loss"] < found["item mean"]["log_loss"] < 0.62
-    turned = baselines.baselines(train, {**test, "label": 1 - test["label"]})
+    few = {name: column[:3000] for name, column in train.items()}
+    found, turned = (baselines.baselines(few, {**test, "label": label}) for label in (test["label"], 1 - test["label"]))
     for name, scores in turned.items():
         assert scores["auc"] == pytest.approx(1 - found[name]["auc"], abs=1e-9)
 
