@@ -187,6 +187,7 @@ class TrainStep(nn.Cell):
         self.bad_steps = Parameter(
             Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
         )
+        self.places = Tensor(np.arange(RECORDED_BAD_STEPS, dtype=np.int32))
         self.buffers = tuple(buffers) if self.guard else ()
         self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
         self.saved = tuple(
@@ -254,7 +255,7 @@ class TrainStep(nn.Cell):
         return amp.all_finite(self.statistics) if self.statistics else True
 
     def _accumulate(self, flush, columns, table_rows, everyones_rows):
-        if self.guard and self.micro_step == 0:
+        if self.buffers and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, table_rows)
         rows = self.forward.rows(columns)
@@ -337,9 +338,9 @@ class TrainStep(nn.Cell):
     def _count(self, finite, sound):
         bad = ops.cast(ops.logical_not(finite), mstype.int32)
         run = (self.consecutive + 1) * bad
-        place = self.skipped % RECORDED_BAD_STEPS
-        marked = ops.select(finite, self.bad_steps[place], self.steps_done)
-        self.bad_steps[place] = marked
+        # by arithmetic: brackets with a number of the graph would be compiled to some twenty operators
+        here = ops.cast(self.places == self.skipped % RECORDED_BAD_STEPS, mstype.int32) * bad
+        ops.assign_add(self.bad_steps, here * (self.steps_done - self.bad_steps))
         ops.assign(self.skipped, self.skipped + bad)
         ops.assign(self.consecutive, run)
         ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(sound), mstype.int32))

@@ -1,6 +1,5 @@
 """A snapshot taken inside an accumulation window holds the gradients gathered so far, of dense parameters and rows."""
 
-import contextlib
 import functools
 import os
 import signal
@@ -56,14 +55,14 @@ def make(sparse, seed=0, lr=0.05, **options):
     return Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), lr), **options)
 
 
-def stop_at(calls, how):
-    """Return a callback that ends the training after so many calls."""
+def after(calls, action):
+    """Return a callback that does something, once, after so many calls."""
     left = [calls]
 
     def count(trainer):
         left[0] -= 1
         if not left[0]:
-            how(trainer)
+            action(trainer)
 
     return LambdaCallback(on_train_step_end=count)
 
@@ -76,18 +75,20 @@ def interrupt(trainer):
 def runs(tmp_path_factory):
     """Return a function: what an undisturbed run ends in, its snapshots, one cut inside a window, that one's trainer.
 
-    A run without tables is stopped by a callback, one with tables by a signal.
+    With tables a signal ends the one that is cut; without, the undisturbed one saves a snapshot at that place.
     """
 
     @functools.cache
     def cut(sparse):
-        saved, whole = tmp_path_factory.mktemp("whole"), make(sparse)
-        whole.fit(batches(), 2, callbacks=[ModelCheckpoint(saved, every=4, keep_last=None)])
+        saved, root, whole = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut"), make(sparse)
+        callbacks = [] if sparse else [after(5, lambda trainer: trainer.save(root))]
+        whole.fit(batches(), 2, callbacks=[ModelCheckpoint(saved, every=4, keep_last=None), *callbacks])
         assert whole.read_counters()["skipped"] <= 1  # by the loss scale, which begins high
-        root, trainer = tmp_path_factory.mktemp("cut"), make(sparse)
-        stop = stop_at(12, interrupt) if sparse else stop_at(5, lambda trainer: trainer.stop())
-        with pytest.raises(SystemExit) if sparse else contextlib.nullcontext():
-            trainer.fit(batches(), 2, callbacks=[ModelCheckpoint(root), stop])
+        if not sparse:
+            return content(whole), saved, checkpoint.find(root), whole
+        trainer = make(sparse)
+        with pytest.raises(SystemExit):
+            trainer.fit(batches(), 2, callbacks=[ModelCheckpoint(root), after(12, interrupt)])
         return content(whole), saved, checkpoint.find(root), trainer
 
     return cut

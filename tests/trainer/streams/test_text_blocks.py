@@ -89,7 +89,7 @@ def csv_with(**values):
     return csv_line({**record(1), **values})
 
 
-GOOD = [record(number) for number in range(2000)]
+GOOD = [record(number) for number in range(1000)]
 ONE_JSON, ONE_CSV = json_with(), csv_with()
 ODD_JSON = [
     b"", b"   ", b"{broken", b"[]", b'{"user": 1}', b"5", b"null", b'"text"', b"\xef\xbb\xbf{}", b"\xff",
@@ -119,7 +119,7 @@ ODD_CSV = [
 
 def lines_with(odd, line):
     lines = [line(row) for row in GOOD]
-    lines.insert(1234, odd)
+    lines.insert(617, odd)
     return b"\n".join(lines) + b"\n"
 
 
@@ -167,7 +167,7 @@ def test_most_lines_of_a_file_with_bad_ones_are_parsed_in_blocks(tmp_path, monke
     while not stream.exhausted:
         batch = stream.poll(1 << 20, 0)
         rows += 0 if batch is None else batch.rows
-    assert rows == 2000
+    assert rows == len(GOOD)
     assert 1 <= len(careful) < 200
 
 
@@ -194,7 +194,7 @@ SPELLINGS = [
 def spelled(kind, places):
     """Return lines of numbers; at `places`, (line, field), are other texts than the numbers' own."""
     lines = []
-    for number in range(600):
+    for number in range(300):
         cells = {
             "at": 1.7e9 + number / 7, "user": number * 10**14, "age": number % 100, "note": number / 11,
             "ids": [number, -2, 3], "price": number / 3e7, "label": 1.0,
@@ -213,7 +213,7 @@ def spelled(kind, places):
 def test_a_number_in_another_spelling_among_many_lines(both, kind, text):
     names = {"names": ["at", "user", "age", "note", "ids", "price", "label"]} if kind == "csv" else {}
     for field in ("user", "age", "note", "price"):
-        blocks, lines = both(kind, spelled(kind, {(0, field): text, (321, field): text}), NUMBERS, **names)
+        blocks, lines = both(kind, spelled(kind, {(0, field): text, (161, field): text}), NUMBERS, **names)
         assert blocks == lines
 
 
