@@ -176,7 +176,8 @@ def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand,
 @pytest.mark.parametrize("sparse", [False, True])
 def test_bags_with_offsets_train(sparse):
     rows, labels = histories()
-    trainer, loss = fitted({"history": Ragged.of(rows, padding=-1), "y": labels}, BagOfHistory(sparse), batch_size=8)
+    data = {"history": Ragged.of(rows, padding=-1), "y": labels}
+    trainer, loss = fitted(data, BagOfHistory(sparse), batch_size=8, sink_size=1)
     assert 0.4 < loss < 0.9
     assert trainer.state.progress.samples_seen == 80
     assert trainer.predict({"history": Ragged.of(rows, padding=-1)}, batch_size=8).shape == (40, 1)
@@ -198,7 +199,8 @@ class TableOfHistory(nn.Cell):
 @pytest.mark.parametrize("mode", ["dense", "sparse"])
 def test_tables_take_batches_longer_and_shorter_than_the_first(mode):
     rows = [[1, 2, 3]] * 4 + [[4]] * 4 + [[5, 6, 7, 8, 9]] * 4
-    trainer, _ = fitted({"history": rows, "y": np.ones((12, 1), np.float32)}, TableOfHistory(mode), batch_size=4)
+    data = {"history": rows, "y": np.ones((12, 1), np.float32)}
+    trainer, _ = fitted(data, TableOfHistory(mode), batch_size=4, sink_size=1)
     assert trainer.predict({"history": rows}, batch_size=4).shape == (12, 1)
     if mode == "dense":
         with pytest.raises(DataError, match="takes ids from 0 to 9; received 10"):

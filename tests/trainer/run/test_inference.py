@@ -5,7 +5,7 @@ import threading
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.train import MAE, Accuracy, Metric, Recall
 from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
@@ -347,8 +347,8 @@ class TestEvaluationsOfManySizes:
         assert results["mae"] == pytest.approx(np.abs(logits - labels).mean(), rel=1e-5)
 
     def test_few_programs_serve_all_numbers_of_rows_and_give_the_same(self, mlp, cancer):
-        trainer = self.make(Noting(mlp()))
-        logits = trainer.predict(cancer["x"])
+        trainer = self.make(network := Noting(mlp()))
+        logits = network(Tensor(cancer["x"])).asnumpy()
         compiled_for.clear()
         shapes = []
         noting = LambdaCallback(on_eval_step_end=lambda t: shapes.append(t.state.evaluation.outputs[1].shape))
@@ -361,8 +361,8 @@ class TestEvaluationsOfManySizes:
         assert [shape[0] for shape in shapes] == counts
 
     def test_a_last_batch_of_whatever_size_needs_no_program_of_its_own(self, mlp, cancer):
-        trainer = self.make(Noting(mlp()))
-        logits = trainer.predict(cancer["x"])
+        trainer = self.make(network := Noting(mlp()))
+        logits = network(Tensor(cancer["x"])).asnumpy()
         compiled_for.clear()
         for rows in (569, 150, 130, 121, 329):  # 100 rows each, and 69, 50, 30, 21 and 29
             results = trainer.evaluate(first(cancer, rows), batch_size=100)
@@ -413,7 +413,7 @@ class TestEvaluationsOfManySizes:
 
         trainer = self.make(network, Own() if why == "loss" else None)
         for rows in (9, 5, 7, 8, 6, 4):
-            logits = trainer.predict(cancer["x"][:rows])
+            logits = network(Tensor(cancer["x"][:rows])).asnumpy()
             self.check(trainer.evaluate(first(cancer, rows), batch_size=rows), logits, cancer["y"][:rows])
         told = {"rows": "depend on each other", "loss": "Own is not known to give a loss for each row"}[why]
         assert caplog.text.count("evaluate: every number of rows") == 1

@@ -74,8 +74,7 @@ CASES = [
     ("arrays", "O2", 4, 1, 4),
     ("pipeline", "O0", 4, 1, 5),
     ("pipeline", "O2", 1, 8, 18),
-    ("loader", "O2", 1, 1, 13),
-    ("loader", "O0", 4, 2, 5),
+    ("loader", "O0", 1, 1, 13),
 ]
 
 
