@@ -121,7 +121,7 @@ def test_given_vectors_learn_only_if_they_may(trainable):
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), amp_level="O2", clip_norm=1.0)
     data = (np.array([[0, 1], [1, 50]] * 8), np.linspace(-1, 1, 16, dtype=np.float32))
     before = network.head.weight.asnumpy().copy()
-    trainer.fit(data, epochs=2, batch_size=4)
+    trainer.fit(data, epochs=2, batch_size=4, sink_size=1)
     table = network.words.host_table()
     moved = np.abs(table.store.read(table.lookup(np.arange(3))) - VECTORS).max(axis=1)
     assert not np.array_equal(before, network.head.weight.asnumpy())
@@ -136,7 +136,7 @@ def test_rows_put_before_the_first_training_are_trained(in_file, tmp_path):
     network = Summed(4, path=tmp_path / "rows" if in_file else None)
     network.words.host_table().put(np.array([5, 9, 7]), VECTORS)
     data = np.array([[5, 5]] * 4), np.zeros(4, np.float32)
-    Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.5)).fit(data, batch_size=4)
+    Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.5)).fit(data, batch_size=4, sink_size=1)
     found = network.words(Tensor(np.array([5, 9, 7]))).asnumpy()
     np.testing.assert_allclose(found[0], VECTORS[0] - 0.5, rtol=1e-3)  # the first step of Adam is the rate
     np.testing.assert_array_equal(found[1:], VECTORS[1:])

@@ -23,7 +23,7 @@ def trained(loss, labels, outputs=3, online=False):
     if online:
         trainer.online_train(ReplayStream({"x": X, "label": labels}), [], batch_size=4)
         return trainer.state.window["window_loss"], trainer
-    trainer.fit((X, labels), 2, callbacks=[], batch_size=4, shuffle=False)
+    trainer.fit((X, labels), 2, callbacks=[], batch_size=4, shuffle=False, sink_size=1)
     return trainer.history.history["loss"], trainer
 
 
@@ -69,7 +69,7 @@ def test_evaluations_streams_and_tasks_convert_too():
             return (self.top(x),)
 
     trainer = Trainer(Net(), loss, nn.SGD(network.trainable_params(), 0.1))
-    trainer.fit({"x": X, "stars": STARS.astype(np.int64)}, callbacks=[], batch_size=4)
+    trainer.fit({"x": X, "stars": STARS.astype(np.int64)}, callbacks=[], batch_size=4, sink_size=1)
     assert trainer.state.task_losses["stars_loss"] > 0
 
 

@@ -96,4 +96,4 @@ def test_shapes_that_do_not_fit_are_refused_as_by_mindspore():
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     data = {"x": np.ones((8, 3), np.float32), "label": np.ones(8, np.float32)}
     with pytest.raises(Exception, match="shape"):
-        trainer.fit(data, batch_size=4, callbacks=[])
+        trainer.fit(data, batch_size=4, callbacks=[], sink_size=1)

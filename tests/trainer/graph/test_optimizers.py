@@ -53,7 +53,7 @@ def ratings():
 
 def fit(network, optimizer, data, **options):
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, **options)
-    trainer.fit(data, 3, callbacks=[], batch_size=64, shuffle=False)
+    trainer.fit(data, 3, callbacks=[], batch_size=64, shuffle=False, sink_size=1)
     return trainer
 
 

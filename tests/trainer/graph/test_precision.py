@@ -176,7 +176,7 @@ def trained(linear, data, optimizer=None, **options):
     network = linear()
     optimizer = (optimizer or nn.SGD)(network.trainable_params(), 0.5)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, **options)
-    trainer.fit(data, 1, callbacks=[], sink_size=len(data))
+    trainer.fit(data, 1, callbacks=[], sink_size=1)
     return trainer, network[0].weight.asnumpy()
 
 
@@ -242,6 +242,6 @@ def test_recurrent_cells_stay_in_float32_and_the_network_trains(kind, level, cap
     assert f"{kind.__name__}: kept in float32" in caplog.text
     x = np.random.default_rng(0).normal(size=(8, 3, 5)).astype(np.float32)
     before = network.cell.weight_ih.asnumpy().copy()
-    trainer.fit((x, np.ones((8, 1), np.float32)), 2, callbacks=[], batch_size=4)
+    trainer.fit((x, np.ones((8, 1), np.float32)), 2, callbacks=[], batch_size=4, sink_size=1)
     assert np.isfinite(trainer.state.train_loss)
     assert (network.cell.weight_ih.asnumpy() != before).any()

@@ -26,7 +26,7 @@ def train_linear(linear, cancer, size, optimizer=None, **options):
     first = [np.array(p.asnumpy()) for p in network.trainable_params()]
     optimizer = optimizer or nn.SGD
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer(network.trainable_params(), RATE), **options)
-    trainer.fit(cancer, 1, callbacks=[], batch_size=size, shuffle=False)
+    trainer.fit(cancer, 1, callbacks=[], batch_size=size, shuffle=False, sink_size=1)
     return trainer, first, [p.asnumpy() for p in network.trainable_params()]
 
 
