@@ -14,7 +14,8 @@ from trainer.experiment.cli import main
 def test_digits_are_learnt_at_every_level(level, project_root, tmp_path, monkeypatch):
     monkeypatch.chdir(project_root)
     run = tmp_path / level
-    changes = {"run_dir": run, "trainer.amp_level": level, "fit.epochs": 4}
+    changes = {"run_dir": run, "trainer.amp_level": level, "fit.epochs": 2}
+    changes |= {"fit.batch_size": 32, "optimizer.init_args.learning_rate": 5e-3}  # more steps in fewer epochs
     sets = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     assert main(["fit", "configs/lenet_digits.yaml", *sets]) == 0
     assert json.loads((run / "metrics.json").read_text())["results"]["test_accuracy"] >= 0.95

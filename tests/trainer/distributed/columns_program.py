@@ -152,24 +152,24 @@ def main(folder):
     table = tumours()
 
     def fit(arrays, **options):
-        options = {"epochs": 2, "batch_size": each, "shuffle": False, **options}
+        options = {"epochs": 2, "batch_size": each, "shuffle": False, "sink_size": 1, **options}
         return lambda trainer, diary: trainer.fit(arrays, callbacks=[diary], **options)
 
     few = {name: column[:96] for name, column in table.items()}
     summed = {"gradient_accumulation_steps": 2, "clip_norm": 0.1}
-    trainer, _ = run(found, "tasks", TwoHeads(), two_tasks(), fit(few, sink_size=1), metrics=["size_mae"], **summed)
-    found["tasks/evaluated"] = np.array(sorted(trainer.evaluate(few, batch_size=48).items()))
+    run(found, "tasks", TwoHeads(), two_tasks(), fit(few), metrics=["size_mae"], **summed)
 
     def online(trainer, diary):
         trainer.online_train(ReplayStream(table), [diary], batch_size=each, sink_size=2, window=Window(rows=96))
 
-    run(found, "tasks online", TwoHeads(), two_tasks(), online, metrics=["size_mae"])
+    trainer, _ = run(found, "tasks online", TwoHeads(), two_tasks(), online, metrics=["size_mae"])
+    found["tasks/evaluated"] = np.array(sorted(trainer.evaluate(few, batch_size=32).items()))
 
     lists, label = histories()
     bce = nn.BCEWithLogitsLoss()
-    arrays = {"history": Ragged.of(lists[32:140], per_octave=2, max_length=6), "label": label[32:140]}
+    arrays = {"history": Ragged.of(lists[32:128], per_octave=2, max_length=6), "label": label[32:128]}
     trainer, _ = run(found, "lists", Histories(sparse=True), bce, fit(arrays))
-    found["lists/predicted"] = trainer.predict({"history": arrays["history"]}, batch_size=36)
+    found["lists/predicted"] = trainer.predict({"history": arrays["history"]}, batch_size=32)
     run(found, "bags", Bags(), bce, fit({"history": Ragged.of(lists[:64]), "label": label[:64]}))
     # Lists of one row come as an array: they are equally long.
     ends = [48, 64, 80, 81, 82, 98] if group.size == 2 else [48, 80, 82, 98]
