@@ -13,7 +13,12 @@ def folder(request, tmp_path_factory, forks):
     """The folder of the program that a module names as PROGRAM, after it has run on two processes."""
     folder = tmp_path_factory.mktemp("job")
     getattr(request.module, "prepare", lambda folder: None)(folder)
-    jobs.run_forked(forks, request.module.PROGRAM.__file__, folder)
+    program = request.module.PROGRAM.__file__
+    if getattr(request.module, "LAUNCHED", False):
+        code, output = jobs.run("python", program, folder)
+        assert code == 0, output
+    else:
+        jobs.run_forked(forks, program, folder)
     return folder
 
 
