@@ -301,7 +301,7 @@ class TableReader:
             source = pyarrow.OSFile(str(self.path))
             self._file = pyarrow.ipc.open_file(source)
             self._group = lambda number: self._arrow.sound(self._file.get_batch(number))
-            counts = [self._file.get_batch(number).num_rows for number in range(self._file.num_record_batches)]
+            counts = self._arrow.rows_of_batches(source)
             ends = [size] * len(counts)
         else:
             if not isinstance(self._file, self._arrow.StreamFile):
