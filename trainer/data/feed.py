@@ -201,7 +201,8 @@ class Feed:
                 place["state"] = state
             if reading != self._reading:  # left behind while the source blocked: what it would prepare is taken back
                 return
-            yield _Ready(self, (items, before, steps, flush, ends, place), (first, epoch))
+            # decided here, in the order of reading: a chunk may be made any time later
+            yield _Ready(self, (items, self._stacks(items), before, steps, flush, ends, place), (first, epoch))
 
     def _groups(self, items: Iterator[Item | None], left: int | None) -> Iterator[tuple[list[Item], bool]]:
         """Group equally shaped batches; the flag says that the source has ended after the group.
@@ -338,17 +339,22 @@ class Feed:
             except DataError as error:
                 raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
 
-    def _chunk(
-        self, items: list[Item], fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
-    ) -> Chunk:
-        options = self.options
+    def _stacks(self, items: list[Item]) -> bool:
+        """Return whether a group is trained by the program of many steps; notes its shapes."""
         shapes = items[0].form
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
         stacked = self._size > 1 and many and not self._vary
-        stacked = stacked and (options.filling is None or not self._odd(items[0]))
+        stacked = stacked and (self.options.filling is None or not self._odd(items[0]))
         if shapes not in (self._stacked_shapes if stacked else self._shapes):
             self._note(shapes, stacked)
+        return stacked
+
+    def _chunk(
+        self, items: list[Item], stacked: bool, fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
+    ) -> Chunk:
+        options = self.options
+        shapes = items[0].form
         columns = stack(items, self._size) if stacked else items[0].columns
         sparse = None
         host = columns

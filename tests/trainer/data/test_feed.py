@@ -375,3 +375,23 @@ def test_a_reading_that_was_left_while_its_source_blocked_prepares_nothing_more(
     reading.join(20)
     assert not reading.is_alive()
     assert noting.prepared == [0]  # the third batch stood waiting for a fourth
+
+
+@pytest.mark.parametrize("on_graph_thread", [False, True], ids=["ahead", "as they are asked for"])
+def test_how_a_chunk_is_trained_does_not_depend_on_how_far_ahead_is_read(on_graph_thread):
+    """Processes that train together read ahead by different amounts."""
+    far = threading.Event()
+
+    def changing():
+        for number in range(6):
+            if number == 3:
+                far.set()
+            yield (np.full((4 if number == 0 else 5, 2), number, np.float32),)
+
+    def wait(there):
+        return far.wait(20) or True
+
+    feed = Feed(make_source(changing), FeedOptions(2, transform=Noting(on_graph_thread)))
+    found = [(content(chunk), chunk.stacked) for chunk in feed.chunks({}, gate=wait)]
+    feed.close()
+    assert found == [([0], True), *[([number], False) for number in range(1, 6)]]
