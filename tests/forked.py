@@ -33,6 +33,8 @@ class ForkServer:
             "output": str(self.folder / f"{name}.out"),
             "errors": str(self.folder / f"{name}.err"),
         }
+        for output in (given["output"], given["errors"]):
+            Path(output).touch()  # so it can be read before the process has begun
         (self.folder / f"{name}.json").write_text(json.dumps(given))
         os.write(self.server.stdin.fileno(), f"{name}\n".encode())
         return ForkedProcess(self, name)
