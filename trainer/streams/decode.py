@@ -120,10 +120,12 @@ class Decoder:
     def decode(self, payloads: Sequence[bytes]) -> Decoded:
         """Convert messages: each a JSON object (one row, or columns of many), a list of objects, or Arrow IPC."""
         pieces = _Pieces(self.schema, payloads)
+        arrow = [self.format == "arrow" or (self.format == "auto" and one.startswith(_ARROW)) for one in payloads]
+        texts = (payload for payload, is_arrow in zip(payloads, arrow, strict=True) if not is_arrow)
         # looking at every value takes longer than looking for the words
-        pieces.refuse_bools = any(b"true" in payload or b"false" in payload for payload in payloads)
-        for index, payload in enumerate(payloads):
-            if self.format == "arrow" or (self.format == "auto" and payload.startswith(_ARROW)):
+        pieces.refuse_bools = any(b"true" in text or b"false" in text for text in texts)
+        for index, (payload, is_arrow) in enumerate(zip(payloads, arrow, strict=True)):
+            if is_arrow:
                 self._arrow(pieces, index, payload)
             else:
                 self._json(pieces, index, payload)
