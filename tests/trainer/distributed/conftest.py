@@ -9,16 +9,11 @@ from tests.trainer.distributed import jobs
 
 
 @pytest.fixture(scope="module")
-def folder(request, tmp_path_factory, forks):
+def folder(request, tmp_path_factory):
     """The folder of the program that a module names as PROGRAM, after it has run on two processes."""
     folder = tmp_path_factory.mktemp("job")
     getattr(request.module, "prepare", lambda folder: None)(folder)
-    program = request.module.PROGRAM.__file__
-    if getattr(request.module, "LAUNCHED", False):
-        code, output = jobs.run("python", program, folder)
-        assert code == 0, output
-    else:
-        jobs.run_forked(forks, program, folder)
+    jobs.run_program(request.module.PROGRAM.__file__, folder)
     return folder
 
 

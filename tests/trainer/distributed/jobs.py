@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -47,27 +46,10 @@ def run(*arguments, **options):
     return job.returncode, output
 
 
-def run_forked(forks, *arguments, processes=2):
-    """Run `python ARGUMENTS` on processes that have one import of MindSpore in common.
-
-    They meet as those of `trainer launch` do; of what that does besides, nothing is there.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {**os.environ, "MS_WORKER_NUM": str(processes), "MS_CPU_COMM_OP_TIMEOUT": str(TIMEOUT)}
-    common |= {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
-    scheduler = "from mindspore import communication; communication.init()"
-    started = [forks.start("-c", scheduler, environment={**common, "MS_ROLE": "MS_SCHED"})]
-    for rank in range(processes):
-        role = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
-        started.append(forks.start(*arguments, environment={**common, **role}))
-    ranks = started[1:]
-    try:
-        wait_for(lambda: any(rank.poll() for rank in ranks) or all(rank.poll() == 0 for rank in ranks), TIMEOUT)
-    finally:
-        for process in started:
-            process.kill()
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(rank.errors.read_text() for rank in ranks)
+def run_program(program, *arguments, **options):
+    """Run a job of ``python PROGRAM ARGUMENTS``, which has to end well."""
+    code, output = run("python", program, *arguments, **options)
+    assert code == 0, output
 
 
 def wait_for(condition, seconds=60):
