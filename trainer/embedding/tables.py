@@ -116,6 +116,7 @@ class SparseTables(nn.Cell):
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once:
                 program.use_reader()
+        self.has_readers = any(program.reader is not None for program in trained)
         for program in trained:
             program.differentiated.requires_grad = program.window.reading.requires_grad = True
         hide(self, "params", [program.differentiated for program in trained])
@@ -163,7 +164,7 @@ class SparseTables(nn.Cell):
         hide(self, "_reading", [window.mirror("reading") for window in windows])
         hide(self, "_step_maps", [window.mirror("step_map") for window in windows])
         hide(self, "_reading_maps", [window.mirror("reading_map") for window in windows])
-        # what a step takes in, by bundle: (indices of its programs, whether each translates, inputs)
+        # what a step takes in, by bundle: (indices of its programs, inputs)
         layout, reading = [], 0
         for bundle in bundles:
             bundle.in_graph = any(programs[index].in_graph for index in bundle.groups)
@@ -174,8 +175,18 @@ class SparseTables(nn.Cell):
             else:
                 layout.append((tuple(bundle.groups), own))
                 reading += 1
-        self.layout = tuple(layout)
         self.input_count = sum(count for _, count in layout)
+        first = -self.input_count
+        for members, count in layout:
+            for index in members:
+                programs[index].positions_at, programs[index].map_at = first, first + count - 1
+            first += count
+        trained = [program for program in programs if program.trainable]
+        self.trained_count = len(trained)
+        for place, program in enumerate(trained):
+            program.gradient_at = place - len(trained)
+        for place, program in enumerate(programs):
+            program.positions_kept_at, program.packed_at = 2 * place, 2 * place + 1
         self.reading_input_count = reading
 
     def _program_for(self, optimizer: RowOptimizer) -> type[GroupProgram]:
@@ -379,37 +390,33 @@ class SparseTables(nn.Cell):
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, inputs):
-        """Bring one step's rows before the network; `inputs` are the step's `input_count` extra inputs.
+        """Bring one step's rows before the network; `inputs` end with the step's `input_count` extra inputs.
 
         Returns what `update` needs.
         """
         work = ()
-        place = 0
-        for members, count in self.layout:
-            for index in members:
-                work += (inputs[place], self.programs[index].begin(inputs[place], inputs[place + count - 1]))
-            place += count
+        for program in self.programs:
+            positions = inputs[program.positions_at]
+            work += (positions, program.begin(positions, inputs[program.map_at]))
         return work
 
     def gradients(self, work, found):
-        """Return the gradients of the step's rows, [n, dim] each, given those of `params`."""
-        made = ()
-        place = 0
+        """Return `found` with the gradients of the step's rows, [n, dim] each, in place of those of `params`, its last.
+
+        Only where `has_readers`; else they are the same.
+        """
+        made = found[: -self.trained_count]
         for program in self.programs:
             if program.trainable:
-                made += (program.gradient(work[place], found[len(made)]),)
-            place += 2
+                made += (program.gradient(work[program.positions_kept_at], found[program.gradient_at]),)
         return made
 
     def update(self, work, gradients, lr):
-        """Update the step's rows: `gradients` as `gradients` returns them, `lr` a float32 scalar tensor."""
-        place = 0
-        trained = 0
+        """Update the step's rows: `gradients` end with theirs, `lr` is a float32 scalar tensor."""
         for program in self.programs:
             if program.trainable:
-                program.update(work[place], work[place + 1], gradients[trained], lr)
-                trained += 1
-            place += 2
+                kept = work[program.positions_kept_at], work[program.packed_at]
+                program.update(*kept, gradients[program.gradient_at], lr)
 
 
 def _by_group(plan: SparsePlan, count: int) -> list[list[TablePlan]]:

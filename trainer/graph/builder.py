@@ -19,9 +19,8 @@ from ..data.feed import to_tensor
 from ..data.row_padding import RowFilling, RowPadding
 from ..errors import ConfigurationError
 from ..mindspore_internals.compiled_programs import count_programs
+from ..mindspore_internals.compiling import compiling
 from ..mindspore_internals.eager_mode import operator_by_operator
-from ..mindspore_internals.garbage import collector_spared
-from ..mindspore_internals.max_pooling import fast_max_pooling
 from ..mindspore_internals.moving_statistics import moving_statistics
 from ..mindspore_internals.onednn import limit_for_convolutions
 from ..mindspore_internals.patched_methods import finite_check_on_cpu
@@ -194,7 +193,7 @@ class StepBuilder:
             if size is not None:
                 cell = self._sunk_steps(options, size, sample, depth)
                 leading = (Tensor(size, mstype.int32), Tensor(False))
-            with self.training(), collector_spared(), fast_max_pooling(cell):
+            with self.training(), compiling(cell):
                 cell.set_train(True)
                 try:
                     cell.compile(*leading, *inputs_of(options)(sample))

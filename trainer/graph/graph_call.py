@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 
 from ..mindspore_internals import graph_executor
+from ..mindspore_internals.compiling import compiling
 from ..mindspore_internals.eager_mode import operator_by_operator
-from ..mindspore_internals.garbage import collector_spared
-from ..mindspore_internals.max_pooling import fast_max_pooling
 
 if TYPE_CHECKING:
     from ..data.chunk import Chunk
@@ -60,7 +59,7 @@ class GraphCall:
     def _slowly(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
         if key not in self._unchecked:
             began = time.perf_counter()
-            with collector_spared(), fast_max_pooling(self.cell):
+            with compiling(self.cell):
                 outputs = self.cell.compile_and_run(*tensors)
             self.programs += 1
             self.seconds += time.perf_counter() - began

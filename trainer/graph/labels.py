@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from typing import Any
 
 from mindspore import dtype as mstype
@@ -12,6 +13,7 @@ from mindspore import nn, ops
 logger = logging.getLogger(__name__)
 
 CLASSES, VALUES, OTHER = 2, 1, 0
+_FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 _VALUE_LOSSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MAELoss, nn.MSELoss, nn.RMSELoss),
     *(nn.SmoothL1Loss, nn.SoftMarginLoss),
@@ -58,43 +60,35 @@ class LabelCast(nn.Cell):
 
     def construct(self, label, prediction):
         """Return the label; graph code."""
-        if self.kind == VALUES:
-            if label.ndim != prediction.ndim and label.size == prediction.size:
-                _tell_broadcast(self.number, self.loss, label.shape, prediction.shape)
-            if not ops.is_floating_point(label):
-                _tell_cast(self.number, self.loss, str(label.dtype), str(prediction.dtype))
-                return ops.cast(label, prediction.dtype)
-        if self.kind == CLASSES:
-            if label.ndim == prediction.ndim and not ops.is_floating_point(label):
-                _tell_cast(self.number, self.loss, str(label.dtype), str(prediction.dtype))
-                return ops.cast(label, prediction.dtype)
-            whole = label.dtype != mstype.int32 and not ops.is_floating_point(label)
-            if label.ndim < prediction.ndim and whole:
-                _tell_cast(self.number, self.loss, str(label.dtype), "Int32")
-                return ops.cast(label, mstype.int32)
-        return label
+        if self.kind == OTHER:
+            return label
+        dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
+        return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 
 
-def _say(number: int, level: int, key: str, text: str, *values: Any) -> bool:
+def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
     if (number, key) not in _said:
         _said.add((number, key))
         logger.log(level, text, *values)
-    return True
 
 
-# constexpr: Python that runs when the graph is made, not when it is run
-
-
+# constexpr: Python that runs when the graph is made, not when it is run. As branches of the graph it took a tenth of
+# the time that a small step takes to compile; a cast to the dtype there already is no operator in the end.
 @ops.constexpr
-def _tell_cast(number, loss, received, wanted):
-    text = "labels are converted from %s to %s, which %s takes"
-    return _say(number, logging.INFO, "cast", text, received, wanted, loss)
-
-
-@ops.constexpr
-def _tell_broadcast(number, loss, label, prediction):
-    text = (
-        "labels have the shape %s and predictions %s: %s compares each prediction with each label, or fails; give both "
-        "one shape, e.g. labels[:, None] or prediction.squeeze(1)"
-    )
-    return _say(number, logging.WARNING, "broadcast", text, list(label), list(prediction), loss)
+def _wanted_dtype(kind, number, loss, dtypes, shapes):
+    (received, predicted), (label, prediction) = dtypes, shapes
+    if kind == VALUES and len(label) != len(prediction) and math.prod(label) == math.prod(prediction):
+        text = (
+            "labels have the shape %s and predictions %s: %s compares each prediction with each label, or fails; give "
+            "both one shape, e.g. labels[:, None] or prediction.squeeze(1)"
+        )
+        _say(number, logging.WARNING, "broadcast", text, list(label), list(prediction), loss)
+    if received in _FLOATS:
+        return received
+    if kind == VALUES or len(label) == len(prediction):
+        wanted = predicted
+    else:
+        wanted = mstype.int32 if len(label) < len(prediction) else received
+    if wanted != received:
+        _say(number, logging.INFO, "cast", "labels are converted from %s to %s, which %s takes", received, wanted, loss)
+    return wanted

@@ -2,10 +2,15 @@
 
 A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
 needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
+
+All of it is compiled anew for each program. Branches on a cell's own flags are decided by the parser and cost nothing;
+branches on shapes, dtypes, types and lengths, and slices of tuples, cost 4 to 7 ms each, more where code follows them
+in the same function.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +19,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from .finite import AllFinite
 from .labels import LabelCast
 from .losses import fused_loss
 from .multi_task import MultiTaskLoss
@@ -85,13 +91,16 @@ class Forward(nn.Cell):
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = to_float32(prediction)
-            labels = columns[-self.labels :]
-            if isinstance(prediction, Tensor):
-                labels = (self.label_cast(labels[0], prediction), *labels[1:])
+            if self.labels == 1:  # noqa: SIM108 (a branch of one expression is not decided by the parser)
+                labels = (self.label_cast(columns[-1], prediction),)
+            else:
+                labels = columns[-self.labels :]
             if self.apart and self.training:
                 return self.loss_fn.task_losses(prediction, labels)[0], prediction
             loss = self.loss_fn(prediction, *labels)
-            return _scalar_loss(loss) if self.training else ops.mean(loss), prediction
+            if self.training:
+                return _scalar_loss(loss), prediction
+            return ops.mean(loss), prediction
         outputs = self.network(*columns)
         if self.cast_outputs:
             outputs = to_float32(outputs)
@@ -120,12 +129,17 @@ def kept_output(prediction, output):
 
 
 def _scalar_loss(loss):
-    if loss.size != 1:
+    return ops.reshape(loss, _scalar_shape(loss.shape))
+
+
+@ops.constexpr
+def _scalar_shape(shape):
+    if math.prod(shape) != 1:
         raise ValueError(
-            "the loss must be one number, the mean over the batch; received one of shape " + str(loss.shape) + "; many "
-            "loss functions give that with reduction='mean'"
+            f"the loss must be one number, the mean over the batch; received one of shape {shape}; many loss functions "
+            "give that with reduction='mean'"
         )
-    return ops.reshape(loss, ())
+    return ()
 
 
 def to_float32(value):
@@ -176,6 +190,7 @@ class TrainStep(nn.Cell):
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
         self.table_inputs = tables.input_count if tables is not None else 0
+        self.gathers_gradients = tables is not None and tables.has_readers
         self.dense = len(parameters)
         table_rows = tables.params if tables is not None else []
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
@@ -190,6 +205,8 @@ class TrainStep(nn.Cell):
         self.places = Tensor(np.arange(RECORDED_BAD_STEPS, dtype=np.int32))
         self.buffers = tuple(buffers) if self.guard else ()
         self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
+        self.has_buffers, self.has_statistics = bool(self.buffers), bool(self.statistics)
+        self.all_finite = AllFinite()
         self.saved = tuple(
             Parameter(buffer.value().copy(), name=f"trainer.saved.{buffer.name}", requires_grad=False)
             for buffer in self.buffers
@@ -225,13 +242,14 @@ class TrainStep(nn.Cell):
             columns = columns[:-1]
         rows = ()
         if self.table_inputs:
-            rows = self.tables.begin(columns[-self.table_inputs :])
+            rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
             everyones_rows = self.exchange.begin(everyones_rows, columns[-self.forward.labels :])
         if self.accumulate > 1:
             return self._accumulate(flush, columns, rows, everyones_rows)
-        self._save_buffers()
+        if self.has_buffers:
+            self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, rows)
         sound = self._statistics_are_finite()
         if self.exchange is not None:
@@ -246,16 +264,18 @@ class TrainStep(nn.Cell):
             self.exchange.remember()
             values, gradients = self.value_and_grad(*columns, everyones_rows)
             self.exchange.forget_made_up(everyones_rows)
-        if self.table_inputs:
-            gradients = gradients[: self.dense] + self.tables.gradients(table_rows, gradients[self.dense :])
+        if self.gathers_gradients:
+            gradients = self.tables.gradients(table_rows, gradients)
         return values, gradients
 
     def _statistics_are_finite(self):
         """A ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it."""
-        return amp.all_finite(self.statistics) if self.statistics else True
+        if self.has_statistics:
+            return self.all_finite(self.statistics, True)
+        return True
 
     def _accumulate(self, flush, columns, table_rows, everyones_rows):
-        if self.buffers and self.micro_step == 0:
+        if self.has_buffers and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, table_rows)
         rows = self.forward.rows(columns)
@@ -293,28 +313,32 @@ class TrainStep(nn.Cell):
         if not self.guard:
             self._apply(gradients, table_rows)
             return
-        finite = ops.logical_and(amp.all_finite(gradients), loss_is_finite)
-        if self.statistics:
+        finite = self.all_finite(gradients, loss_is_finite)
+        if self.has_statistics:
             finite = ops.logical_and(finite, statistics_are_finite)
         if self.scaler is not None:
             self.scaler.adjust(finite)
         apply = finite
         if self.halt:
             apply = ops.logical_and(finite, self.fatal == 0)
-        if apply:
-            self._apply(gradients, table_rows)
-        else:
-            for index, buffer in enumerate(self.buffers):
-                ops.assign(buffer, self.saved[index])
+        self._apply_or_restore(apply, gradients, table_rows)
         # With a scaler, gradients that overflow while the loss is finite are its business.
         self._count(finite, finite if self.scaler is None else loss_is_finite)
+
+    def _apply_or_restore(self, apply, gradients, table_rows):
+        if apply:
+            self._apply(gradients, table_rows)
+        elif self.has_buffers:
+            self._restore_buffers()
 
     def _apply(self, gradients, table_rows):
         if self.clip_value is not None:
             gradients = ops.clip_by_value(gradients, -self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
-        dense = gradients[: self.dense]
+        dense = gradients
+        if self.table_inputs:
+            dense = gradients[: self.dense]
         if self.optimizer_scale != 1.0:
             scaled = ()
             for gradient in dense:
@@ -322,7 +346,7 @@ class TrainStep(nn.Cell):
             dense = scaled
         if self.table_inputs:
             # the rate of this update: the optimizer's own step counter moves when it is applied
-            self.tables.update(table_rows, gradients[self.dense :], self._learning_rate())
+            self.tables.update(table_rows, gradients, self._learning_rate())
         self.optimizer(dense)
 
     def _learning_rate(self):
@@ -334,6 +358,10 @@ class TrainStep(nn.Cell):
     def _save_buffers(self):
         for index, buffer in enumerate(self.buffers):
             ops.assign(self.saved[index], buffer)
+
+    def _restore_buffers(self):
+        for index, buffer in enumerate(self.buffers):
+            ops.assign(buffer, self.saved[index])
 
     def _count(self, finite, sound):
         bad = ops.cast(ops.logical_not(finite), mstype.int32)
