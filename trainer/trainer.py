@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
@@ -12,7 +12,6 @@ from . import checks
 from .checkpoint import set_pointer
 from .checkpoint.saver import Saver
 from .compat import verbs as compat
-from .data.table_feed import TableFeed
 from .distributed.exchange import make_exchange
 from .distributed.group import join
 from .graph import network_checks, precision
@@ -30,6 +29,9 @@ from .run import inference, loop, training
 from .run.limits import Every
 from .run.run import Run, produced_names
 from .state import State, StopReason
+
+if TYPE_CHECKING:
+    from .data.table_feed import TableFeed
 
 
 class Trainer:

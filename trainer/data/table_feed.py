@@ -11,11 +11,9 @@ from mindspore import nn
 from ..distributed.group import SINGLE, Group
 from ..embedding import open_rows
 from ..embedding.delta_policy import DeltaPolicy
-from ..embedding.fields import embedding_cells
 from ..embedding.saved_tables import check_states
 from ..embedding.sharded_tables import ShardedTables
 from ..embedding.tables import SparseTables
-from ..errors import ConfigurationError
 from ..state import Stateful
 from .as_columns import Columns
 from .chunk import BatchGroup, ChunkTransform
@@ -136,22 +134,3 @@ class TableFeed(ChunkTransform, Stateful):
         """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""
         self.delta_policy.broken()
         self.tables.rewind(states)
-
-
-def has_tables(network: nn.Cell) -> bool:
-    """Return whether the network holds embedding cells of this package."""
-    return bool(embedding_cells(network))
-
-
-def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
-    """Check that sparse tables can be trained: only the trainer's own step brings their rows before the graph.
-
-    Raises:
-        ConfigurationError: there is no optimizer.
-    """
-    sparse = [cell for cell in embedding_cells(network) if not cell.is_dense]
-    if sparse and optimizer is None:
-        raise ConfigurationError(
-            f"the network holds {len(sparse)} sparse Embedding cells, whose rows only the trainer's own step can "
-            "update; pass network, loss_fn and optimizer, or build them with mode='dense'"
-        )

@@ -15,6 +15,7 @@ from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.eager_mode import operator_by_operator
 from ..mindspore_internals.messages import gist
 from ..mindspore_internals.patched_methods import zeros_for_any_id
+from .cells import embedding_cells
 from .hashing import to_ids
 from .layers import Embedding
 
@@ -83,11 +84,6 @@ class FieldMap:
                 for one in components
             ]
         )
-
-
-def embedding_cells(network: nn.Cell) -> list[Embedding]:
-    """Return all embedding cells of a network."""
-    return [cell for _, cell in network.cells_and_names() if isinstance(cell, Embedding)]
 
 
 def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence[str] = ()) -> FieldMap:

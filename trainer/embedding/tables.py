@@ -16,7 +16,8 @@ from ..distributed.group import SINGLE, Group
 from ..errors import CheckpointMismatchError, ConfigurationError
 from ..mindspore_internals.shared_memory import Mirror
 from . import table_state
-from .fields import FieldMap, embedding_cells, find_fields
+from .cells import embedding_cells
+from .fields import FieldMap, find_fields
 from .host_rows import HostGroupProgram, find_kernel
 from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
 from .planner import Planner

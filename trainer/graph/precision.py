@@ -17,7 +17,7 @@ from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import is_number, number
-from ..embedding.layers import Embedding
+from ..embedding.cells import embedding_cells
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.amp_marks import foreign_conversion
 from ..mindspore_internals.child_cells import hide, replace_child
@@ -190,9 +190,8 @@ def convert(network: nn.Cell, precision: Precision) -> None:
         if kept:
             _lower_all_but(network, kept, precision.dtype)
     if precision.level != "O1":
-        for _, cell in network.cells_and_names():
-            if isinstance(cell, Embedding):
-                cell.compute_dtype = precision.dtype
+        for cell in embedding_cells(network):
+            cell.compute_dtype = precision.dtype
     hide(network, _MARK, precision)
 
 

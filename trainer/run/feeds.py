@@ -15,10 +15,9 @@ from ..data.feed import Feed
 from ..data.finite_values import describe_non_finite
 from ..data.shards import make_shard
 from ..data.sources import ArraySource, Item, Source
-from ..data.table_feed import TableFeed, check_trainable, has_tables
-from ..data.union_tables import UnionTables
 from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
+from ..embedding.cells import check_trainable, embedding_cells
 from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.labels import takes_class_numbers
 from ..graph.multi_task import MultiTaskLoss
@@ -106,6 +105,8 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
         if trainer.group.size > 1:
+            from ..data.union_tables import UnionTables
+
             feed.options.transform = UnionTables(trainer.tables, trainer.group)
     return feed
 
@@ -163,8 +164,10 @@ def read_tables(trainer: Trainer, feed: Feed) -> None:
 
 def find_tables(trainer: Trainer, feed: Feed) -> None:
     """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
-    if trainer.tables is not None or not has_tables(trainer.network):
+    if trainer.tables is not None or not embedding_cells(trainer.network):
         return
+    from ..data.table_feed import TableFeed
+
     with contextlib.nullcontext() if feed.source.in_step else DATA_WAIT:
         sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
     takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count

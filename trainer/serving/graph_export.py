@@ -14,8 +14,9 @@ from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json
 from ..data.ragged import RaggedInput, given_names
+from ..embedding.cells import embedding_cells
 from ..embedding.embedding_group import EmbeddingGroup
-from ..embedding.fields import FieldMap, embedding_cells
+from ..embedding.fields import FieldMap
 from ..embedding.layers import hide
 from ..embedding.planner import Planner
 from ..embedding.sparse_plan import TablePlan
