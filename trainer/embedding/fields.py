@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.eager_mode import operator_by_operator
 from ..mindspore_internals.messages import gist
 from ..mindspore_internals.patched_methods import zeros_for_any_id
-from .cells import embedding_cells
+from .embedding_cells import embedding_cells
 from .hashing import to_ids
 from .layers import Embedding
 

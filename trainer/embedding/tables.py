@@ -16,7 +16,7 @@ from ..distributed.group import SINGLE, Group
 from ..errors import CheckpointMismatchError, ConfigurationError
 from ..mindspore_internals.shared_memory import Mirror
 from . import table_state
-from .cells import embedding_cells
+from .embedding_cells import embedding_cells
 from .fields import FieldMap, find_fields
 from .host_rows import HostGroupProgram, find_kernel
 from .layers import FIRST_WINDOW, Embedding, WorkingSet, hide
@@ -187,7 +187,7 @@ class SparseTables(nn.Cell):
         for place, program in enumerate(trained):
             program.gradient_at = place - len(trained)
         for place, program in enumerate(programs):
-            program.positions_kept_at, program.packed_at = 2 * place, 2 * place + 1
+            program.kept_at = place
         self.reading_input_count = reading
 
     def _program_for(self, optimizer: RowOptimizer) -> type[GroupProgram]:
@@ -398,7 +398,7 @@ class SparseTables(nn.Cell):
         work = ()
         for program in self.programs:
             positions = inputs[program.positions_at]
-            work += (positions, program.begin(positions, inputs[program.map_at]))
+            work += ((positions, program.begin(positions, inputs[program.map_at])),)
         return work
 
     def gradients(self, work, found):
@@ -409,15 +409,14 @@ class SparseTables(nn.Cell):
         made = found[: -self.trained_count]
         for program in self.programs:
             if program.trainable:
-                made += (program.gradient(work[program.positions_kept_at], found[program.gradient_at]),)
+                made += (program.gradient(work[program.kept_at][0], found[program.gradient_at]),)
         return made
 
     def update(self, work, gradients, lr):
         """Update the step's rows: `gradients` end with theirs, `lr` is a float32 scalar tensor."""
         for program in self.programs:
             if program.trainable:
-                kept = work[program.positions_kept_at], work[program.packed_at]
-                program.update(*kept, gradients[program.gradient_at], lr)
+                program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
 
 
 def _by_group(plan: SparsePlan, count: int) -> list[list[TablePlan]]:

@@ -33,7 +33,7 @@ class GroupProgram(nn.Cell):
     # where things are in the tuples of a step, see `SparseTables`: counted from the end of the inputs and of the
     # gradients, from the beginning of what `begin` returned
     positions_at = map_at = gradient_at = -1
-    positions_kept_at = packed_at = 0
+    kept_at = 0
 
     def __init__(
         self,

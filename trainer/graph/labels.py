@@ -7,8 +7,8 @@ import logging
 import math
 from typing import Any
 
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore import nn, ops
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,11 @@ class LabelCast(nn.Cell):
         """Return the label; graph code."""
         if self.kind == OTHER:
             return label
+        if not isinstance(prediction, Tensor):
+            raise TypeError(
+                f"{self.loss} takes one prediction, and the network returns several outputs; return one, or pass "
+                "MultiTaskLoss or a loss cell of your own, which is given all of them"
+            )
         dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 

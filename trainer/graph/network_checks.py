@@ -9,7 +9,7 @@ from typing import Any
 from mindspore import experimental, nn
 
 from .. import checks
-from ..embedding.cells import embedding_cells
+from ..embedding.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from .optimizers import PLACEHOLDER
 from .precision import device_target

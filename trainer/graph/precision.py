@@ -17,7 +17,7 @@ from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import is_number, number
-from ..embedding.cells import embedding_cells
+from ..embedding.embedding_cells import embedding_cells
 from ..errors import ConfigurationError, did_you_mean
 from ..mindspore_internals.amp_marks import foreign_conversion
 from ..mindspore_internals.child_cells import hide, replace_child

@@ -17,7 +17,7 @@ from ..data.shards import make_shard
 from ..data.sources import ArraySource, Item, Source
 from ..data.waiting import DATA_WAIT
 from ..distributed.supported import check_training
-from ..embedding.cells import check_trainable, embedding_cells
+from ..embedding.embedding_cells import check_trainable, embedding_cells
 from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.labels import takes_class_numbers
 from ..graph.multi_task import MultiTaskLoss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from .run import train
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
-
-logger = logging.getLogger(__name__)
 
 
 def fit(

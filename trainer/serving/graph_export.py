@@ -14,7 +14,7 @@ from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json
 from ..data.ragged import RaggedInput, given_names
-from ..embedding.cells import embedding_cells
+from ..embedding.embedding_cells import embedding_cells
 from ..embedding.embedding_group import EmbeddingGroup
 from ..embedding.fields import FieldMap
 from ..embedding.layers import hide

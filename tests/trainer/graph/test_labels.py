@@ -112,3 +112,17 @@ def test_labels_that_would_be_broadcast_are_named_once(caplog):
     caplog.clear()
     trained(nn.MSELoss(), LIKED[:, :1], outputs=1)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class TwoOutputs(nn.Dense):
+    def construct(self, x):
+        out = super().construct(x)
+        return out, out
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss, nn.CrossEntropyLoss])
+def test_a_loss_of_one_prediction_says_so_to_a_network_of_several_outputs(loss):
+    network = TwoOutputs(3, 3)
+    trainer = Trainer(network, loss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(GraphError, match=f"{loss.__name__} takes one prediction, and the network returns several"):
+        trainer.fit((X, X if loss is nn.MSELoss else STARS), callbacks=[], batch_size=4)
