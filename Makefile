@@ -17,7 +17,7 @@ WORKERS ?= 2
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
 
-.PHONY: help run test lint format bench chaos fuzz lock venv clean
+.PHONY: help run test lint format bench chaos faults fuzz lock venv clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ bench: venv ## measure side by side with peers
 
 chaos: venv ## kill and resume training again and again
 	@$(PY) benchmarks/chaos.py $(ARGS)
+
+faults: venv ## let every call to the outside fail, one after the other (ARGS="--seconds 60 --publish")
+	@$(PY) benchmarks/faults.py $(ARGS)
 
 fuzz: venv ## damage everything the trainer reads (ARGS="--seconds 600 --seed 7")
 	@$(PY) benchmarks/fuzz.py $(ARGS)

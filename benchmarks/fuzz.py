@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import lifetime  # noqa: E402
 from benchmarks.damage import Make, WrongError, damage, damage_folder, forge, forge_folder  # noqa: E402
+from benchmarks.fuzz_parsers import parsers  # noqa: E402
 from benchmarks.fuzz_streams import rows, segments  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402
 
@@ -214,6 +215,7 @@ KINDS: dict[str, tuple[Callable[[Path], Make], float]] = {
     "configurations": (configurations, 0.2),
     "rows": (rows, 0.2),
     "segments": (segments, 0.2),
+    "parsers": (parsers, 0.2),
     "snapshots": (snapshots, 0.2),
     "forged_snapshots": (lambda folder: snapshots(folder, forge_folder), 0.2),
     "published": (published, 0.2),

@@ -46,9 +46,9 @@ def rows(folder: Path) -> Make:
     """Rows of a stream: every good one arrives whole and in order, whatever stands between them."""
     import pyarrow as pa
 
-    from trainer.streams import DeadLetter, FileStream
-    from trainer.streams.decode import Decoder
-    from trainer.streams.schema import Schema
+    from trainer.streams import DeadLetter, FileStream, Span
+    from trainer.streams.formats.decode import Decoder
+    from trainer.streams.formats.schema import Schema
 
     def lines(choose: random.Random, scratch: Path) -> None:
         suffix = choose.choice(("jsonl", "csv"))
@@ -79,7 +79,7 @@ def rows(folder: Path) -> Make:
                 good += numbers
             payloads.append(payload)
         decoded = decoder.decode(payloads)
-        batch = decoder.batch(decoded, [("p", n, n + 1) for n in range(len(payloads))])
+        batch = decoder.batch(decoded, [Span("p", n, 0, 0, n + 1) for n in range(len(payloads))])
         check_in_order([batch] if batch is not None else [], good, alone=False)
         letters.close()
 

@@ -37,7 +37,7 @@ class Ledger(Callback):
     def __init__(self, folder: str | os.PathLike[str], key: Sequence[str] = ("user", "item")) -> None:
         self.folder = Path(folder)
         self.key = tuple(key)
-        self._file = self._phase = -1
+        self._file = self._phase = self._step = -1
 
     def setup(self, trainer: Trainer) -> None:
         """Open the file of this process; those of several ranks lie in folders of their own."""
@@ -50,7 +50,8 @@ class Ledger(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Note the step this process goes on from."""
-        self._write(BEGIN, trainer.state.progress.global_step, 0, [])
+        self._step = trainer.state.progress.global_step
+        self._write(BEGIN, self._step, 0, [])
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         """Show that a step is under way."""
@@ -58,6 +59,7 @@ class Ledger(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Note the rows of the chunk."""
+        self._step = trainer.state.progress.global_step
         chunk = trainer.state.outputs.chunk
         rows = np.zeros(chunk.num_samples, np.int64)
         for name in self.key:
@@ -67,6 +69,11 @@ class Ledger(Callback):
     def on_eval_begin(self, trainer: Trainer) -> None:
         """Show that an evaluation is under way."""
         self._show(EVALUATING, trainer)
+
+    def on_exception(self, trainer: Trainer) -> None:
+        """Note the rows of a chunk that was trained on when something else failed."""
+        if self._file >= 0 and trainer.state.progress.global_step > self._step >= 0:
+            self.on_train_step_end(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Note how long background snapshots have held the steps at most in this process, in seconds."""

@@ -1,4 +1,4 @@
-"""Quality on MovieLens-100K: rating as a number, as one of 5 classes, and "liked" with "loved" as two tasks.
+"""Quality on MovieLens-100K: rating as a number, as classes, as tasks and as labels; ratings of a week as counts.
 
     python benchmarks/quality.py
     python benchmarks/quality.py --parts films films_stream --seeds 1 2 3
@@ -13,9 +13,12 @@ The parts "films" and "films_stream" measure what a sequence is worth: the ratin
 20 films of its author, with their mean, and with attention over them. Only ratings of an earlier second are known, so
 there is no random split of these, and the plain rival knows them too: the author's mean so far.
 
+The parts "labels" and "counts" measure several binary labels and counts, beside scikit-learn's regressions; see
+`benchmarks/quality_targets.py`.
+
 Figures are means and standard deviations over the seeds; the random split is drawn anew for each. Prints tables, keeps
 every figure in the folder of `--output` (from which `--show` prints them again), and ends with exit code 1 when the
-network does not beat the means, or the sequence not the network without it.
+network does not beat the means, or the sequence not the network without it, or one target not its regression.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from mindspore import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import quality_targets  # noqa: E402
 from examples.last_films import SequenceRater, last_films  # noqa: E402
 from examples.movielens import FEATURES, SIZES, load  # noqa: E402
 from examples.rating import Columns, Rater, arrays, targets  # noqa: E402
@@ -52,6 +56,8 @@ TITLES = {
     "stream": "A stream, in the order of time",
     "films": "The newest tenth, from the last 20 films",
     "films_stream": "A stream, from the last 20 films",
+    "labels": "At least 2, 3, 4, 5 stars as four labels, a random tenth",
+    "counts": "Ratings of a film in a week, the newest tenth of the weeks",
 }
 PARTS = tuple(TITLES)
 UNKNOWN_RATE = 0.3  # of training rows whose user is hidden, so that the network learns what to say about new ones
@@ -262,10 +268,15 @@ def measured(part: str, columns: Columns, seed: int, epochs: int) -> Figures:
         return online(columns, seed)
     if part in ("films", "films_stream"):
         return sequences(columns, "stream" if part == "films_stream" else "time", seed, epochs)
+    if part == "labels":
+        return quality_targets.labels(split(columns, "random", seed=seed), seed, epochs)
+    if part == "counts":
+        return quality_targets.counts(columns, seed, epochs)
     return offline(columns, part, seed, epochs)
 
 
-SHOWN = ("rmse", "accuracy", "log_loss", "liked_auc", "loved_auc")
+SHOWN = ("rmse", "accuracy", "auc", "log_loss", "liked_auc", "loved_auc", "poisson_deviance", "mae", "bias")
+HIDDEN = ("mae", "bias")  # but where counts are measured
 
 
 def averaged(runs: Sequence[Figures]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -281,6 +292,8 @@ def table(runs: Sequence[Figures]) -> str:
     """Return the figures of one part as a Markdown table: means, and standard deviations where they are not 0."""
     together = averaged(runs)
     shown = [metric for metric in SHOWN if any(metric in values for values in together.values())]
+    if "poisson_deviance" not in shown:
+        shown = [metric for metric in shown if metric not in HIDDEN]
     lines = [f"| | {' | '.join(shown)} |", "| --- |" + " --- |" * len(shown)]
     for name, values in together.items():
         cells = []
@@ -296,6 +309,10 @@ def passed(part: str, runs: Sequence[Figures]) -> bool:
     means = {name: {m: value for m, (value, _) in found.items()} for name, found in averaged(runs).items()}
     if part in ("films", "films_stream"):
         return all(means[WAYS[way]]["rmse"] < means[WAYS["none"]]["rmse"] for way in ("mean", "attention"))
+    if part == "labels":
+        return means["network, four labels"]["log_loss"] < means["logistic regression"]["log_loss"]
+    if part == "counts":
+        return means["network, counts"]["poisson_deviance"] < means["Poisson regression"]["poisson_deviance"]
     rating, classes, tasks = (means[f"network, {target}"] for target in TARGETS)
     if part == "stream":
         plain = means["mean or commonest class so far"]

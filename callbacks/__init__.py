@@ -10,51 +10,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._support.lazy import lazy_names
+from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ._support.cadence import Every
-    from .callback import HOOKS, Callback, CallbackList
-    from .drift_monitor import DriftMonitor
-    from .early_stopping import EarlyStopping
-    from .health_file import HealthFile
-    from .history import History
-    from .lambda_callback import LambdaCallback
-    from .learning_rate_monitor import LearningRateMonitor, ReduceLROnPlateau
-    from .loss_monitor import LossMonitor
-    from .mindspore_adapter import adapt
-    from .model_checkpoint import ModelCheckpoint
-    from .non_finite import SkipNonFinite, TerminateOnNaN
-    from .progress_bar import ProgressBar
-    from .prometheus import PrometheusMonitor
-    from .tensorboard import TensorBoard
-    from .time_monitor import TimeMonitor
+    from trainer.cadence import Every as Every
 
-__all__ = [
-    "HOOKS",
-    "Callback",
-    "CallbackList",
-    "DriftMonitor",
-    "EarlyStopping",
-    "Every",
-    "HealthFile",
-    "History",
-    "LambdaCallback",
-    "LearningRateMonitor",
-    "LossMonitor",
-    "ModelCheckpoint",
-    "ProgressBar",
-    "PrometheusMonitor",
-    "ReduceLROnPlateau",
-    "SkipNonFinite",
-    "TensorBoard",
-    "TerminateOnNaN",
-    "TimeMonitor",
-    "adapt",
-]
+    from .callback import HOOKS as HOOKS
+    from .callback import Callback as Callback
+    from .callback import CallbackList as CallbackList
+    from .drift_monitor import DriftMonitor as DriftMonitor
+    from .early_stopping import EarlyStopping as EarlyStopping
+    from .health_file import HealthFile as HealthFile
+    from .history import History as History
+    from .lambda_callback import LambdaCallback as LambdaCallback
+    from .learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
+    from .learning_rate_monitor import ReduceLROnPlateau as ReduceLROnPlateau
+    from .loss_monitor import LossMonitor as LossMonitor
+    from .mindspore_adapter import adapt as adapt
+    from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from .non_finite import SkipNonFinite as SkipNonFinite
+    from .non_finite import TerminateOnNaN as TerminateOnNaN
+    from .progress_bar import ProgressBar as ProgressBar
+    from .prometheus import PrometheusMonitor as PrometheusMonitor
+    from .tensorboard import TensorBoard as TensorBoard
+    from .time_monitor import TimeMonitor as TimeMonitor
 
 _HOMES = {
-    "Every": "._support.cadence",
+    "Every": "trainer.cadence",
     "HOOKS": ".callback",
     "Callback": ".callback",
     "CallbackList": ".callback",
@@ -75,4 +57,7 @@ _HOMES = {
     "TensorBoard": ".tensorboard",
     "TimeMonitor": ".time_monitor",
 }
+if not TYPE_CHECKING:  # a type checker exports the imports above
+    __all__ = sorted(_HOMES)
+
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

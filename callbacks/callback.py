@@ -33,12 +33,15 @@ checkpoints 100).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 HOOKS: tuple[str, ...] = (
     "setup",
@@ -74,6 +77,8 @@ class Callback:
         non_finite: what the training step does about a loss or gradient that is not finite: "skip" leaves the update
             out, "terminate" all later ones too; None: this callback asks for neither.
         main_only: whether it runs on rank 0 alone of several processes: for what shows or writes what all know.
+        reports_only: whether the run can do without it: an OSError of a hook (a full disk, a closed pipe) is logged
+            once and training goes on. `setup` may still refuse the run.
         snapshot_root: folder of this callback's snapshots, where a resumed run looks for the newest; None for none.
     """
 
@@ -81,7 +86,11 @@ class Callback:
     monitor: str | None = None
     non_finite: str | None = None
     main_only: bool = False
+    reports_only: bool = False
     snapshot_root: Path | None = None
+
+    def use_direction(self, higher_is_better: bool | None) -> None:
+        """Before training, where there is a `monitor`: what its metric declares; None where it declares nothing."""
 
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""
@@ -160,6 +169,7 @@ class CallbackList:
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
         self._hooks = {hook: self._overriding(hook) for hook in HOOKS}
+        self._warned: set[int] = set()
 
     def _overriding(self, hook: str) -> list[Any]:
         base = getattr(Callback, hook)
@@ -177,14 +187,25 @@ class CallbackList:
         """Call `hook` of every callback that overrides it.
 
         An exception keeps its type; the callback, the hook and the training position are added to it as
-        ``failed_callback``, ``failed_hook`` (strings) for the error report.
+        ``failed_callback``, ``failed_hook`` (strings) for the error report. One that `reports_only` ends nothing.
         """
         for method in self._hooks[hook]:
             try:
                 method(trainer)
             except BaseException as error:
-                _name_the_place(error, method, hook)
-                raise
+                if not self._is_of_a_report(error, method, hook):
+                    _name_the_place(error, method, hook)
+                    raise
+
+    def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
+        """Return whether the run goes on without what a callback failed to report; warn of it once."""
+        callback = getattr(method, "__self__", None)
+        if hook == "setup" or not isinstance(error, OSError) or not getattr(callback, "reports_only", False):
+            return False
+        if id(callback) not in self._warned:
+            self._warned.add(id(callback))
+            logger.warning("%s cannot report (%s); training goes on", type(callback).__name__, error)
+        return True
 
     def call_all(self, hook: str, trainer: Trainer) -> list[Exception]:
         """Call `hook` of every callback even when some raise; return what they raised."""
@@ -193,8 +214,9 @@ class CallbackList:
             try:
                 method(trainer)
             except Exception as error:
-                _name_the_place(error, method, hook)
-                raised.append(error)
+                if not self._is_of_a_report(error, method, hook):
+                    _name_the_place(error, method, hook)
+                    raised.append(error)
         return raised
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ._support.argument_errors import ConfigurationError
-from ._support.arguments import function, number, refuse, whole
+from trainer.checks import function, number, refuse, whole
+from trainer.errors import ConfigurationError
+
 from ._support.metric import is_window_name, window_value
 from .callback import Callback
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._support.arguments import number
+from trainer.checks import number
+
 from ._support.patience import Patience
 
 if TYPE_CHECKING:
     import numpy as np
+    from mindspore import Parameter
 
     from trainer.trainer import Trainer
 
@@ -25,7 +27,7 @@ class EarlyStopping(Patience):
         monitor: name of the metric.
         patience: measurements without improvement that are put up with.
         min_delta: least change that counts as an improvement, in the metric's unit.
-        mode: "min", "max", or "auto" to read it from the metric's name.
+        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         baseline: value the metric must beat for its improvements to count, or None.
         restore_best: put the network's weights of the best measurement back when this callback or a limit ends the
             run. The copy is held in host memory (one network) and is not part of a snapshot.
@@ -36,7 +38,8 @@ class EarlyStopping(Patience):
         wait: measurements since the last improvement.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named, or "auto" cannot tell the direction.
+        ConfigurationError: an argument is not of the kind named; before training, "auto" with a metric that
+            declares no direction.
     """
 
     order = 50
@@ -62,7 +65,7 @@ class EarlyStopping(Patience):
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
         """Keep the best weights; ask for the end of the run when the patience is used up."""
         if improved and self.restore_best:
-            self._weights = {p.name: p.asnumpy().copy() for p in trainer.network.get_parameters()}
+            self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
         if self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline))):
             self._fired = True
             best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
@@ -83,9 +86,16 @@ class EarlyStopping(Patience):
         if self.best_step != trainer.state.progress.global_step:
             from mindspore import Tensor, ops
 
-            for parameter in trainer.network.get_parameters():
+            for parameter in _parameters(trainer):
                 if parameter.name in self._weights:
                     # Not set_data: a compiled step with a branch in it goes on with the old value after that.
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
             logger.info("EarlyStopping: restored the weights of step %s", self.best_step)
         self._weights = None
+
+
+def _parameters(trainer: Trainer) -> list[Parameter]:
+    """Return the network's parameters by the class's method: a user's network may hold a value under its name."""
+    from mindspore import nn
+
+    return [parameter for _, parameter in nn.Cell.parameters_and_names(trainer.network)]

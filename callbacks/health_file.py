@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.masking import mask_text
+
+from ._support.folders import writable
 from ._support.metric import window_value
 from ._support.monitoring import Throughput, gauges
 from .callback import Callback
@@ -31,19 +35,23 @@ class HealthFile(Callback):
         every: cadence, or number of optimizer steps.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named.
+        ConfigurationError: an argument is not of the kind named; at `setup`, the folder cannot be written.
     """
 
     main_only = True
+    reports_only = True
 
     def __init__(self, path: str | Path, every: Every | int | None = None) -> None:
         self.path = Path(path)
         self.every = cadence("HealthFile", every, Every(seconds=5))
         self._throughput = Throughput()
 
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse to start where the file could not be written."""
+        writable("HealthFile(path=...)", self.path.parent)
+
     def on_train_begin(self, trainer: Trainer) -> None:
         """Write the first report."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.every.start(trainer.state.progress)
         self._throughput.start(trainer.state.progress.samples_seen)
         self._write(trainer, "running")
@@ -65,6 +73,7 @@ class HealthFile(Callback):
         """Return what is written, as JSON-serialisable values."""
         state = trainer.state
         auc = window_value(state.window, "auc")
+        error = state.exception
         return {
             "status": status,
             "pid": os.getpid(),
@@ -75,15 +84,20 @@ class HealthFile(Callback):
             "last_snapshot": None if state.snapshot is None else str(state.snapshot),
             "samples_per_second": self._throughput.read(state.progress.samples_seen),
             "stop_reason": None if state.stop_reason is None else str(state.stop_reason),
-            "exception": None if state.exception is None else f"{type(state.exception).__name__}: {state.exception}",
+            "exception": None if error is None else mask_text(f"{type(error).__name__}: {error}"),
             "values": gauges(trainer),
         }
 
     def _write(self, trainer: Trainer, status: str) -> None:
         text = json.dumps(_finite(self.report(trainer, status)), indent=1, allow_nan=False)
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        aside.write_text(text + "\n", encoding="utf-8")
-        os.replace(aside, self.path)
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            os.replace(aside, self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
 
 
 def _finite(value: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import whole
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import whole
+
 from ._support.curve import Curve
 from .callback import Callback
 

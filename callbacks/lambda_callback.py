@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._support.argument_errors import ConfigurationError, did_you_mean
-from ._support.arguments import function, is_whole, refuse
+from trainer.checks import function, is_whole, refuse
+from trainer.errors import ConfigurationError, did_you_mean
+
 from .callback import HOOKS, Callback
 
 

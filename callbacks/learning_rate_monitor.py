@@ -6,9 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.argument_errors import ConfigurationError
-from ._support.arguments import number, whole
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import number, whole
+from trainer.errors import ConfigurationError
+
 from ._support.console import say
 from ._support.curve import Curve
 from ._support.patience import Patience
@@ -34,6 +35,8 @@ class LearningRateMonitor(Callback):
     Raises:
         ConfigurationError: an argument is not of the kind named.
     """
+
+    reports_only = True
 
     def __init__(self, every: Every | int = 50, verbose: bool = False, max_points: int = 1000) -> None:
         self.every = cadence("LearningRateMonitor", every)
@@ -85,7 +88,7 @@ class ReduceLROnPlateau(Patience):
         factor: what the rate is multiplied by, in (0, 1).
         patience: measurements without improvement that are put up with.
         min_delta: least change that counts, in the metric's unit.
-        mode: "min", "max", or "auto" to read it from the metric's name.
+        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         cooldown: measurements after a reduction during which none is counted.
         min_lr: the rate is never set below this.
 

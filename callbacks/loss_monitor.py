@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+
 from ._support.console import format_metrics, say
 from .callback import Callback
 
@@ -23,6 +24,7 @@ class LossMonitor(Callback):
     """
 
     main_only = True
+    reports_only = True
 
     def __init__(self, every: Every | int = 1) -> None:
         self.every = cadence("LossMonitor", every)

@@ -27,7 +27,8 @@ from mindspore.train import Callback as MindSporeCallback
 from mindspore.train import RunContext, TimeMonitor
 from mindspore.train.callback import __all__ as _own_names
 
-from ._support.argument_errors import ConfigurationError
+from trainer.errors import ConfigurationError
+
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -95,19 +96,30 @@ class CallbackParams(dict):
 
 
 class _TrainNetwork(nn.Cell):
-    """Network and optimizer as one cell."""
+    """Network and optimizer as one cell, with the graph of the program that trains them."""
 
-    def __init__(self, network: nn.Cell, optimizer: nn.Cell | None) -> None:
+    def __init__(self, network: nn.Cell, optimizer: nn.Cell | None, program: Callable[[], nn.Cell | None]) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.optimizer = optimizer
+        vars(self)["_program"] = program
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the network where this cell has none: it may be a training cell of the user's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("network"), name)
+
+    def get_func_graph_proto(self) -> Any:
+        """Return the graph of the training program, in graph mode alone as MindSpore does."""
+        program = self._program() if mindspore.get_context("mode") == mindspore.GRAPH_MODE else None
+        return None if program is None else nn.Cell.get_func_graph_proto(program)
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
     """Return network and optimizer as one cell: what saves "the train network" saves both, under their own names."""
-    if trainer.optimizer is None:
-        return trainer.network
-    return _TrainNetwork(trainer.network, trainer.optimizer)
+    return _TrainNetwork(trainer.network, trainer.optimizer, lambda: trainer.builder.training_program)
 
 
 def monitored_name(monitor: str) -> str:
@@ -177,7 +189,7 @@ class AdaptedCallback(Callback):
 
     def _fill(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
-        epoch, step = self._counted(trainer)
+        step = self._counted(trainer)[1]
         params.clear()
         # A new context, since a stop once requested stays in the old one.
         self.run_context = RunContext(params)
@@ -188,7 +200,6 @@ class AdaptedCallback(Callback):
             optimizer=trainer.optimizer,
             loss_fn=trainer.loss_fn,
             epoch_num=1 if limit is None else limit - trainer.base["epoch"],
-            cur_epoch_num=epoch,
             cur_step_num=step,
             batch_num=state.total_steps or UNSIZED,
             dataset_sink_mode=False,

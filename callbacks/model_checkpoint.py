@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.argument_errors import ConfigurationError, did_you_mean
-from ._support.arguments import any_number, refuse, whole
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import any_number, refuse, whole
+from trainer.errors import ConfigurationError, did_you_mean
+
 from ._support.metric import Watched
 from .callback import Callback
 
@@ -34,7 +35,7 @@ class ModelCheckpoint(Callback):
             of each epoch.
         monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
             those of epoch ends), or None.
-        mode: "min", "max", or "auto" to read it from the metric's name.
+        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
         keep_last: newest snapshots to keep besides, or None for all.
         background: write on a thread; training is held only while tensors are copied.
@@ -95,6 +96,10 @@ class ModelCheckpoint(Callback):
         if root != self.root:
             self._records, self.best_name = [], None
         self.root = root
+
+    def use_direction(self, higher_is_better: bool | None) -> None:
+        """Take the metric's direction where the mode is "auto"."""
+        self.watched.use_direction(higher_is_better)
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here: what the run begins with needs no snapshot."""

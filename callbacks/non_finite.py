@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._support.arguments import whole
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import whole
+
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class SkipNonFinite(_NonFinite):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here."""
         super().on_train_begin(trainer)
-        self._position = trainer.position
+        self._position = None if trainer.run is None else trainer.run.cursor.position
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Note where the data of this call lies; look when due."""
@@ -156,8 +157,9 @@ class SkipNonFinite(_NonFinite):
         for step in trainer.read_bad_steps():
             call = next((call for call in self._calls if call[0] <= step <= call[1]), None)
             if call is not None:
-                self.skipped = [*self.skipped[1 - _RECORDS :], {"step": step, "between": [call[2], call[3]]}]
-                logger.warning("SkipNonFinite: skipped step %d, its data lies between %s and %s", step, *call[2:])
+                between = [position.to_json() for position in call[2:]]
+                self.skipped = [*self.skipped[1 - _RECORDS :], {"step": step, "between": between}]
+                logger.warning("SkipNonFinite: skipped step %d, its data lies between %s and %s", step, *between)
         logger.warning("SkipNonFinite: %d skipped since the last look, %d in all", new, counters["skipped"])
         run = counters["consecutive"]
         if counters["longest_run"] > self._longest_run:

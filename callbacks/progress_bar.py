@@ -6,7 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ._support.arguments import number
+from trainer.checks import number
+
 from ._support.console import format_metrics, say
 from .callback import Callback
 
@@ -35,6 +36,7 @@ class ProgressBar(Callback):
     """
 
     main_only = True
+    reports_only = True
 
     order = 10
 

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.argument_errors import ConfigurationError
-from ._support.arguments import refuse, whole
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import refuse, whole
+from trainer.errors import ConfigurationError
+
 from ._support.monitoring import Throughput, gauges
 from .callback import Callback
 
@@ -44,6 +45,7 @@ class PrometheusMonitor(Callback):
     """
 
     main_only = True
+    reports_only = True
 
     def __init__(
         self, port: int = 8000, addr: str = "127.0.0.1", every: Every | int | None = None, namespace: str = "trainer"

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._support.argument_errors import ConfigurationError
-from ._support.arguments import refuse
-from ._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
+from trainer.checks import refuse
+from trainer.errors import ConfigurationError
+from trainer.masking import mask_value
+
+from ._support.event_file import EventFile
+from ._support.folders import writable
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -29,10 +33,12 @@ class TensorBoard(Callback):
         hparams: values shown as a table under "hparams", or None for what the trainer itself tells.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed.
+        ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed or the
+            folder cannot be written.
     """
 
     main_only = True
+    reports_only = True
 
     def __init__(
         self,
@@ -61,25 +67,18 @@ class TensorBoard(Callback):
             self.folder = Path(trainer.run_dir) / "tensorboard"
         else:
             self.folder = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        writable("TensorBoard(log_dir=...)", self.folder)
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Open the event file and write the hyperparameters."""
-        from tensorboardX import SummaryWriter
-
         progress = trainer.state.progress
         step = progress.global_step
-        self._writer = SummaryWriter(
-            str(self.folder),
-            purge_step=step + 1 if step else None,
-            flush_secs=10,
-            # File names have whole seconds; a second run within one would overwrite the first one's file.
-            filename_suffix=f".{time.time_ns()}",
-        )
+        self._writer = EventFile(self.folder, step + 1 if step else None)
         self.every.start(progress)
         self._mark = (time.perf_counter(), progress.samples_seen)
         if not step:
-            rows = [f"| {name} | {value} |" for name, value in self._table(trainer).items()]
-            self._writer.add_text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
+            rows = [f"| {name} | {value} |" for name, value in mask_value(self._table(trainer)).items()]
+            self._writer.text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
 
     def _table(self, trainer: Trainer) -> Mapping[str, Any]:
         if self.hparams is not None:
@@ -102,9 +101,9 @@ class TensorBoard(Callback):
         """Write the epoch's mean loss; with a cadence in epochs the other training scalars too."""
         step = trainer.state.progress.global_step
         if trainer.state.train_loss is not None:
-            self._writer.add_scalar("epoch/loss", trainer.state.train_loss, step)
+            self._writer.scalar("epoch/loss", trainer.state.train_loss, step)
             for name, value in trainer.state.task_losses.items():
-                self._writer.add_scalar(f"epoch/{name}", value, step)
+                self._writer.scalar(f"epoch/{name}", value, step)
         if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
             self._train(trainer, trainer.state.train_loss)
 
@@ -123,20 +122,20 @@ class TensorBoard(Callback):
             values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
         for name, value in values.items():
             if value is not None:
-                self._writer.add_scalar(f"train/{name}", value, trainer.state.progress.global_step)
+                self._writer.scalar(f"train/{name}", value, trainer.state.progress.global_step)
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """Write the validation results."""
         if self._writer is not None:
             for name, value in trainer.state.metrics.items():
-                self._writer.add_scalar(f"val/{name.removeprefix('val_')}", value, trainer.state.progress.global_step)
+                self._writer.scalar(f"val/{name.removeprefix('val_')}", value, trainer.state.progress.global_step)
 
     def on_window_end(self, trainer: Trainer) -> None:
         """Write the metrics of the window that closed."""
         for name, value in (trainer.state.window or {}).items():
             if isinstance(value, int | float):
                 tag = f"window/{name.removeprefix('window_')}"
-                self._writer.add_scalar(tag, value, trainer.state.progress.global_step)
+                self._writer.scalar(tag, value, trainer.state.progress.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Bring the events up to the snapshot onto disk."""
@@ -145,9 +144,9 @@ class TensorBoard(Callback):
 
     def teardown(self, trainer: Trainer) -> None:
         """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the folder, so that a resumed run without a run folder goes on in it."""

@@ -26,6 +26,8 @@ class TimeMonitor(Callback):
             "samples_per_second", "data_wait" (0 to 1) and "eval_seconds".
     """
 
+    reports_only = True
+
     def __init__(self, verbose: bool = True) -> None:
         self.verbose = bool(verbose)
         self.records: list[dict[str, float]] = []

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from examples.baselines import auc
 from examples.deepfm import DeepFMHead
 from trainer.embedding import Embedding
-from trainer.embedding.hashing import mix64, stable_seed, uniform64
+from trainer.embedding.tables.hashing import mix64, stable_seed, uniform64
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import Batch, Span, Stream
 

@@ -25,7 +25,7 @@ from mindspore import nn, ops
 
 from trainer import Trainer
 from trainer.embedding import EmbeddingBag
-from trainer.embedding.hashing import to_ids
+from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError, did_you_mean
 
 TOPICS = ("interpolate", "linalg", "optimize", "signal", "sparse", "stats")

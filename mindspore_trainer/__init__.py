@@ -12,11 +12,12 @@ every module either way.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -56,41 +57,70 @@ def hidden_by(package: str) -> str | None:
     return found[0] if found else "nothing"
 
 
-class _OtherName:
-    """Loader of a module that has been imported under another name."""
+class _Alias:
+    """Loads a module under a second name: the module object of the first name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module itself."""
+        """Return the module that `name` stands for."""
         module = importlib.import_module(self.name)
         self.spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put back the specification, which importing by another name has replaced."""
+        """Restore the specification, which the import under the second name has replaced."""
         module.__spec__ = self.spec
 
 
+class _Redirecting(SourceFileLoader):
+    """Runs one of our modules with imports of `trainer` and `callbacks` that reach our packages, not the user's files.
+
+    Python reads ``__import__`` from the ``__builtins__`` of the importing module, so no other module is affected.
+    """
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code with its own ``__import__``."""
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import_ours}
+        super().exec_module(module)
+
+
+def _import_ours(
+    name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+) -> ModuleType:
+    package, _, rest = name.partition(".")
+    if level == 0 and package in PACKAGES and fromlist:
+        name = f"{home_of(package)}.{rest}".rstrip(".")
+    return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+
 class _Finder:
-    """Finds ``mindspore_trainer.trainer``, ``mindspore_trainer.callbacks`` and what is below them."""
+    """Finds ``mindspore_trainer.trainer``, ``mindspore_trainer.callbacks`` and their modules."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """Return the module's specification; None leaves it to Python's own finders."""
-        plain = name.removeprefix(f"{__name__}.")
-        package = plain.partition(".")[0]
-        if plain == name or package not in PACKAGES:
+        prefix = f"{__name__}."
+        plain = name.removeprefix(prefix)
+        package, _, inner = plain.partition(".")
+        if package not in PACKAGES or (plain == name and not inner):
             return None
-        if home_of(package) == package:
-            if importlib.util.find_spec(plain) is None:
-                return None
-            return ModuleSpec(name, _OtherName(plain))  # type: ignore[arg-type]
-        if plain != package:
-            return None  # found as any module is, by the path of its package
+        home = home_of(package)
+        if plain != name and home == package:
+            return ModuleSpec(name, _Alias(plain)) if importlib.util.find_spec(plain) else None  # type: ignore[arg-type]
+        if (plain == name and home != package) or all(home_of(other) == other for other in PACKAGES):
+            return None
+        file = _ROOT.joinpath(*plain.split("."))
+        folder = file.is_dir()
+        file = file / "__init__.py" if folder else file.with_suffix(".py")
+        if not file.is_file():
+            return None
         return importlib.util.spec_from_file_location(
-            name, _ROOT / package / "__init__.py", submodule_search_locations=[str(_ROOT / package)]
+            name,
+            file,
+            loader=_Redirecting(name, str(file)),
+            submodule_search_locations=[str(file.parent)] if folder else None,
         )
 
 

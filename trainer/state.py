@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .checks import whole
+from .checks import any_number, whole
 
 NUMPY_DTYPES = {"Float32": np.float32, "Float16": np.float16}  # by MindSpore's names, so that no import of it is needed
 
@@ -30,7 +30,12 @@ class Stateful:
 
     Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; arrays go to their own file, unlike the state
     of a callback, which is JSON alone.
+
+    Attributes:
+        of_model: whether it belongs to the model, and so is restored with the weights alone too.
     """
+
+    of_model: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last step."""
@@ -40,11 +45,11 @@ class Stateful:
         """Restore what `state_dict` returned."""
         raise NotImplementedError
 
-    def put_together(self, group: Any) -> None:
-        """Let rank 0 have what all processes have counted by themselves; all call it together before a snapshot."""
+    def merge_on_main(self, group: Any) -> None:
+        """Move what each process has counted by itself to rank 0; all call it together before a snapshot."""
 
-    def forget_open(self) -> None:
-        """Leave what `put_together` has put together, and a snapshot has brought back everywhere, to rank 0 alone."""
+    def clear_on_followers(self) -> None:
+        """Clear, on the other ranks, what `merge_on_main` had moved to rank 0 and a snapshot restored everywhere."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore the last of the states of a snapshot and of those that it builds on, the first one first.
@@ -210,6 +215,7 @@ class State:
         exception: the exception that ended the run, or None.
         data_wait: share of the time since the epoch, or the newest window, began that was spent waiting for data, 0
             to 1; None before the first step.
+        warned_of_non_finite: whether this call has warned of a loss or predictions that are not finite.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
     """
 
@@ -231,17 +237,26 @@ class State:
     snapshot: Path | None = None
     exception: BaseException | None = None
     data_wait: float | None = None
+    warned_of_non_finite: bool = False
     skipped_steps: int = 0
 
     @property
-    def told_to_leave(self) -> bool:
+    def interrupt_requested(self) -> bool:
         """Whether a signal has asked the run to end."""
         return self.stop_reason is not None and self.stop_reason.kind == "signal"
 
     @property
-    def wants_to_leave(self) -> bool:
-        """Whether a signal has asked this process to end, agreed on or not."""
-        return self.told_to_leave or (self.stop_wish is not None and self.stop_wish.kind == "signal")
+    def own_interrupt_requested(self) -> bool:
+        """Whether a signal has asked this process to end, agreed on by all processes or not."""
+        return self.interrupt_requested or (self.stop_wish is not None and self.stop_wish.kind == "signal")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a snapshot holds: phase, counters and newest metrics."""
+        return {"phase": self.phase.value, "progress": self.progress.state_dict(), "metrics": dict(self.metrics)}
+
+    def load_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Restore the newest metrics of `state_dict`; the counters are restored by `Progress`."""
+        self.metrics = {name: any_number(name, value) for name, value in metrics.items()}
 
     def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
         """Let the run end for `reason`; one process of several can only wish for it."""
@@ -257,4 +272,5 @@ class State:
     def begin(self, phase: Phase) -> None:
         """Forget what the call before left, counters and newest evaluation apart."""
         self.phase, self.stop_reason, self.stop_wish, self.exception = phase, None, None, None
+        self.warned_of_non_finite = False
         self.outputs = self.train_loss = self.window = self.drift = self.data_wait = None

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
+from callbacks import CallbackList, History
+
 from . import checks
 from .checkpoint import set_pointer
+from .checkpoint.content import Content
 from .checkpoint.saver import Saver
+from .compat import keywords
 from .compat import verbs as compat
+from .data.position import Position
 from .distributed.exchange import make_exchange
 from .distributed.group import join
+from .embedding.layers.embedding_cells import embedding_cells
+from .errors import CheckpointError, DataError
 from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder
@@ -22,16 +29,20 @@ from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.multi_task import MultiTaskLoss
 from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
-from .hooks import CallbackList, History
-from .metrics.tasks import task_metrics
+from .metrics.tasks import task_activations, task_metrics
 from .metrics.window import Window
+from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training
 from .run.limits import Every
-from .run.run import Run, produced_names
+from .run.run import Run, produced_metrics
 from .state import State, StopReason
 
 if TYPE_CHECKING:
     from .data.table_feed import TableFeed
+    from .features.features import Features
+
+
+silence_adams_operator()  # here, since users create their optimizers before their Trainer
 
 
 class Trainer:
@@ -40,6 +51,8 @@ class Trainer:
     Args:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
+            Its `construct` takes columns by position, or one dict of them: then the columns are the keys that its
+            source reads (``batch["age"]``), or those that its attribute ``batch_keys`` names.
         loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
             `trainer.graph.multi_task.MultiTaskLoss`, with one label column per task.
         optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or
@@ -65,8 +78,15 @@ class Trainer:
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
         loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
+        features: the declared columns of raw data (`trainer.features.Features`); every verb then takes raw rows:
+            frames, mappings, lists of mappings, paths of files, streams.
         compile: False for a network that MindSpore cannot compile but runs operator by operator: one step per call,
             many times slower.
+        prediction_activation: what turns the network's output into the quantity that metrics compare with the label:
+            "identity", "sigmoid", "softmax", "exp", or a function of a NumPy array; a dict by task. None: as the loss
+            says, by its class (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or by an attribute
+            ``prediction_activation`` of your own. It changes neither training nor `predict`; MindSpore's metrics and
+            those with `clear`, `update` and `eval` alone read the output itself.
 
     Attributes:
         group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
@@ -83,6 +103,7 @@ class Trainer:
         ConfigurationError: an argument that cannot work, before anything is compiled.
     """
 
+    @keywords.explained()
     def __init__(
         self,
         network: nn.Cell,
@@ -108,13 +129,17 @@ class Trainer:
         exact_resume: bool = False,
         loss_scale_manager: Any = None,
         compile: bool = True,
+        features: Features | None = None,
+        prediction_activation: Any = None,
     ) -> None:
         self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
         optimizer = make_optimizer(optimizer, network)
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
-        self.metrics = task_metrics(metrics, () if self.tasks is None else self.tasks.tasks)
+        task_names = () if self.tasks is None else self.tasks.tasks
+        self.metrics = self.make_metrics(metrics, task_names)
+        self.prediction_activations = task_activations(prediction_activation, task_names)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         self.seed = checks.seed(seed) or 0
@@ -160,19 +185,25 @@ class Trainer:
         )
         self.label_count = self.builder.label_count
         self.tables: TableFeed | None = None
+        self._loaded_tables: list[dict[str, Any]] = []
         self.state = State()
         self.callbacks = CallbackList()
         self.history: History | None = None
         self.run: Run | None = None
-        self.saver = Saver(self)
+        self.saver = Saver(self.group, self)
         self.parts: dict[str, Any] = {}
         if self.boost.freezing is not None:
             self.parts["boost"] = self.boost.freezing
+        self.features = features
+        if features is not None:
+            self.parts["features"] = features
         self.sink_mode = "not decided yet"
+
+    make_metrics = staticmethod(task_metrics)
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    @compat.also_as_model
+    @keywords.explained()
     def fit(
         self,
         train_dataset: Any,
@@ -203,7 +234,7 @@ class Trainer:
             dataset_sink_mode: train several steps in one graph call, bit-identical to single steps.
             sink_size: steps per call; -1 chooses (up to 32, by size). Hooks run once per call.
             batch_size: rows per batch, for arrays.
-            shuffle: whether arrays are shuffled, anew each epoch, from the seed alone.
+            shuffle: whether arrays are shuffled, differently each epoch, from the seed alone.
             sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
                 num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
             max_steps: bound of the optimizer steps of this call.
@@ -215,9 +246,15 @@ class Trainer:
             The `History` of the run.
 
         Raises:
-            ConfigurationError, DataError, CheckpointError: see there; SystemExit(143) or KeyboardInterrupt after a
-            signal asked to stop and the run was wound up.
+            ConfigurationError, DataError, CheckpointError: see there; SystemExit(128 + number) or KeyboardInterrupt
+            after a signal asked to stop and the run was wound up. In a notebook or at a prompt an interrupted training
+            returns its history, whose run ended as "interrupted".
         """
+        if isinstance(train_dataset, int):
+            raise DataError(
+                f"fit takes the data first and the epochs second; received {train_dataset!r} as the data. "
+                "`trainer.Model` takes the arguments of mindspore.Model.fit in its order"
+            )
         return training.fit(
             self,
             train_dataset,
@@ -257,6 +294,7 @@ class Trainer:
         steps_per_call = checks.sink_steps(dataset_sink_mode, sink_size)
         training.compile_program(self, sample, callbacks, steps_per_call, batch_size)
 
+    @keywords.explained("train_dataset")
     @compat.renamed("train_dataset", "stream")
     def online_train(
         self,
@@ -313,6 +351,7 @@ class Trainer:
             resume=resume,
         )
 
+    @keywords.explained()
     def evaluate(
         self,
         dataset: Any,
@@ -332,9 +371,14 @@ class Trainer:
             callbacks: their on_eval_* hooks run; those of a training under way do not.
             dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
             batch_size: rows per batch, for arrays; None: 4,096, fewer where those would be more than 1 MB.
+
+        Raises:
+            DataError, GraphError: see there; TypeError: `dataset_sink_mode` is no bool.
         """
+        checks.boolean("dataset_sink_mode", dataset_sink_mode)
         return inference.evaluate(self, dataset, callbacks, batch_size)
 
+    @keywords.explained()
     def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
         """Apply the network; several processes all call it and share the work, and all get all predictions.
 
@@ -345,8 +389,9 @@ class Trainer:
             stream: return an iterator over the batches' predictions instead of one array.
 
         Returns:
-            Predictions as float32 arrays with the rows on axis 0; a tuple of them when the network returns a tuple.
-            Where batches have predictions of different row shapes, a list of arrays, one per batch.
+            The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple of them
+            when the network returns a tuple. Where batches have predictions of different row shapes, a list of
+            arrays, one per batch.
         """
         return inference.predict(self, data, batch_size, stream)
 
@@ -359,6 +404,12 @@ class Trainer:
     infer_predict_layout = compat.no_layout
     train_network = property(compat.train_network)
     predict_network = property(compat.predict_network)
+
+    if not TYPE_CHECKING:  # to a type checker every attribute would be there
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute and name the nearest known one."""
+            raise keywords.missing_verb(type(self), name)
 
     # -- what callbacks use ------------------------------------------------------------------------------------------
 
@@ -397,8 +448,8 @@ class Trainer:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Place in the data right after the last row trained on; None outside a run."""
-        return None if self.run is None else dict(self.run.cursor.position)
+        """Position in the data right after the last row trained on; None outside a run."""
+        return None if self.run is None else self.run.cursor.position.to_json()
 
     @property
     def base(self) -> dict[str, int]:
@@ -426,25 +477,55 @@ class Trainer:
     def metric_names(self) -> tuple[str, ...]:
         """Names a callback may monitor in the run under way."""
         if self.run is None:
-            return produced_names(self, ("",), None)
-        return produced_names(self, self.run.valid_sets or ("",), self.run.online)
+            return tuple(produced_metrics(self, ("",), None))
+        return tuple(produced_metrics(self, self.run.valid_sets or ("",), self.run.online))
 
-    def report_drift(self, found: dict[str, Any]) -> None:
-        """Put what a drift detector has found into `state.drift` and let `on_drift` follow."""
-        loop.drifted(self, found)
+    def report_drift(self, drift: dict[str, Any]) -> None:
+        """Put the report of a drift detector into `state.drift` and call `on_drift`."""
+        loop.drifted(self, drift)
 
     def report_snapshot(self, path: Path) -> None:
-        """Put the path of a snapshot that is durable now into `state.snapshot` and let `on_save_checkpoint` follow."""
+        """Put the path of a snapshot that is durable now into `state.snapshot` and call `on_save_checkpoint`."""
         loop.saved(self, path)
 
     def use_tables(self, tables: TableFeed) -> None:
-        """Train and read the network's sparse tables through `tables` from now on."""
+        """Train and read the network's sparse tables through `tables` from now on.
+
+        Raises:
+            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of other or unusable tables.
+        """
+        if self._loaded_tables:
+            tables.check_states(self._loaded_tables)
+            tables.load_states(self._loaded_tables)
+            self._loaded_tables = []
         self.tables = self.parts["tables"] = tables
         self.builder.tables = tables.tables
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
         self.boost_parts = self.boost.parts
 
+    def load_tables(self, states: list[dict[str, Any]]) -> None:
+        """Restore the sparse tables, now or as soon as the first data shows which columns feed them."""
+        if self.tables is None:
+            self._loaded_tables = states if embedding_cells(self.network) else []
+        else:
+            self.tables.load_states(states)
+
     # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def snapshot_content(self) -> Content:
+        """Return what a snapshot is taken of now."""
+        return Content(
+            self.network,
+            self.optimizer,
+            self.builder.step,
+            self.scaler,
+            self.builder.window,
+            self.state,
+            self.callbacks,
+            self.parts,
+            self.tables,
+            None if self.run is None else self.run.cursor,
+        )
 
     def claim(self, root: str | Path) -> Path:
         """Become the one writer of a folder of snapshots until the run ends; return its path, free of links.
@@ -455,12 +536,25 @@ class Trainer:
         return self.saver.claim(root)
 
     def save(self, root: str | Path, background: bool = False) -> Path:
-        """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`."""
+        """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`.
+
+        Raises:
+            CheckpointError: it cannot be written, or `load` restored tables and no data has been read since.
+        """
+        if self._loaded_tables:
+            raise CheckpointError(
+                "save: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
+                "columns that feed them; call fit, evaluate or predict first"
+            )
         return self.saver.save(Path(root), background=background)
 
     def load(self, path: str | Path, strict: bool = True, weights_only: bool = False) -> None:
         """Restore a snapshot, or the weights of a .ckpt file; see `trainer.checkpoint.saver.Saver.load`."""
-        self.saver.load(path, strict=strict, weights_only=weights_only)
+        if self.builder.step is None and self.optimizer is not None:  # its counters are in the snapshot
+            self.builder.train_step(self.step_options)
+        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only)
+        if snapshot is not None and not weights_only:
+            loop.restored(self, snapshot.path)
 
     def rollback(self) -> None:
         """Put weights, optimizer and step state back to the newest snapshot of this run."""
@@ -478,4 +572,4 @@ class Trainer:
     def commit(self, position: Mapping[str, Any] | None) -> None:
         """Tell the data source that everything before `position` is in a durable snapshot."""
         if self.run is not None and position:
-            self.run.feed.source.commit(position)
+            self.run.feed.source.commit(Position.from_json(position))

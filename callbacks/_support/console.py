@@ -7,10 +7,16 @@ from typing import TextIO
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print one line to `file` (standard output), above any progress bar that is on the terminal."""
+    """Print one line to `file` (standard output), above any progress bar that is on the terminal.
+
+    Raises:
+        OSError: the disk behind it is full, or the reader of a pipe is gone.
+    """
     from tqdm import tqdm
 
     stream = file or sys.stdout
+    if stream is None or stream.closed:  # a process without a terminal
+        return
     tqdm.write(text, file=stream)
     stream.flush()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .arguments import any_number, whole
+from trainer.checks import any_number, whole
 
 
 class Curve:

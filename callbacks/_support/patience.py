@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainer.checks import number, whole
+
 from ..callback import Callback
-from .arguments import number, whole
 from .metric import Watched
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Patience(Callback):
         monitor: name of the metric.
         patience: measurements without improvement that are put up with.
         min_delta: least change that counts as an improvement, in the metric's unit.
-        mode: "min", "max", or "auto" to read it from the metric's name.
+        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
 
     Attributes:
         best: best value so far, or None.
@@ -31,7 +32,8 @@ class Patience(Callback):
         wait: measurements since the last improvement.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named, or "auto" cannot tell the direction.
+        ConfigurationError: an argument is not of the kind named; before training, "auto" with a metric that
+            declares no direction.
     """
 
     def __init__(self, monitor: str, patience: int, min_delta: float, mode: str) -> None:
@@ -58,6 +60,10 @@ class Patience(Callback):
     def setup(self, trainer: Trainer) -> None:
         """Forget earlier runs; a restored snapshot then puts back its own."""
         self._clear()
+
+    def use_direction(self, higher_is_better: bool | None) -> None:
+        """Take the metric's direction where the mode is "auto"."""
+        self.watched.use_direction(higher_is_better)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if hook != self.watched.hook(trainer) or trainer.state.phase == "evaluate":
@@ -88,7 +94,6 @@ class Patience(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        # Earlier snapshots of ReduceLROnPlateau have no step.
         best = number("best", state["best"], optional=True)
-        best_step = whole("best_step", state.get("best_step"), 0, optional=True)
+        best_step = whole("best_step", state["best_step"], 0, optional=True)
         self.best, self.best_step, self.wait = best, best_step, whole("wait", state["wait"], 0)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import fuzz  # noqa: E402
+from benchmarks import fuzz, fuzz_parsers  # noqa: E402
 
 SECONDS = float(os.environ.get("TRAINER_FUZZ_SECONDS", "7"))
 
@@ -37,8 +37,8 @@ def test_a_case_can_be_repeated_alone(tmp_path):
 
 
 def test_a_row_that_is_lost_a_value_that_is_changed_and_an_exception_of_python_are_failures(tmp_path, monkeypatch):
-    from trainer.streams import files
-    from trainer.streams.schema import Column
+    from trainer.streams.formats.schema import Column
+    from trainer.streams.sources import files
 
     def lossy(batch):
         return batch.split(1)[1] if batch is not None and batch.rows > 3 else batch
@@ -56,3 +56,16 @@ def test_a_row_that_is_lost_a_value_that_is_changed_and_an_exception_of_python_a
             replace(patched)
             (found,) = fuzz.run_all(["segments"], 0.5, 1, tmp_path / name)
         assert found.failures, name
+
+
+def test_what_has_ended_a_process_once_is_read_or_refused():
+    child = fuzz_parsers.Child()
+    try:
+        assert {child.attempt(-1 - number) for number in range(len(fuzz_parsers.CRASHED))} <= {"read", "refused"}
+    finally:
+        child.end()
+
+
+def test_a_parser_that_ends_its_process_is_a_failure_by_the_name_of_the_signal():
+    crash = "import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)"
+    assert fuzz_parsers.Child([sys.executable, "-c", crash]).attempt(1) == "the process was ended by SIGSEGV"

@@ -2,6 +2,7 @@
 
 import json
 
+from benchmarks import quality_targets
 from benchmarks.quality import fitted_sequence, main, split, table
 from examples.last_films import last_films
 from examples.movielens import load
@@ -12,6 +13,16 @@ def test_the_network_that_reads_the_last_films_trains_on_the_rows_of_a_split():
     parts = split({**columns, **last_films(columns)}, "time")
     assert not set(parts[2]["films"].flat) - set(parts[0]["item"]) - {0}
     assert 0.5 < fitted_sequence("attention", parts, seed=1, epochs=1)["rmse"] < 2
+
+
+def test_labels_and_counts_are_measured_beside_their_regressions():
+    columns = {name: column[::10] for name, column in load().items()}
+    figures = quality_targets.labels(split(columns, "random"), seed=1, epochs=1)
+    assert set(figures) == {"share of each label", "logistic regression", "network, four labels"}
+    assert all(0.5 < values["auc"] < 1 for values in figures.values() if "auc" in values)
+    figures = quality_targets.counts(columns, seed=1, epochs=1)
+    assert all(values["poisson_deviance"] > 0 for values in figures.values())
+    assert abs(figures["network, counts"]["bias"]) < 1, "in ratings, not in their logarithm"
 
 
 def test_figures_that_were_kept_are_shown_again_and_judged(tmp_path):

@@ -1,9 +1,8 @@
-"""A guard against slow steps that no busy machine can upset: Python calls per step are counted; times are only told."""
+"""The contenders of `make bench` do the same work, and its report says what was measured. No test bounds a time."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +12,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
 from benchmarks import run  # noqa: E402
-from benchmarks.cases import loop, mlp, wide_deep  # noqa: E402
+from benchmarks.cases import mlp, wide_deep  # noqa: E402
 from benchmarks.measure import Group, Measured, Ratio, compare  # noqa: E402
 
 STEPS = 64
-
-
-def python_calls(work):
-    """Return how many Python functions `work` calls on this thread."""
-    count = 0
-
-    def profile(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.fixture(scope="module")
@@ -43,44 +26,6 @@ def contenders():
         contender.epoch()
         contender.epoch()
     return made
-
-
-def test_a_step_of_fit_takes_fewer_python_calls_than_a_hand_written_one(contenders, record_property):
-    calls = {name: python_calls(contender.epoch) / STEPS for name, contender in contenders.items()}
-    record_property("python_calls_a_step", calls)
-    assert calls[mlp.SINGLE] <= 50, calls
-    assert calls[mlp.SINGLE] <= 0.3 * calls[mlp.RAW], calls
-    assert calls[mlp.SUNK] <= 40, calls
-
-
-# windows come on top of a stream, so it takes more steps to tell what one costs
-@pytest.mark.parametrize(("name", "steps"), [(loop.FIT, 250), (loop.ONLINE, 1000)])
-def test_the_loops_add_few_python_calls_to_the_program(name, steps, record_property):
-    contender = loop.make(name, {"steps": steps, "rounds": 1, "long": 0})
-    added = (python_calls(contender.train) - python_calls(contender.call)) / steps
-    record_property("python_calls_added_a_step", added)
-    assert added <= 30, added
-    if name == loop.FIT:
-        window = contender.window()
-        assert window["steps"] == steps
-        assert window["program_us"] > 0
-
-
-# what prepares batches shares the interpreter with the loop, and the cores with MindSpore
-def test_a_batch_is_prepared_in_few_python_calls(contenders, record_property):
-    calls = []
-
-    def profile(frame, event, argument):
-        if event == "call":
-            calls.append(frame.f_code.co_name)
-
-    threading.setprofile(profile)
-    try:
-        contenders[mlp.SINGLE].epoch()
-    finally:
-        threading.setprofile(None)
-    record_property("python_calls_a_batch", len(calls) / STEPS)
-    assert len(calls) <= 32 * STEPS, len(calls) / STEPS
 
 
 def test_ratios_of_times_are_reported(contenders, record_property):

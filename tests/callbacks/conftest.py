@@ -32,7 +32,7 @@ class Shared:
             # On CPU this is a live view, and much faster than an assignment.
             empty = -1 if parameter.name == "trainer.bad_steps" else 0
             parameter.asnumpy()[...] = self.first.get(id(parameter), empty)
-        trainer.state, trainer.saver = State(), Saver(trainer)
+        trainer.state, trainer.saver = State(), Saver(trainer.group, trainer)
         return trainer
 
 

@@ -1,10 +1,10 @@
+import mindspore.train as ms_train
 import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
-from callbacks._support.metric import Watched, misspelt
-from trainer.metrics import metric_names
+from callbacks import CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
+from trainer.run.run import check_monitors, produced_metrics
 from trainer.trainer import Trainer
 
 
@@ -65,37 +65,56 @@ def test_the_training_loss_and_a_window_metric_can_be_watched(fit, online):
     assert trainer.state.progress.global_step == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        *(("val_loss", "min"), ("window_log_loss", "min"), ("window_normalized_entropy", "min"), ("val_auc", "max")),
-        *(("val_top_5_accuracy", "max"), ("val_F1", "max"), ("val_rmse", "min"), ("window_auc_lifetime", "max")),
-    ],
-)
-def test_the_direction_is_read_from_the_name(name, mode):
-    assert Watched("Test", name).mode == mode
+class Steps:
+    """A metric of a user that declares no direction, unless it is given one: how often it was updated."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def clear(self):
+        self.count = 0
+
+    def update(self, predictions, labels):
+        self.count += 1
+
+    def eval(self):
+        return self.count
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        *(("val_los", "val_loss"), ("los", "loss"), ("valid_los", "val_loss"), ("acuracy", "val_accuracy")),
-        *(("val_uac", "val_auc"), ("window_log_los", "window_log_loss"), ("window_calibratoin", "window_calibration")),
-        *(("vla_calibration", "val_calibration"), ("window_queue_depth", "queue_depth"), ("que_depth", "queue_depth")),
-    ],
-)
-def test_a_misspelt_name_is_answered_with_the_nearest_one(name, meant):
-    assert misspelt(name) == meant
-    with pytest.raises(ValueError, match=rf"monitor='{name}'.*did you mean '{meant}'\?"):
-        Watched("Test", name)
+def test_a_metric_says_which_direction_is_better_whatever_its_name(cancer):
+    metrics = {
+        **{"accuracy_gap": "mae", "loss_free": "auc", "theirs": ms_train.F1(), "distance": ms_train.MSE()},
+        **{"all": "binary", "mine": Steps(higher_is_better=True), "unknown": Steps()},
+    }
+    network = nn.SequentialCell(nn.Dense(30, 1))
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params()), metrics=metrics)
+    modes = {
+        **{"val_accuracy_gap": "min", "val_loss_free": "max", "val_theirs": "max", "val_distance": "min"},
+        **{"val_all_auc": "max", "val_all_log_loss": "min", "val_mine": "max", "val_loss": "min", "loss": "min"},
+        **{"val_loss_free_3": "max"},  # of one label
+    }
+    produced = produced_metrics(trainer, ("",), None)
+    for name, mode in modes.items():
+        stopping, checkpoint = EarlyStopping(name), ModelCheckpoint(monitor=name)
+        trainer.callbacks = CallbackList([stopping, checkpoint])
+        check_monitors(trainer, produced)
+        assert (stopping.watched.mode, checkpoint.watched.mode) == (mode, mode), name
+    for name in ("val_unknown", "val_all_calibration"):
+        trainer.callbacks = CallbackList([EarlyStopping(name)])
+        with pytest.raises(ValueError, match=rf"cannot tell whether more or less of '{name}' is better.*mode='min'"):
+            check_monitors(trainer, produced)
+        given = EarlyStopping(name, mode="max")
+        trainer.callbacks = CallbackList([given])
+        check_monitors(trainer, produced)
+        assert given.watched.mode == "max"
 
 
-@pytest.mark.parametrize("name", ["val_my_score", "my_score", "val_revenue", "val_kappa", "val_mcc", "val_wer"])
-def test_a_name_of_the_users_own_is_asked_which_direction_is_better(name):
-    with pytest.raises(
-        ValueError, match=rf"cannot tell whether more or less of '{name}' is better; give mode='min' or"
-    ):
-        Watched("Test", name)
+@pytest.mark.parametrize(("name", "mode"), [("window_log_loss", "min"), ("lifetime_auc", "max"), ("lag", "min")])
+def test_values_of_a_window_say_it_too(online, name, mode):
+    stopping = EarlyStopping(name, patience=100)
+    online([None, None], stopping)
+    assert stopping.watched.mode == mode
+    assert stopping.best is not None or name == "lag"
 
 
 @pytest.mark.parametrize("name", ["los", "my_score"])
@@ -106,12 +125,6 @@ def test_a_metric_of_the_users_own_is_watched_whatever_its_name_looks_like(cance
     stopping = EarlyStopping(f"val_{name}", mode="max", min_delta=1.0, patience=1)
     trainer.fit(cancer["train"], 5, valid_dataset=cancer["valid"], callbacks=stopping, batch_size=64)
     assert (trainer.state.progress.epoch, stopping.best_step) == (2, 8)
-
-
-def test_no_metric_that_exists_is_taken_for_a_misspelt_one():
-    assert {name: misspelt(f"val_{name}") for name in metric_names()} == dict.fromkeys(metric_names())
-    for name in ("window_calibration", "rows_per_second", "queue_depth"):
-        assert misspelt(name) is None
 
 
 @pytest.mark.parametrize("kind", [EarlyStopping, ReduceLROnPlateau, ModelCheckpoint])

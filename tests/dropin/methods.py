@@ -1,8 +1,9 @@
 """Cases: the methods of `mindspore.Model`, one by one."""
 
+import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import train as ms
 
 from tests.dropin.cases import Recorder, X, Y, case, linear, model, optimizer, pipeline, plain, weights
@@ -35,6 +36,15 @@ def _(kind, folder):
     made, recorder = model(kind), Recorder()
     made.train(1, pipeline(), callbacks=[recorder], dataset_sink_mode=True)
     return recorder.seen
+
+
+@case("train(dataset_sink_mode=True, sink_size=2) on CPU: hooks at every step")
+def _(kind, folder):
+    made, recorder = model(kind), Recorder()
+    made.train(2, pipeline(), callbacks=[recorder], dataset_sink_mode=True, sink_size=2)
+    for _, seen in recorder.seen:
+        del seen["batch_num"]  # `sink_size` there, though the epochs have all their batches
+    return recorder.seen, weights(made.predict_network)
 
 
 @case("fit with validation: hooks and what they see")
@@ -103,6 +113,38 @@ def _(kind, folder):
 
     made = kind(network, nn.MSELoss(), optimizer(network), {"mae"}, Evaluate(), [2, 1, 0])
     return made.eval(pipeline())
+
+
+class Applied(nn.Cell):
+    """Applies a function that it was given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, x):
+        return self.function(x)
+
+
+@case("multilabel metrics of an eval_network that MindSpore cannot compile: a lambda inside a call")
+def _(kind, folder):
+    network = nn.Dense(3, 3, weight_init=Tensor(np.eye(3, dtype=np.float32)), bias_init="zeros")
+    several = (X > 0.5).astype(np.float32)
+
+    class Evaluate(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.network = network
+            self.decide = Applied(lambda logits: ops.cast(logits > 0, mindspore.float32))
+
+        def construct(self, x, y):
+            predicted = self.decide(self.network(x))
+            return ops.square(predicted - y).mean(), predicted, y
+
+    metrics = {name: getattr(ms, name)("multilabel") for name in ("Accuracy", "Precision", "Recall")}
+    metrics["hamming"] = ms.MAE()  # of zeros and ones: the labels of a row that differ
+    made = kind(network, nn.MSELoss(), optimizer(network), metrics, Evaluate(), [0, 1, 2])
+    return {name: np.asarray(value).tolist() for name, value in made.eval(pipeline(x=X, y=several)).items()}
 
 
 @case("predict: Tensors from Tensors")

@@ -96,3 +96,15 @@ def _(kind, folder):
     step = OwnStep(nn.WithLossCell(network, nn.MSELoss()), optimizer(network))
     kind(step).train(1, pipeline(), callbacks=[recorder])
     return recorder.seen, weights(network)
+
+
+@case("CrossEntropyLoss: the losses of every step", differs="the last digit: ours is one sum with its own gradient")
+def _(kind, folder):
+    random, recorder = np.random.default_rng(1), Recorder()
+    columns = {"x": random.normal(size=(32, 6)).astype(np.float32), "y": random.integers(0, 3, 32).astype(np.int32)}
+    first = mindspore.Tensor(random.normal(size=(3, 6)).astype(np.float32))
+    network = nn.Dense(6, 3, weight_init=first, bias_init="zeros")
+    made = kind(network, nn.CrossEntropyLoss(), optimizer(network))
+    made.train(2, pipeline(32, 16, **columns), callbacks=[recorder])
+    losses = [seen["net_outputs"][2] for name, seen in recorder.seen if name == "on_train_step_end"]
+    return losses

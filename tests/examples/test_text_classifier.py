@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor
 
 from examples.text_classifier import LENGTH, TOPICS, TextClassifier, docstrings, train, word_vectors, write_word2vec
-from trainer.embedding.hashing import to_ids
+from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
 
 

@@ -42,7 +42,7 @@ class BackgroundWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last write has failed, and nobody has been told."""
+        """Whether the last write has failed and was not reported yet."""
         return self._failure is not None
 
     def submit(

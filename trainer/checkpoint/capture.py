@@ -1,92 +1,87 @@
-"""What of a trainer goes into a snapshot, and how it is put back. Files are `checkpoint`'s concern."""
+"""What goes into a snapshot, and how it is restored. Files are `snapshot_writer`'s and `snapshot`'s concern."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ..checks import any_number
 from ..distributed.exchange import BEFORE
 from ..errors import CheckpointError, TrainerError
+from ..mindspore_internals.cell_structure import parameters_of
 from . import generators
 from .ckpt_files import compare
+from .content import Content, Cursor
+from .snapshot import Snapshot
 from .undo import Undo
-
-if TYPE_CHECKING:
-    from ..run.cursor import Cursor
-    from ..trainer import Trainer
-    from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
-WINDOW = "window"  # of gradients being accumulated; in snapshots that were taken inside one
+WINDOW = "window"  # gradients of an unfinished accumulation; in snapshots that were taken inside one
 DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
 
 
-def named_parameters(trainer: Trainer) -> dict[str, dict[str, Parameter]]:
+def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
     """Return the parameters of a run by group: the network, what the optimizer adds, what the step adds."""
     groups: dict[str, dict[str, Parameter]] = {MODEL: {}, OPTIMIZER: {}, STEP: {}}
-    for parameter in trainer.network.get_parameters():
+    for parameter in parameters_of(content.network):
         # counters of stateless dropout belong to the run: the weights fit a network without them too
         groups[STEP if parameter.name.endswith(DROPOUT_COUNTER) else MODEL][parameter.name] = parameter
     seen = {id(parameter) for group in groups.values() for parameter in group.values()}
-    cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, trainer.optimizer), (STEP, trainer.builder.step)]
+    cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, content.optimizer), (STEP, content.step)]
     for group, cell in cells:
-        for parameter in cell.get_parameters() if cell is not None else ():
+        for parameter in parameters_of(cell) if cell is not None else ():
             if id(parameter) not in seen and not parameter.name.startswith(BEFORE):
                 seen.add(id(parameter))
                 groups[group][parameter.name] = parameter
-    scaler = trainer.scaler
+    scaler = content.scaler
     for name, value in vars(scaler).items() if scaler is not None else ():
         if isinstance(value, Parameter) and id(value) not in seen:
             groups[STEP][f"scaler.{name}"] = value
     return groups
 
 
-def take(trainer: Trainer) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+def take(content: Content) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """Return the arrays of a run by group, and everything else.
 
     On CPU the arrays of parameters are live views, to be written or copied before the next step.
     """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
-        for group, parameters in named_parameters(trainer).items()
+        for group, parameters in named_parameters(content).items()
         if parameters
     }
-    if trainer.builder.window.is_open:
-        groups[WINDOW] = {name: gathered.asnumpy() for name, gathered in trainer.builder.window.parameters().items()}
-    parts = {name: part.state_dict() for name, part in trainer.parts.items()}
+    if content.accumulation.is_open:
+        groups[WINDOW] = {name: parameter.asnumpy() for name, parameter in content.accumulation.parameters().items()}
+    parts = {name: part.state_dict() for name, part in content.parts.items()}
     groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
     state = {
-        "phase": trainer.state.phase.value,
-        "progress": trainer.state.progress.state_dict(),
-        "metrics": dict(trainer.state.metrics),
-        "callbacks": trainer.callbacks.state_dict(),
+        **content.state.state_dict(),
+        "callbacks": content.callbacks.state_dict(),
         "random": generators.capture(),
         "parts": {name: part["json"] for name, part in parts.items()},
-        **({} if trainer.run is None else trainer.run.cursor.state_dict()),
+        **({} if content.cursor is None else content.cursor.state_dict()),
     }
     return groups, state
 
 
 def fitting_tensors(
-    trainer: Trainer, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
+    content: Content, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
 ) -> list[tuple[Parameter, np.ndarray]]:
     """Return which parameter takes which saved tensor; nothing is changed.
 
     Raises:
         CheckpointMismatchError: parameters are missing, unexpected or differently shaped and `strict` is set.
     """
-    expected = named_parameters(trainer)
+    expected = named_parameters(content)
     if weights_only:
         expected = {MODEL: expected[MODEL]}
     elif WINDOW in groups:
-        expected[WINDOW] = trainer.builder.window.parameters()
+        expected[WINDOW] = content.accumulation.parameters()
     groups = {group: groups.get(group, {}) for group in expected}
     problems = compare(_flat(expected), _flat(groups))
     if problems and strict:
@@ -113,9 +108,13 @@ def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
 
 
 def restore_all(
-    trainer: Trainer, snapshot: Snapshot, tensors: Iterable[tuple[Parameter, np.ndarray]], cursor: Cursor | None
+    content: Content,
+    snapshot: Snapshot,
+    tensors: Iterable[tuple[Parameter, np.ndarray]],
+    load_tables: Callable[[list[dict[str, Any]]], None],
+    cursor: Cursor | None,
 ) -> None:
-    """Put everything a snapshot holds back, or, when any of it cannot be, nothing.
+    """Restore everything that a snapshot holds, or, when any of it is unusable, nothing.
 
     Tensors and tables, which are large, are checked first and changed last; what comes in between is small, and is put
     back as it was when something in it turns out to be unusable.
@@ -124,92 +123,95 @@ def restore_all(
         CheckpointError: a part of the state is not what its owner saves; the message names the part.
         CheckpointMismatchError: it belongs to other tables.
     """
-    tables = table_states(trainer, snapshot)
-    small = {name: part for name, part in trainer.parts.items() if part is not trainer.tables}
-    undo = Undo(trainer, *([] if cursor is None else [cursor.source]))
-    for one in (small, list(trainer.callbacks), trainer.state.progress, cursor):
-        undo.remember(one)
-    before, random = dict(vars(trainer.state)), generators.capture()
-    place = ["its parts"]
+    tables = table_states(content, snapshot)
+    undo = Undo(content.tables, None if cursor is None else cursor.source)
+    for stateful in (dict(content.parts), list(content.callbacks), content.state, cursor):
+        undo.remember(stateful)
+    random, owner = generators.capture(), "its parts"
     try:
-        _restore_small(trainer, snapshot, small, cursor, place)
+        for owner, restore in _small_parts(content, snapshot, cursor):  # noqa: B007 - the handler names it
+            restore()
     except BaseException as error:
         undo.put_back()
-        vars(trainer.state).update(before)
         generators.restore(random)
         if not isinstance(error, Exception) or isinstance(error, CheckpointError):
             raise
-        said = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{snapshot.path} holds no usable state of {place[0]}: {said}") from error
+        reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{snapshot.path} holds no usable state of {owner}: {reason}") from error
     if tables:
-        trainer.tables.load_states(tables)
+        load_tables(tables)
+    accumulation = content.accumulation
     if WINDOW not in snapshot.groups:
-        trainer.builder.window.forget()
+        accumulation.forget()
     assign(tensors)
-    if WINDOW not in snapshot.groups and trainer.builder.window.is_open:
+    if WINDOW not in snapshot.groups and accumulation.is_open:
         logger.warning(
             "%s was written inside an accumulation window without its gradients; the rest of it makes up for them",
             snapshot.path,
         )
-        trainer.builder.window.forget(keep_count=True)
-    trainer.state.snapshot = snapshot.path
+        accumulation.forget(keep_count=True)
 
 
-def _restore_small(
-    trainer: Trainer, snapshot: Snapshot, parts: Mapping[str, Any], cursor: Cursor | None, place: list[str]
-) -> None:
-    """Restore all but tensors and tables; `place` tells the caller what was being restored."""
-    state = snapshot.state
-    for name, part in parts.items():
-        place[0] = f"the part {name!r}"
+def _small_parts(
+    content: Content, snapshot: Snapshot, cursor: Cursor | None
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what is neither tensor nor table: its name for people, and the function that restores it."""
+    saved, state = snapshot.state, content.state
+    for name, part in content.parts.items():
+        if part is content.tables:
+            continue
         states = part_states(snapshot, name)
         if states:
-            part.load_state_dict(states[-1])
+            yield f"the part {name!r}", lambda part=part, states=states: part.load_state_dict(states[-1])
         else:
-            logger.warning("the snapshot holds no state of %s; it starts anew", name)
-    place[0] = "the counters"
-    trainer.state.progress.load_state_dict(state["progress"])
-    if trainer.state.progress.global_step != snapshot.step:
-        raise ValueError(f"global_step is {trainer.state.progress.global_step}, the snapshot's step {snapshot.step}")
-    place[0] = "the metrics"
-    trainer.state.metrics = {name: any_number(name, value) for name, value in state["metrics"].items()}
-    place[0] = "the random generators"
-    generators.restore(state["random"])
-    place[0] = "the callbacks"
-    for key in trainer.callbacks.load_state_dict(state["callbacks"]):
-        logger.warning("the snapshot holds the state of callback %s, which this run does not have", key)
+            logger.warning("the snapshot holds no state of %s; it starts from the beginning", name)
+
+    def restore_counters() -> None:
+        state.progress.load_state_dict(saved["progress"])
+        if state.progress.global_step != snapshot.step:
+            raise ValueError(f"global_step is {state.progress.global_step}, the snapshot's step {snapshot.step}")
+
+    def restore_callbacks() -> None:
+        for key in content.callbacks.load_state_dict(saved["callbacks"]):
+            level = logging.INFO if cursor is None else logging.WARNING  # outside a run there are no callbacks yet
+            logger.log(level, "the snapshot holds the state of callback %s, which this run does not have", key)
+
+    yield "the counters", restore_counters
+    yield "the metrics", lambda: state.load_metrics(saved["metrics"])
+    yield "the random generators", lambda: generators.restore(saved["random"])
+    yield "the callbacks", restore_callbacks
     if cursor is not None:
-        place[0] = "the place in the data"
-        cursor.load_state_dict(state)
+        yield "the position in the data", lambda: cursor.load_state_dict(saved)
 
 
-def table_states(trainer: Trainer, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return the checked states of the trainer's sparse tables, the first one first; none where there are no tables.
+def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Return the checked states of the sparse tables, the oldest first; empty without tables.
+
+    Before the first data says which columns feed the tables, they are checked later, by `Trainer.use_tables`.
 
     Raises:
         CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
     """
-    if trainer.tables is None:
-        return []
+    if content.tables is None:
+        return part_states(snapshot, "tables")
     states = part_states(snapshot, "tables")
     if not states:
-        logger.warning("the snapshot holds no state of tables; they start anew")
-    trainer.tables.check_states(states)
+        logger.warning("the snapshot holds no state of tables; they start empty")
+    content.tables.check_states(states)
     return states
 
 
 def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
-    """Return the states of one part in a snapshot and those that it builds on, the first one first."""
+    """Return the states of one part in a snapshot and those that it builds on, the oldest first."""
     group = f"part.{name}"
-    parts = [(link, link.state.get("parts", {})) for link in snapshot.chain()]
-    for link, found in parts:
-        if not isinstance(found, Mapping):
+    states = []
+    for link in snapshot.chain():
+        parts = link.state.get("parts", {})
+        if not isinstance(parts, Mapping):
             raise CheckpointError(f"{link.path} holds no usable state of its parts: it is no mapping")
-    return [
-        {"json": found[name], "arrays": link.tensors(group) if group in link.groups else {}}
-        for link, found in parts
-        if name in found
-    ]
+        if name in parts:
+            states.append({"json": parts[name], "arrays": link.tensors(group) if group in link.groups else {}})
+    return states
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _base_problem(
         if problems.get(base.name, "missing"):
             return f"{folder} builds on {base.name}, which cannot be used: {problems.get(base.name, 'it is missing')}"
         manifest = manifests[base.name]
-        if not base.is_meant(manifest):
+        if not base.matches(manifest):
             return f"{folder} builds on a {base.name} that was replaced since"
     return None
 
@@ -114,6 +114,13 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
             it; an older one is not taken in its place.
     """
     path = Path(path)
+    try:
+        return _found(path)
+    except OSError as error:  # no permission for a folder on the way
+        raise durable.read_error(path, error) from error
+
+
+def _found(path: Path) -> Snapshot:
     if path.name in POINTERS and path.is_file():
         name = read_pointer(path.parent, path.name)
         if name is None:
@@ -130,13 +137,13 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
 
 def _named_snapshot(path: Path) -> Snapshot:
     others = [entry.name for entry in available(path.parent) if not entry.problem and entry.name != path.name]
-    found = locate(path.parent, path.name)
-    if not found.exists():
+    folder = locate(path.parent, path.name)
+    if not folder.exists():
         raise CheckpointNotFoundError(
             f"there is no snapshot {path}; {path.parent} has {others or 'none'}{did_you_mean(path.name, others)}"
         )
     try:
-        return read(found)
+        return read(folder)
     except CheckpointDamagedError as error:
         hint = f"; beside it there are {others}" if others else ""
         raise CheckpointDamagedError(f"snapshot {path} is damaged: {error}{hint}") from error
@@ -159,7 +166,7 @@ def _newest_sound(root: Path) -> Snapshot | None:
         except CheckpointDamagedError as error:
             if not os.path.lexists(entry.path):
                 return None
-            # As text: a handler that keeps the record must not keep the mapped files open through the traceback.
+            # As text: a handler that keeps the record must not keep what was read in memory through the traceback.
             _logger.warning("snapshot %s is skipped: %s", entry.name, str(error))
             troubles.append(f"{entry.name}: {error}")
     raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))

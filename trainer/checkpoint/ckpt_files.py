@@ -2,66 +2,115 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mindspore
 import numpy as np
 
-from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
+from ..errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    did_you_mean,
+)
 from ..errors import nearest as nearest_name
+from ..mindspore_internals.ckpt_messages import Piece, pieces
 from . import durable
 
 Signature = tuple[tuple[int, ...], Any]
 """Shape and dtype of a parameter; the dtype is anything `numpy.dtype` takes, MindSpore's dtypes included."""
 
 _LISTED = 10
+_LARGEST = 1 << 31  # of a message of protocol buffers
+_DIMENSIONS = 32  # of a NumPy array
+_TEXT = "str"
+_DTYPES = {
+    **{
+        f"{sign}{size}": getattr(mindspore, f"{sign}{size}".lower())
+        for sign in ("Int", "UInt")
+        for size in (8, 16, 32, 64)
+    },
+    **{f"Float{size}": getattr(mindspore, f"float{size}") for size in (16, 32, 64)},
+    "BFloat16": mindspore.bfloat16,
+    "Bool": mindspore.bool_,
+}
+"""Type in the file -> MindSpore's."""
 
 
 def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Load a plain MindSpore checkpoint.
 
-    The file holds values only (protocol buffers); loading runs no code. It has no checksum, so a file cut exactly
-    between two parameters looks like one with fewer of them: compare the names with `compare`.
+    The file holds values only (protocol buffers); loading runs no code. It usually has no checksum, so a file cut
+    exactly between two parameters looks like one with fewer of them: compare the names with `compare`.
 
     Returns:
-        Parameter name -> array, a copy.
+        Parameter name -> array, a copy. Text saved with `append_dict` is left out.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointDamagedError: the file cannot be parsed.
-        CheckpointError: no permission, or not named .ckpt.
+        CheckpointDamagedError: the file cannot be parsed, or contradicts itself; the message names the parameter.
+        CheckpointError: no permission, not named .ckpt, or a kind of parameter that cannot be loaded.
     """
-    import mindspore
-
     path = Path(path)
-    if not path.is_file():
-        raise CheckpointNotFoundError(f"there is no checkpoint file {path}")
+    try:
+        if not path.is_file():
+            raise CheckpointNotFoundError(f"there is no checkpoint file {path}")
+    except OSError as error:
+        raise durable.read_error(path, error) from error
     if path.suffix != ".ckpt":
         raise CheckpointError(f"a MindSpore checkpoint is named *.ckpt; received {path}")
     try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise durable.read_error(path, error) from error
-    try:
-        parameters = mindspore.load_checkpoint(str(path))
-    except Exception as error:  # MindSpore raises ValueError, TypeError, KeyError and more for damaged content
+        all_pieces = pieces(durable.read_bytes(path, _LARGEST))
+    except ValueError as error:
         raise CheckpointDamagedError(f"{path} cannot be parsed as a MindSpore checkpoint: {error}") from error
-    return {name: np.array(parameter.asnumpy()) for name, parameter in parameters.items()}
+    arrays: dict[str, np.ndarray] = {}
+    for name, parts in itertools.groupby(all_pieces, lambda piece: piece.name):
+        if name in arrays:
+            raise CheckpointDamagedError(f"{path} holds two parameters named {name!r}")
+        slices = list(parts)
+        if slices[-1].dtype != _TEXT:
+            arrays[name] = _array(path, slices)
+    if not arrays:
+        raise CheckpointDamagedError(f"{path} cannot be parsed as a MindSpore checkpoint: it holds no parameter")
+    return arrays
+
+
+def _array(path: Path, slices: Sequence[Piece]) -> np.ndarray:
+    """Return the parameter that successive pieces of one name make up."""
+    name, shape, kind, _ = slices[-1]
+    if kind is None:
+        raise CheckpointError(f"{path} holds {name!r} as a MapParameter; only dense parameters can be loaded")
+    if kind not in _DTYPES:
+        raise CheckpointDamagedError(
+            f"{path}: parameter {name!r} is of the unknown type {kind!r}; known are {', '.join(_DTYPES)}"
+            f"{did_you_mean(kind, _DTYPES)}"
+        )
+    shape = () if shape == (0,) else shape  # how MindSpore writes a scalar
+    dtype = np.dtype(mindspore.dtype_to_nptype(_DTYPES[kind]))
+    size = sum(len(piece.content) for piece in slices)
+    if min(shape, default=1) <= 0 or len(shape) > _DIMENSIONS or math.prod(shape) * dtype.itemsize != size:
+        raise CheckpointDamagedError(
+            f"{path}: parameter {name!r} holds {size:,} bytes, which are no {kind} of shape {list(shape)[:_LISTED]}"
+        )
+    return np.frombuffer(b"".join(piece.content for piece in slices), dtype).reshape(shape).copy()
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How the parameters found differ from those expected. False when they do not.
+    """How the parameters received differ from those expected. False when they do not.
 
     Attributes:
-        missing: expected, not found.
-        unexpected: found, not expected.
-        reshaped: name -> (shape expected, shape found).
-        retyped: name -> (dtype expected, dtype found); the shapes agree.
+        missing: expected, not received.
+        unexpected: received, not expected.
+        reshaped: name -> (shape expected, shape received).
+        retyped: name -> (dtype expected, dtype received); the shapes agree.
         matching: names whose shape and dtype agree, in the order expected: what `strict=False` can load.
         renamed: missing name -> the most similar unexpected name of the same shape.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -16,11 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no advisory locks of this kind; age alone then decides what is stale.
-    fcntl = None  # type: ignore[assignment]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -72,6 +68,18 @@ def read_error(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{text}; {advice}" if advice else text)
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a folder stands at `path`.
+
+    Raises:
+        CheckpointError: this user may not look there.
+    """
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
 def existing_parent(path: Path) -> Path:
     """Return `path` or its nearest ancestor that exists."""
     while not path.exists() and path != path.parent:
@@ -112,17 +120,11 @@ def probe(folder: Path) -> float:
 
 def sync_file(descriptor: int) -> None:
     """Force an open file to the disk."""
-    if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-            return
     os.fsync(descriptor)
 
 
 def sync_folder(path: Path) -> None:
-    """Force the entries of a folder to the disk, where the system can."""
-    if os.name == "nt":  # a folder cannot be opened for this on Windows
-        return
+    """Force the entries of a folder to the disk, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -158,7 +160,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
 
 
 def sum_and_sync(path: Path) -> tuple[int, int]:
-    """Force a file that somebody else wrote to the disk and return its size and CRC-32.
+    """Force a file written by other code to the disk and return its size and CRC-32.
 
     Raises:
         OSError: the file system refused.
@@ -179,11 +181,11 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
         CheckpointError: no permission.
     """
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise CheckpointDamagedError(f"{path} is not a regular file")
-        if found.st_size > limit:
-            raise CheckpointDamagedError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are expected")
+        if status.st_size > limit:
+            raise CheckpointDamagedError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are expected")
         return path.read_bytes()
     except OSError as error:
         raise read_error(path, error) from error
@@ -219,23 +221,25 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.\d{1,10}\.[0-9a-f]{12}\.(tmp|repl
 
 def target_of(temporary: Path) -> tuple[str, str] | None:
     """Return (name it stands aside for, kind) of a name made by `temporary_name`, or None for any other name."""
-    found = _TEMPORARY.fullmatch(temporary.name)
-    return (found[1], found[2]) if found else None
+    match = _TEMPORARY.fullmatch(temporary.name)
+    return (match[1], match[2]) if match else None
 
 
-def lock_folder(path: Path) -> int | None:
-    """Take the lock that marks `path` as being written; return a descriptor to close, None where locks do not exist.
+def lock_folder(path: Path, *, shared: bool = False) -> int | None:
+    """Lock `path`; return a descriptor to close, None where the file system has no locks.
 
-    The system drops the lock when the process ends however it ends, so a dead writer never looks alive.
+    The system drops the lock when the process ends however it ends, so a dead process never looks alive.
+
+    Args:
+        path: the folder.
+        shared: mark it as being read, together with others; else as being written.
 
     Raises:
-        BlockingIOError: somebody else holds it.
+        BlockingIOError: another process holds it, or this one by another descriptor.
     """
-    if fcntl is None:
-        return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise
@@ -260,7 +264,7 @@ def is_stale(temporary: Path, *, alone: bool = False) -> bool:
     except OSError:  # held by a live writer, or gone meanwhile
         return False
     host, pid = temporary.name.split(".")[-4:-2]
-    if alone or (host == _host() and os.name != "nt" and not process_alive(int(pid))):
+    if alone or (host == _host() and not process_alive(int(pid))):
         return True
     return time.time() - max(changed.st_mtime, changed.st_ctime) > FRESH_SECONDS
 

@@ -1,14 +1,17 @@
-"""One writer for each folder: a lock that says who holds it and that a dead process does not leave behind.
+"""One writer for each folder: a lock that names its holder and that a dead process does not leave behind.
 
-The lock is the file ``.lock`` in the folder, which holds who took it. Between processes of one machine the kernel's
-advisory lock on that file decides, which ends with the process however that ends. Where the kernel's lock does not
-reach (another host on some network file systems, Windows) the record decides: its holder refreshes the file's time
-every `HEARTBEAT` seconds and is taken for dead after `DEAD_AFTER`. Reading a folder needs no lock.
+The lock is the file ``.lock`` in the folder; it names the process that took it. Between processes of one machine the
+kernel's advisory lock on that file decides, which ends with the process however that ends. Where the kernel's lock does
+not reach (another host on some network file systems) the record decides: its holder refreshes the file's time every
+`HEARTBEAT` seconds and counts as dead after `DEAD_AFTER`. Reading a folder needs no lock.
+
+Written here because `filelock` neither names the holder nor frees the lock of a dead host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -21,11 +24,6 @@ from typing import Any
 
 from ..errors import ConfigurationError, FolderInUseError
 from . import durable
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 HEARTBEAT = 5.0
@@ -47,8 +45,8 @@ class FolderLock:
         self.folder = folder
         self._path = folder / LOCK
         self._descriptor: int | None = None
-        self._ended = threading.Event()
-        self._made: list[Path] = []
+        self._released = threading.Event()
+        self._created: list[Path] = []
 
     def acquire(self) -> None:
         """Take the lock.
@@ -61,16 +59,15 @@ class FolderLock:
             descriptor = self._create() or self._take_over()
             if descriptor is not None:
                 break
-            time.sleep(_PAUSE)  # somebody else is creating, taking over or giving back
+            time.sleep(_PAUSE)  # another writer is creating, taking over or releasing the lock
         else:
-            raise FolderInUseError(f"{self.folder} is being taken and given back by other writers all the time")
+            raise FolderInUseError(f"other writers keep taking and releasing the lock of {self.folder}")
+        self._descriptor = descriptor  # before it is written, which may fail: the lock is given back then
         os.write(descriptor, json.dumps(_own_record()).encode())
-        self._descriptor = descriptor
         _held.add(self)
-        self._ended = threading.Event()
-        target = descriptor if os.utime in os.supports_fd else self._path
-        beating = threading.Thread(target=_beat, args=(target, self._ended), name="folder-lock", daemon=True)
-        beating.start()
+        self._released = threading.Event()
+        heartbeat = threading.Thread(target=_beat, args=(descriptor, self._released), name="folder-lock", daemon=True)
+        heartbeat.start()
 
     def _create(self) -> int | None:
         try:
@@ -78,7 +75,7 @@ class FolderLock:
         except FileExistsError:
             return None
         for _ in range(_TRIES):
-            with contextlib.suppress(BlockingIOError):  # somebody looks at who we are
+            with contextlib.suppress(BlockingIOError):  # another process is reading our record
                 _kernel_lock(descriptor)
                 return descriptor
             time.sleep(_PAUSE)
@@ -86,7 +83,7 @@ class FolderLock:
         return None
 
     def _take_over(self) -> int | None:
-        """Remove the lock of a dead writer; return None, for there is nothing to hold yet."""
+        """Remove the lock of a dead writer; always return None, because nothing is held yet."""
         try:
             descriptor = os.open(self._path, os.O_RDWR)
         except FileNotFoundError:
@@ -130,7 +127,7 @@ class FolderLock:
         )
 
     def check(self) -> None:
-        """Make sure the lock is still held: another host may have taken this process for dead while it was stopped.
+        """Check that the lock is still held: another host may have counted this process as dead while it was stopped.
 
         Raises:
             FolderInUseError: another writer has the lock.
@@ -138,29 +135,30 @@ class FolderLock:
         """
         try:
             if self._descriptor is not None and not self._is_at_path(self._descriptor):
-                self._let_go()
+                self._drop()
                 self.acquire()
         except OSError as error:
             raise durable.write_error("lock", self._path, error) from error
 
-    def _let_go(self) -> None:
-        self._ended.set()
+    def _drop(self) -> None:
+        self._released.set()
         _held.discard(self)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # the descriptor is closed all the same
+                os.close(descriptor)
 
     def release(self) -> None:
-        """Give the lock back; a folder that was made for it and stayed empty goes too."""
+        """Release the lock; remove the folder if it was created for the lock and stayed empty."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 if self._is_at_path(self._descriptor):
                     self._path.unlink()
-            self._let_go()
-        for folder in self._made:
+            self._drop()
+        for folder in self._created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        self._made = []
+        self._created = []
 
     def __enter__(self) -> FolderLock:
         return self
@@ -168,15 +166,15 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _forget(self) -> None:
-        """In a forked child: the parent alone holds the lock, and must not outlive itself in the child's copy."""
+    def _drop_after_fork(self) -> None:
+        """Drop the lock in a forked child: a copy would keep it after the parent's death."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
-    """Make a folder where it is missing, prove that it can be written to the disk, and take its lock.
+    """Create a folder where it is missing, check that it can be written, and take its lock.
 
     Args:
         folder: the folder; links in its path are resolved.
@@ -189,9 +187,9 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
     path = durable.resolved(folder)
     lock = FolderLock(path)
     try:
-        missing = [one for one in (path, *path.parents) if not one.exists()]
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        lock._made = missing
+        lock._created = missing
         durable.probe(path)
         lock.acquire()
     except OSError as error:
@@ -204,13 +202,11 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
 
 
 def _kernel_lock(descriptor: int) -> bool:
-    """Take the kernel's lock; return whether there is such a thing here.
+    """Take the kernel's lock; return whether the file system has locks.
 
     Raises:
-        BlockingIOError: somebody else has it.
+        BlockingIOError: another process holds it.
     """
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -221,11 +217,11 @@ def _kernel_lock(descriptor: int) -> bool:
 
 
 def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
-    """Tell whether the writer of a record may still live, given that the kernel's lock, if there is one, was free."""
+    """Return whether the writer of a record may still live, given that the kernel's lock was free."""
     here = record is not None and record["boot"] == _boot()
     if by_kernel and (here or record is None):
         return False
-    if here and os.name != "nt" and not durable.process_alive(record["pid"]):
+    if here and not durable.process_alive(record["pid"]):
         return False
     return age < DEAD_AFTER
 
@@ -244,24 +240,23 @@ def _read_record(descriptor: int) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """Return what tells this run of this machine's kernel from all others, or at least this machine."""
+    """Return an id of this boot of this machine, or at least of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return socket.gethostname()
 
 
-def _beat(file: int | Path, ended: threading.Event) -> None:
+def _beat(descriptor: int, ended: threading.Event) -> None:
     while not ended.wait(HEARTBEAT):
         with contextlib.suppress(OSError):
-            os.utime(file)
+            os.utime(descriptor)
 
 
 def _after_fork() -> None:
     for lock in list(_held):
-        lock._forget()
+        lock._drop_after_fork()
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

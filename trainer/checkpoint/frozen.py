@@ -1,4 +1,4 @@
-"""An array that is made when it is needed: writing one takes no copy to protect it from what training changes."""
+"""`Frozen`: an array computed when it is first read, so that writing a snapshot copies less."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Frozen:
-    """An array as it is at one moment, made when somebody asks for it, on any thread.
+    """An array as it is at one moment, computed at the first read, on any thread.
 
     Attributes:
         dtype: type of its elements.
@@ -24,7 +24,7 @@ class Frozen:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape; makes the array."""
+        """Its shape; computes the array."""
         return np.asarray(self).shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

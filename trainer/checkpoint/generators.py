@@ -1,4 +1,4 @@
-"""The states of the random generators a run may draw from: captured for a snapshot, and put back."""
+"""The random generators a run may draw from: seeded, captured for a snapshot, and restored."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ import numpy as np
 from ..checks import any_number, whole
 
 _WORDS = 624
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and MindSpore (which also seeds its datasets)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    mindspore.set_seed(seed)
 
 
 def capture() -> dict[str, Any]:

@@ -16,11 +16,14 @@ import mmap
 import os
 import re
 import stat
+import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from ..errors import CheckpointDamagedError, CheckpointError
 from . import durable, strict_json
@@ -31,6 +34,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 _CRC = re.compile("[0-9a-f]{8}")
 _MAX_DOCUMENT = 1 << 26
+MOST_IN_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 FileSums = Mapping[str, tuple[int, int]]
 """File name -> (bytes, CRC-32)."""
@@ -140,34 +144,51 @@ def foreign(folder: Path, files: FileSums) -> list[str]:
     return sorted(set(os.listdir(folder)) - set(files) - {MANIFEST})
 
 
-def verified(path: Path, size: int, crc: int) -> mmap.mmap | bytes:
-    """Return the mapped content of a file once its size and checksum are right.
+def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
+    """Return a copy of a file's content, whose size and checksum are right.
+
+    A mapping would show what the file becomes afterwards, and end the process where it is cut. The copy belongs to this
+    process alone. It is summed while it is made, so what is used is what was verified.
 
     Raises:
         CheckpointDamagedError: missing, of another size, altered or unreadable.
-        CheckpointError: no permission, or no more files may be opened.
+        CheckpointError: no permission, no more files may be opened, or there is no room for the copy.
     """
     _check_size(path, size)
-    content: mmap.mmap | bytes = b""
+    if not size:
+        return b""
     try:
-        if size:
-            with open(path, "rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = _room(size)
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(f"there is no room for a copy of the {size:,} bytes of {path}: {error}") from error
+    seen = at = 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while at < size and (count := file.readinto(content[at : at + durable.BLOCK])):
+                seen = zlib.crc32(content[at : at + count], seen)
+                at += count
     except OSError as error:
         raise durable.read_error(path, error) from error
-    except ValueError as error:  # the file became empty meanwhile
-        raise CheckpointDamagedError(f"cannot read {path}: {error}") from error
-    if len(content) != size or zlib.crc32(content) != crc:
+    if at != size or seen != crc:
         raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
-    return content
+    return content.toreadonly()
+
+
+def _room(size: int) -> memoryview:
+    """Return so many bytes in memory; more than a quarter of the machine's in a file that has no name."""
+    if size <= MOST_IN_MEMORY:
+        return memoryview(np.empty(size, np.uint8))
+    with tempfile.TemporaryFile() as file:  # the mapping outlives it, and no other process can open it
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
+        return memoryview(mmap.mmap(file.fileno(), size))
 
 
 def _check_size(path: Path, size: int) -> None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise durable.read_error(path, error) from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CheckpointDamagedError(f"{path} is not a regular file")
-    if found.st_size != size:
-        raise CheckpointDamagedError(f"{path} has {found.st_size:,} bytes; its manifest says {size:,}")
+    if status.st_size != size:
+        raise CheckpointDamagedError(f"{path} has {status.st_size:,} bytes; its manifest says {size:,}")

@@ -1,4 +1,4 @@
-"""Taking and restoring snapshots of a trainer: the one checkpoint writer. When and which is `ModelCheckpoint`'s."""
+"""`Saver`: takes and restores snapshots. When to take them and which to keep is decided by `ModelCheckpoint`."""
 
 from __future__ import annotations
 
@@ -6,45 +6,67 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .. import checkpoint
-from ..distributed.dense_state import forget_open_windows, synchronize
+from ..distributed.dense_state import average_statistics, clear_on_followers, merge_on_main
+from ..distributed.group import Group
+from ..distributed.launched import is_restarted
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..state import Phase
 from . import capture, catalog, durable
 from .background import BackgroundWriter
 from .ckpt_files import load_ckpt
+from .content import Content, Cursor
 from .folder_lock import FolderLock, claim
-
-if TYPE_CHECKING:
-    from ..run.cursor import Cursor
-    from ..trainer import Trainer
-    from .snapshot import Snapshot
+from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 
 
+class Owner(Protocol):
+    """Whose snapshots a `Saver` takes: gives their content, and learns what became of them."""
+
+    def snapshot_content(self) -> Content:
+        """Return what a snapshot is taken of now."""
+
+    def report_snapshot(self, path: Path) -> None:
+        """Take note of a durable snapshot."""
+
+    def commit(self, position: Mapping[str, Any] | None) -> None:
+        """Take note that everything before `position` is in a durable snapshot."""
+
+    def load_tables(self, states: list[dict[str, Any]]) -> None:
+        """Restore the sparse tables."""
+
+
 class Saver:
-    """Writes and reads the snapshots of one trainer. Every path that comes in is resolved here: links never show.
+    """Writes and reads snapshots. Paths are resolved first, so that a link that changes later does no harm.
+
+    Args:
+        group: the processes; rank 0 writes.
+        owner: whose snapshots these are.
 
     Attributes:
+        newest: path of the snapshot that was written or restored last, or None.
         config: text stored as config.yaml in every snapshot, or None.
         written: names of the snapshots this process wrote, known to be sound.
         durable_count: how many that is, one that was replaced included.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, group: Group, owner: Owner) -> None:
+        self._group = group
+        self._owner = owner
         self._writer = BackgroundWriter()
+        self.newest: Path | None = None
         self.config: str | None = None
         self.written: set[str] = set()
         self.durable_count = 0
-        self._of_others: deque[Mapping[str, Any]] = deque()
+        self._uncommitted: deque[Mapping[str, Any]] = deque()  # positions of snapshots not yet known to be durable
         self._positions: dict[Path, Mapping[str, Any]] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
@@ -58,7 +80,7 @@ class Saver:
         path = durable.resolved(root)
         if path not in self._locks:
             self._locks[path] = None  # on ranks that do not write
-            self._trainer.group.from_main(lambda: self._take(path))
+            self._group.from_main(lambda: self._take(path))
         return path
 
     def _take(self, path: Path) -> None:
@@ -71,37 +93,39 @@ class Saver:
         return self._writer.hold_seconds
 
     def save(self, root: Path, *, background: bool = False) -> Path:
-        """Write a snapshot of the trainer's present state to ``root/step_<global_step>`` and return that path.
+        """Write a snapshot of the present state to ``root/step_<global_step>`` and return that path.
 
         Raises:
             CheckpointError: it cannot be written; earlier snapshots stay as they are.
         """
         root = durable.resolved(root)
-        with self._sole_writer(root, background):
-            return self._save(root, background)
+        content = self._owner.snapshot_content()
+        with self._sole_writer(root, background, content.state.phase):
+            return self._save(root, background, content)
 
-    def _save(self, root: Path, background: bool) -> Path:
-        trainer = self._trainer
-        step = trainer.state.progress.global_step
+    def _save(self, root: Path, background: bool, content: Content) -> Path:
+        step = content.state.progress.global_step
         path = root / checkpoint.step_name(step)
-        if trainer.group.size > 1:  # all hear of a write that has failed, before they wait for each other
+        if self._group.size > 1:  # all learn of a failed write before they wait for each other
             self.wait()
-        synchronize(trainer)
-        if not trainer.group.is_main:  # rank 0 writes; all but the rows of tables is the same here
-            if trainer.tables is not None:
-                trainer.tables.give(path)
-            if trainer.run is not None:
-                self._of_others.append(trainer.run.cursor.of_all())
-            trainer.report_snapshot(path)
+        average_statistics(self._group, content.network)
+        merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
+        position = None if content.cursor is None else content.cursor.shared_position()
+        if not self._group.is_main:  # rank 0 writes; all but the rows of tables is the same here
+            if content.tables is not None:
+                content.tables.contribute_rows(path)
+            if position is not None:
+                self._uncommitted.append(position)
+            self._report_path(path)
             return path
-        policy = trainer.tables.delta_policy if trainer.tables is not None else None
+        policy = content.tables.delta_policy if content.tables is not None else None
         base = None
         if policy is not None:
             self._wait()  # only what is on the disk can be built on
             name = policy.base_of(path)
             base = None if name is None else (name, self._identities[root / name])
-        groups, state = capture.take(trainer)
-        self._positions[path] = state.get("loop", {}).get("position")
+        groups, state = capture.take(content)
+        self._positions[path] = position
         arguments = (root, step, groups, state)
         options = {"config": self.config, "base": base, "identity": uuid.uuid4().hex}
         with self._failing_breaks_the_chain():
@@ -117,23 +141,23 @@ class Saver:
             self._became_durable(path)
         return path
 
-    def _sole_writer(self, root: Path, background: bool) -> contextlib.AbstractContextManager[Any]:
-        """Make sure that nobody else writes in `root`: for the rest of a run, or outside of one for this snapshot."""
+    def _sole_writer(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
+        """Lock `root` against other writers: for the rest of a run, or outside of one for this snapshot."""
         lock = None
         try:
-            if self._trainer.state.phase is not Phase.IDLE:
+            if phase is not Phase.IDLE:
                 self.claim(root)
                 lock = self._locks[root]
             if lock is not None:
                 lock.check()
-            if lock is not None or not self._trainer.group.is_main:
+            if lock is not None or not self._group.is_main:
                 return contextlib.nullcontext()
             lock = claim(root, "checkpoint folder")
         except FolderInUseError:
             raise
         except ConfigurationError as error:
             raise CheckpointError(str(error)) from error
-        if background:  # nobody may come to give it back
+        if background:  # outside a run `close` may never be called
             lock.release()
         return lock
 
@@ -143,8 +167,9 @@ class Saver:
         try:
             yield
         except BaseException:
-            if self._trainer.tables is not None:
-                self._trainer.tables.delta_policy.broken()
+            tables = self._owner.snapshot_content().tables
+            if tables is not None:
+                tables.delta_policy.broken()
             raise
 
     def check(self) -> None:
@@ -152,7 +177,7 @@ class Saver:
 
         Of several processes rank 0 would raise alone and leave the others in a collective: it keeps that for `wait`.
         """
-        if self._writer.has_news and not (self._trainer.group.size > 1 and self._writer.has_failed):
+        if self._writer.has_news and not (self._group.size > 1 and self._writer.has_failed):
             self._report()
 
     def _report(self) -> None:
@@ -167,7 +192,7 @@ class Saver:
         Raises:
             CheckpointError: on all of them; the write has failed.
         """
-        self._trainer.group.from_main(self._wait)
+        self._group.from_main(self._wait)
 
     def _wait(self) -> None:
         with self._failing_breaks_the_chain():
@@ -187,22 +212,25 @@ class Saver:
                     lock.release()
 
     def _became_durable(self, path: Path) -> None:
-        trainer = self._trainer
         self.written.add(path.name)
         self.durable_count += 1
         checkpoint.set_pointer(path.parent, "last", path.name)
-        trainer.commit(self._positions.pop(path, None))
-        trainer.report_snapshot(path)
+        self._owner.commit(self._positions.pop(path, None))
+        self._report_path(path)
 
-    def settle(self, count: int) -> None:
-        """Tell the data source, where this process is not rank 0, that so many snapshots have become durable."""
-        while self._of_others and self.durable_count < count:
+    def _report_path(self, path: Path) -> None:
+        self.newest = path
+        self._owner.report_snapshot(path)
+
+    def commit_durable(self, count: int) -> None:
+        """Commit the positions of the first `count` snapshots; for processes other than rank 0, which writes."""
+        while self._uncommitted and self.durable_count < count:
             self.durable_count += 1
-            self._trainer.commit(self._of_others.popleft())
+            self._owner.commit(self._uncommitted.popleft())
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
         """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
-        if not self._trainer.group.is_main:
+        if not self._group.is_main:
             return
         checkpoint.prune(durable.resolved(root), keep, trust=self.written)
 
@@ -213,55 +241,74 @@ class Saver:
 
         Args:
             path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
-            strict: refuse a snapshot whose parameters differ from the trainer's; otherwise load what fits.
+            strict: refuse a snapshot whose parameters differ from those of the network; otherwise load what fits.
             weights_only: take the network's parameters and nothing else.
-            cursor: place in the data of the training that goes on from the snapshot.
+            cursor: position in the data of the training that is resumed.
 
         Raises:
-            CheckpointError: nothing sound to load, or its content makes no sense; the trainer is as it was then.
+            CheckpointError: nothing sound to load, or its content makes no sense; nothing has changed then.
             CheckpointMismatchError: it belongs to another network.
         """
-        trainer = self._trainer
         path = durable.resolved(path)
+        content = self._owner.snapshot_content()
         if path.suffix == ".ckpt":
             weights = {capture.MODEL: load_ckpt(path)}
-            capture.assign(capture.fitting_tensors(trainer, weights, strict=strict, weights_only=True))
+            capture.assign(capture.fitting_tensors(content, weights, strict=strict, weights_only=True))
             return None
         snapshot = checkpoint.find(snapshots_of(path))
-        tensors = capture.fitting_tensors(trainer, groups_of(snapshot), strict=strict, weights_only=weights_only)
+        tensors = capture.fitting_tensors(content, groups_of(snapshot), strict=strict, weights_only=weights_only)
         if weights_only:
-            states = capture.table_states(trainer, snapshot)
-            if trainer.tables is not None:
-                trainer.tables.load_states(states)
+            states = capture.table_states(content, snapshot)
+            if states:
+                self._owner.load_tables(states)
+            for name, part in content.parts.items():
+                if part.of_model and (part_states := capture.part_states(snapshot, name)):
+                    part.load_state_dict(part_states[-1])
             capture.assign(tensors)
         else:
-            capture.restore_all(trainer, snapshot, tensors, cursor)
-            forget_open_windows(trainer)
-        logger.info("restored %s (step %d)", snapshot.path, snapshot.step)
+            capture.restore_all(content, snapshot, tensors, self._owner.load_tables, cursor)
+            clear_on_followers(self._group, content.accumulation.gradient_sums, content.parts.values())
+            self.newest = snapshot.path
+        restarted = cursor is not None and is_restarted() and self._group.is_main
+        level, what = (logging.WARNING, "job restarted, resuming from") if restarted else (logging.INFO, "restored")
+        logger.log(level, "%s %s (step %d)", what, snapshot.path, snapshot.step)
         return snapshot
 
-    def resume(self, path: str | Path, cursor: Cursor) -> bool:
-        """Restore a run; return False when `path` is "auto" and there is nothing to go on from.
+    def resume(self, path: str | Path, cursor: Cursor, folders: Iterable[Path]) -> Snapshot | None:
+        """Restore a run; return None when `path` is "auto" and `folders` hold no snapshot.
 
         Raises:
             CheckpointError: `path` names something that holds no sound snapshot.
         """
+        return self._first(path, folders, lambda folder: self.load(folder, cursor=cursor))
+
+    def part_to_resume(self, path: str | Path, name: str, folders: Iterable[Path]) -> dict[str, Any] | None:
+        """Return the state of one part in the snapshot that `resume` would restore; None where there is none.
+
+        Raises:
+            CheckpointError: `path` names something that holds no sound snapshot.
+        """
+        snapshot = self._first(path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolved(folder))))
+        states = [] if snapshot is None else capture.part_states(snapshot, name)
+        return states[-1] if states else None
+
+    def _first(
+        self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]
+    ) -> Snapshot | None:
+        """Return what `read` makes of `path`; where that is "auto", of the first folder that holds a snapshot."""
         if str(path) != "auto":
-            self.load(path, cursor=cursor)
-            return True
-        folders = [self._trainer.run_dir / FOLDER] if self._trainer.run_dir else []
-        folders += [Path(c.snapshot_root) for c in self._trainer.callbacks if c.snapshot_root is not None]
-        if not folders:
+            return read(path)
+        candidates = dict.fromkeys(map(durable.resolved, folders))
+        if not candidates:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
         reasons = []
-        for folder in dict.fromkeys(map(durable.resolved, folders)):
+        for folder in candidates:
             try:
-                self.load(folder, cursor=cursor)
-                return True
+                return read(folder)
             except checkpoint.CheckpointNotFoundError as error:
                 reasons.append(str(error))
         logger.warning("resume='auto': %s; starting from the beginning", ", ".join(reasons))
-        return False
+        return None
 
     def rollback(self) -> None:
         """Put weights, optimizer and step state back to the newest snapshot; the data goes on where it is.
@@ -269,19 +316,20 @@ class Saver:
         Raises:
             CheckpointError: no snapshot was written or restored in this run.
         """
-        if self._trainer.state.snapshot is None:
+        if self.newest is None:
             raise CheckpointError("cannot roll back: this run has no snapshot yet; add ModelCheckpoint")
         self.wait()
-        self._trainer.group.any(False)  # no process reads before rank 0 has written
-        snapshot = checkpoint.read(self._trainer.state.snapshot)
-        tensors = capture.fitting_tensors(self._trainer, groups_of(snapshot), strict=True, weights_only=False)
-        states = capture.table_states(self._trainer, snapshot)
-        if self._trainer.tables is not None:
-            self._trainer.tables.rewind(states)
-        # Of an accumulation window it is the data that says how far it is, and the data goes on.
-        window = self._trainer.builder.window
-        capture.assign((one, value) for one, value in tensors if one is not window.count)
-        window.forget(keep_count=True)
+        self._group.wait_for_all()  # no process reads before rank 0 has written
+        snapshot = checkpoint.read(self.newest)
+        content = self._owner.snapshot_content()
+        tensors = capture.fitting_tensors(content, groups_of(snapshot), strict=True, weights_only=False)
+        states = capture.table_states(content, snapshot)
+        if content.tables is not None:
+            content.tables.rewind(states)
+        # The position in the data tells how far an accumulation is, and it stays where it is.
+        accumulation = content.accumulation
+        capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
+        accumulation.forget(keep_count=True)
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
@@ -291,4 +339,4 @@ def groups_of(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
 
 def snapshots_of(path: Path) -> Path:
     """Return the folder of snapshots of a run folder, or `path` itself."""
-    return path / FOLDER if (path / FOLDER).is_dir() else path
+    return path / FOLDER if durable.is_folder(path / FOLDER) else path

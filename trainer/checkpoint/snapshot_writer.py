@@ -165,9 +165,9 @@ def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, 
     entry = next((entry for entry in entries if entry.name == name), None)
     reason = entry.problem if entry else "there is no such snapshot"
     if reason is None:
-        found = Manifest.load(entry.path)
-        if identity in (None, found.id):
-            return {"name": name, "id": found.id, "digest": found.digest}
+        manifest = Manifest.load(entry.path)
+        if identity in (None, manifest.id):
+            return {"name": name, "id": manifest.id, "digest": manifest.digest}
         reason = "it was replaced by another writer"
     raise CheckpointError(f"{step_name(contents.step)} cannot build on {root / name}: {reason}")
 

@@ -34,7 +34,7 @@ def dumps(value: Any) -> str:
         value: None, bool, int, float, str, bytes, NumPy scalars, numeric arrays; lists, tuples and mappings of these.
 
     Raises:
-        TypeError: another type; the message names its place.
+        TypeError: another type; the message names its path.
         ValueError: nested too deeply, or containing itself.
     """
     try:
@@ -83,7 +83,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _encode(value: Any, place: str) -> Any:
+def _encode(value: Any, path: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool):
@@ -104,26 +104,26 @@ def _encode(value: Any, place: str) -> Any:
             "$array": [little.dtype.str, list(value.shape), base64.b64encode(little.tobytes()).decode("ascii")],
         }
     if isinstance(value, tuple):
-        return {"$tuple": [_encode(item, f"{place}[{index}]") for index, item in enumerate(value)]}
+        return {"$tuple": [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]}
     if isinstance(value, list):
-        return [_encode(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping):
-        return _encode_mapping(value, place)
+        return _encode_mapping(value, path)
     raise TypeError(
-        f"{place.lstrip('.') or 'the value'} is a {type(value).__module__}.{type(value).__qualname__}; accepted: None, "
+        f"{path.lstrip('.') or 'the value'} is a {type(value).__module__}.{type(value).__qualname__}; accepted: None, "
         "bool, int, float, str, bytes, NumPy numbers and numeric arrays, and lists, tuples and mappings of these"
     )
 
 
-def _encode_mapping(value: Mapping[Any, Any], place: str) -> Any:
+def _encode_mapping(value: Mapping[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) for key in value):
         result = {}
         for key, item in value.items():
             name = str.__str__(key)
-            result[f"${name}" if name.startswith("$") else name] = _encode(item, f"{place}.{name}")
+            result[f"${name}" if name.startswith("$") else name] = _encode(item, f"{path}.{name}")
         return result
     return {
-        "$map": [[_encode(key, f"{place}.keys()"), _encode(item, f"{place}[{key!r}]")] for key, item in value.items()],
+        "$map": [[_encode(key, f"{path}.keys()"), _encode(item, f"{path}[{key!r}]")] for key, item in value.items()],
     }
 
 

@@ -1,7 +1,7 @@
 """The safetensors format for NumPy arrays: eight bytes of header length, a JSON header, the raw little-endian values.
 
 Written and read here rather than by the safetensors package so that the checksum is taken while writing, arrays are
-views of the mapped file, and whatever bytes are found lead to one documented exception. The files are interchangeable
+views of what was read, and whatever bytes are found lead to one documented exception. The files are interchangeable
 with those of the package. Format: https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -87,7 +86,7 @@ def _tag(name: str, dtype: np.dtype) -> str:
     return tag
 
 
-def parse(buffer: mmap.mmap | bytes, what: str) -> dict[str, np.ndarray]:
+def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file as read-only views of `buffer`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Remembering small objects as they are, to put them back when what came after has failed."""
+"""`Undo`: remembers small objects, to put them back when a later step fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import nn
 
 # Parts of stateful objects that have no `load_state_dict` of their own, by the module of their class.
-_ROOMS = ("trainer.metrics.", "trainer.run.", "callbacks.", "mindspore_trainer.callbacks.")
+_ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "mindspore_trainer.callbacks.")
 
 
 class Undo:
@@ -24,7 +24,7 @@ class Undo:
     """
 
     def __init__(self, *leave: Any) -> None:
-        self._seen = {id(one) for one in leave}
+        self._seen = {id(value) for value in leave}
         self._alive: list[Any] = list(leave)  # so that no number of `_seen` is given to another object
         self._steps: list[Callable[[], Any]] = []
 

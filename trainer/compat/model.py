@@ -3,20 +3,55 @@
     from trainer import Model            # instead of: from mindspore import Model
     from trainer import RecModel         # instead of: from mindspore_rec import RecModel
 
-Every verb is the trainer's. Only `predict` differs from `Trainer.predict`, whose arrays are no drop-in: it takes and
+Every verb is the trainer's, but for two: `fit` takes MindSpore's arguments in its order, and `predict` takes and
 returns Tensors. What stays different from MindSpore is listed in docs/migrating.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from callbacks import History
+
+from ..metrics.predictions import Meaning
+from ..metrics.regression import Mae
+from ..metrics.tasks import task_metrics
 from ..trainer import Trainer
 from . import verbs
 
 
+class MindSporeMae(Mae):
+    """The mean absolute error of `mindspore.train.MAE`: of the output itself, the columns of a row added up."""
+
+    name = None
+
+    def expect(self, meaning: Meaning) -> None:
+        """Read the output itself whatever the loss says."""
+
+    def value(self) -> float:
+        """Return the sum over outputs; NaN without rows."""
+        return float(np.sum(self.mean("absolute")))
+
+
 class Model(Trainer):
-    """A `Trainer` that predicts as `mindspore.Model` does, Tensors from Tensors."""
+    """A `Trainer` whose `fit` and `predict` are those of `mindspore.Model`: epochs first, Tensors from Tensors."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> History:
+        """Train as `mindspore.Model.fit` does; with the data first, as `Trainer.fit` does."""
+        if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
+            return verbs.fit(self, *args, **kwargs)
+        return super().fit(*args, **kwargs)
 
     predict = verbs.predict
+
+    @staticmethod
+    def make_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
+        """Return the metrics by name; "mae" is MindSpore's."""
+        ours = task_metrics(metrics, tasks)
+        return {name: MindSporeMae() if type(metric) is Mae else metric for name, metric in ours.items()}
 
 
 class RecModel(Model):

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
+from callbacks.mindspore_adapter import train_network as cell_with_optimizer
+
 from .. import checks
+from ..cadence import Every
 from ..errors import ConfigurationError
-from ..hooks import Every
-from ..hooks import train_network as cell_with_optimizer
 from ..metrics import read_metric
+from ..run import training
 from ..run.inference import predict as trainer_predict
+from . import keywords
 
 if TYPE_CHECKING:
-    from ..hooks import History
+    from callbacks import History
+
     from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +40,8 @@ def train(
     initial_epoch: int = 0,
 ) -> History:
     """Train from epoch `initial_epoch` up to `epoch`, as `mindspore.Model.train` does: `fit` without validation."""
-    return trainer.fit(
+    return fit(
+        trainer,
         epoch,
         train_dataset,
         callbacks=callbacks,
@@ -55,7 +60,7 @@ def evaluate(
         ConfigurationError: the trainer has no metrics.
         TypeError: `dataset_sink_mode` is no bool.
     """
-    _require_bool("dataset_sink_mode", dataset_sink_mode)
+    checks.boolean("dataset_sink_mode", dataset_sink_mode)
     if not trainer.metrics:
         raise ConfigurationError("eval: needs metrics, and the trainer was made without; evaluate() gives the loss")
     trainer.evaluate(valid_dataset, callbacks)
@@ -127,22 +132,8 @@ def predict_network(trainer: Trainer) -> nn.Cell:
     return trainer.network
 
 
-def also_as_model(fit: Method) -> Method:
-    """Let `Trainer.fit` take the arguments of `mindspore.Model.fit` as well: the number of epochs comes first there."""
-
-    @functools.wraps(fit)
-    def fit_either(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-        self.state.first_epoch = 0
-        if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
-            initial_epoch, args, kwargs = _as_fit_takes_them(self, *args, **kwargs)
-            self.state.first_epoch = initial_epoch
-            self.state.progress.epoch = max(self.state.progress.epoch, initial_epoch)
-        return fit(self, *args, **kwargs)
-
-    return cast(Method, fit_either)
-
-
-def _as_fit_takes_them(
+@keywords.explained("batch_size", "shuffle", "sharded", "max_steps", "max_seconds", "resume")
+def fit(
     trainer: Trainer,
     epoch: int,
     train_dataset: Any,
@@ -153,19 +144,25 @@ def _as_fit_takes_them(
     valid_dataset_sink_mode: bool = False,
     sink_size: int = -1,
     initial_epoch: int = 0,
-    **others: Any,
-) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
-    """Return `initial_epoch` and the arguments of `Trainer.fit` for those of `mindspore.Model.fit`.
+    **options: Any,
+) -> History:
+    """Train from epoch `initial_epoch` up to `epoch` and validate, as `mindspore.Model.fit` does.
 
-    Where a callback of MindSpore's kind watches steps, each step is a call, unless the user gave a sink size. A whole
-    training step of the user's is never sunk then: of many steps in one call its outputs could not be shown.
+    Where a callback of MindSpore's kind watches steps, each step is a call, whatever the sink size, as in MindSpore on
+    CPU.
+
+    Args:
+        trainer: whose network is trained.
+        epoch, train_dataset, valid_dataset, valid_frequency, callbacks, sink_size, initial_epoch: as in MindSpore.
+        dataset_sink_mode, valid_dataset_sink_mode: as in MindSpore; evaluation takes one batch at a time.
+        options: `batch_size` and the other keywords of `Trainer.fit`.
 
     Raises:
         ConfigurationError: epochs that are none.
         TypeError: a sink mode that is no bool.
     """
-    _require_bool("dataset_sink_mode", dataset_sink_mode)
-    _require_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
+    checks.boolean("dataset_sink_mode", dataset_sink_mode)
+    checks.boolean("valid_dataset_sink_mode", valid_dataset_sink_mode)
     if not checks.is_whole(initial_epoch) or not 0 <= initial_epoch < max(epoch, 1):
         checks.refuse("initial_epoch", f"a whole number from 0 below epoch={epoch}", initial_epoch)
     if isinstance(valid_frequency, Sequence):
@@ -173,20 +170,17 @@ def _as_fit_takes_them(
             checks.whole("valid_frequency", number)
     else:
         checks.whole("valid_frequency", valid_frequency, also=" (epochs), or a list of epochs")
-    by_steps = sink_size == -1 or trainer.optimizer is None
-    options = {
-        "valid_dataset": valid_dataset,
-        "valid_every": None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
-        "callbacks": [] if callbacks is None else callbacks,
-        "dataset_sink_mode": dataset_sink_mode and not (by_steps and _watches_steps(callbacks)),
-        "sink_size": sink_size,
-    }
-    return initial_epoch, (train_dataset, epoch - initial_epoch), {**options, **others}
-
-
-def _require_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: takes True or False; received {value!r}")
+    return training.fit(
+        trainer,
+        train_dataset,
+        epoch - initial_epoch,
+        valid_dataset,
+        None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
+        [] if callbacks is None else callbacks,
+        checks.sink_steps(dataset_sink_mode and not _watches_steps(callbacks), sink_size),
+        first_epoch=initial_epoch,
+        **options,
+    )
 
 
 def _watches_steps(callbacks: Any) -> bool:

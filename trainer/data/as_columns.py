@@ -1,18 +1,20 @@
-"""What a user calls a batch, and what libraries call an array -> columns: NumPy arrays or `Ragged` ones."""
+"""Columns, NumPy arrays or `Ragged` ones: made of what users and libraries give, compared and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
-from ..streams.frames import columns_of, is_frame
+from ..streams.formats.frames import columns_of, is_frame
 from .ragged import Ragged
 
 Columns = tuple[np.ndarray, ...]
 _KINDS = "biuf"
+_TEXT_KINDS = "US"
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
@@ -22,12 +24,17 @@ def as_array(value: Any, name: str) -> np.ndarray:
     what they leave is refused by `check_dtype`.
 
     Raises:
-        DataError: lists of different depths.
+        DataError: lists of different depths, or missing values among Python objects.
     """
     if not isinstance(value, np.ndarray):
         value = _from_library(value, name)
-    if value.dtype == object and value.ndim == 1 and len(value) and isinstance(value[0], list | tuple | np.ndarray):
-        value = _from_lists(value, name)
+    if value.dtype == object and value.ndim == 1:
+        if any(isinstance(row, list | tuple | np.ndarray) for row in value):
+            value = _from_lists(value, name)
+        else:
+            _check_missing(value, name)
+    if value.ndim > 1 and value.shape[1] == 0:
+        return Ragged.of_empty(value)
     return value.astype(np.float32) if value.dtype == np.float64 else value
 
 
@@ -53,12 +60,22 @@ def _is_bfloat16(tensor: Any) -> bool:
 
 def _from_lists(rows: Any, name: str) -> Any:
     try:
-        found = Ragged.of(rows)
+        column = Ragged.of(rows)
     except DataError as error:
         raise DataError(f"column {name!r}: {error}") from None
-    if len(found) and (found.lengths == found.lengths[0]).all():
-        return found.padded(int(found.lengths[0]))
-    return found
+    if len(column) and column.lengths[0] and (column.lengths == column.lengths[0]).all():
+        return column.padded(int(column.lengths[0]))
+    return column
+
+
+def _check_missing(column: np.ndarray, name: str) -> None:
+    """Refuse None, NaN and pandas.NA among Python objects: as ids they would be the text of their names."""
+    for row, value in enumerate(column):
+        if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
+            raise DataError(
+                f"column {name!r}: row {row} holds {value!r}; give missing values one of their own, an id such as 0 or "
+                f"'missing': {name} = frame[{name!r}].fillna(0), or [0 if v is None else v for v in {name}]"
+            )
 
 
 def check_dtype(column: np.ndarray, name: str) -> None:
@@ -89,14 +106,62 @@ def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple
     if is_frame(item):
         item = columns_of(item)
     if isinstance(item, Mapping):
-        found = tuple(str(key) for key in item)
-        if names is not None and found != names:
-            if set(found) != set(names):
-                raise DataError(f"the columns changed: received {list(found)}, expected {list(names)}")
-            item, found = {name: item[name] for name in names}, names
-        return tuple(as_array(value, name) for name, value in zip(found, item.values(), strict=True)), found
+        keys = tuple(str(key) for key in item)
+        if names is not None and keys != names:
+            if set(keys) != set(names):
+                raise DataError(f"the columns changed: received {list(keys)}, expected {list(names)}")
+            item, keys = {name: item[name] for name in names}, names
+        return tuple(as_array(value, name) for name, value in zip(keys, item.values(), strict=True)), keys
     if not isinstance(item, tuple | list):
         item = (item,)
     if names is None or len(names) != len(item):
-        names = tuple(f"column_{index}" for index in range(len(item)))
+        names = default_names(len(item))
     return tuple(as_array(value, name) for name, value in zip(names, item, strict=True)), names
+
+
+def default_names(count: int) -> tuple[str, ...]:
+    """Return the names of columns that were given without any."""
+    return tuple(f"column_{index}" for index in range(count))
+
+
+def are_unnamed(names: Sequence[str]) -> bool:
+    """Return whether columns with these names were given without any."""
+    return tuple(names) == default_names(len(names))
+
+
+def dtype_of(column: Any) -> Any:
+    """Return the column's dtype; for text its type alone, because NumPy's dtype changes with the longest string."""
+    dtype = column.dtype
+    return dtype.type if dtype.kind in _TEXT_KINDS else dtype
+
+
+def form_of(columns: Any) -> tuple[Any, ...]:
+    """Return (shape, `dtype_of`) of every column, which can be compared and hashed."""
+    return tuple([(column.shape, dtype_of(column)) for column in columns])
+
+
+def common_dtype(columns: Any) -> np.dtype:
+    """Return the dtype that holds the values of all `columns`, which have one `dtype_of`: of text the widest."""
+    first = columns[0].dtype
+    return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
+
+
+def describe_non_finite(columns: Sequence[np.ndarray | Ragged], names: Sequence[str]) -> str | None:
+    """Return which column holds NaN or infinite values, and the first such row; None when all are finite."""
+    for name, column in zip(names, columns, strict=False):
+        if column.dtype.kind != "f":
+            continue
+        values = column.values if isinstance(column, Ragged) else column
+        if np.isfinite(values).all():
+            continue
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values) if values.ndim else 1, -1)).all(axis=1))
+        rows = _rows_of(column, bad) if isinstance(column, Ragged) else bad
+        if len(rows):
+            return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"
+    return None
+
+
+def _rows_of(column: Ragged, indexes: np.ndarray) -> np.ndarray:
+    """Return the rows that the values at `indexes` belong to; a part of a column may hold values of no row."""
+    inside = indexes[(indexes >= column.offsets[0]) & (indexes < column.offsets[-1])]
+    return np.unique(np.searchsorted(column.offsets, inside, side="right") - 1)

@@ -1,47 +1,51 @@
-"""What a feed hands out and takes in between: chunks, the batches of one on their way, and how they are grouped."""
+"""The record that a feed hands out, and the options and transforms by which it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor
 
-from .as_columns import Columns
-from .column_form import common_dtype
+from .as_columns import Columns, common_dtype
+from .batch_sizes import RowFilling
 from .column_order import ColumnOrder
-from .row_padding import RowFilling
-from .sources import Item
+from .position import Position
+from .ragged import ListTypes
+from .source import Item
 
 
 @dataclass(slots=True)
 class Chunk:
     """The unit of the loop: 1 to K batches for one call of the program.
 
+    A feed makes it in two steps: first what follows from reading the batches, then, on the same thread or on that of
+    graphs, the arrays and tensors (`arrays` and the attributes after it).
+
     Attributes:
-        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
-        tensors: the same as device tensors, after the preparation for sparse tables.
-        signature: shapes and dtypes of the tensors.
+        items: the batches as they were read; empty once the arrays are there.
         names: column names.
         stacked: whether the columns carry the leading batch axis.
         num_batches: batches in the chunk.
         num_steps: optimizer updates the chunk completes.
         num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are made up (see `Item`).
         all_samples: rows that all processes together have in this step's chunks.
-        flush: whether the accumulation window closes after the last batch, full or not.
+        flush: whether the accumulation closes after the last batch, full or not.
         ends_epoch: whether the source ended after this chunk.
-        position: JSON-able place right after the chunk's last row.
+        start: position before the chunk's first row.
+        position: right after the chunk's last row.
         extras: host-side companions: one mapping per batch (None where a batch has none).
-        sparse: working sets of sparse tables, or None.
         agreed: what the processes know together of the chunk's last batch, or None (see `Item`).
-        filled: whether the tensors have made-up rows and end, before what tables add, with what each row counts.
+        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
+        tensors: the same as device tensors, after the preparation for sparse tables.
+        signature: shapes and dtypes of the tensors.
+        sparse: working sets of sparse tables, or None.
+        filled: whether the tensors are padded with rows and end, before those of tables, with the row weights.
     """
 
-    arrays: Columns
-    tensors: tuple[Tensor, ...]
-    signature: tuple[Any, ...]
+    items: list[Item]
     names: tuple[str, ...]
     stacked: bool
     num_batches: int
@@ -50,11 +54,22 @@ class Chunk:
     all_samples: int
     flush: bool
     ends_epoch: bool
-    position: dict[str, Any]
+    start: Position
+    position: Position
     extras: list[Mapping[str, Any] | None] = field(default_factory=list)
-    sparse: Any = None
     agreed: Any = None
+    arrays: Columns = ()
+    tensors: tuple[Tensor, ...] = ()
+    signature: tuple[Any, ...] = ()
+    sparse: Any = None
     filled: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batches."""
+        if self.items:
+            return sum([item.nbytes for item in self.items])
+        return sum([array.nbytes for array in self.arrays])
 
     @property
     def batch_rows(self) -> int:
@@ -67,26 +82,6 @@ class Chunk:
         return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
 
 
-class BatchGroup(NamedTuple):
-    """The batches of one chunk, on their way to the device.
-
-    Attributes:
-        columns: arrays [B, ...], or [K, B, ...] when `stacked`.
-        stacked: whether the columns carry the leading batch axis.
-        num_batches: batches in the group; stacked rows past them are padding.
-        fill: micro-batches that the optimizer update under way already has.
-        flush: whether the accumulation window closes after the last batch, full or not.
-        event_time: newest event time of the rows in seconds, or None.
-    """
-
-    columns: Columns
-    stacked: bool
-    num_batches: int
-    fill: int
-    flush: bool
-    event_time: float | None
-
-
 class ChunkTransform:
     """Turns the columns of a chunk into what the graph takes.
 
@@ -96,13 +91,15 @@ class ChunkTransform:
 
     on_graph_thread: bool = False
 
-    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
-        """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`)."""
-        raise NotImplementedError
+    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
+        """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`).
 
-    def prepare_made_up(self, group: BatchGroup) -> tuple[Columns, Any]:
-        """Do the same for rows that do not count."""
-        return self.prepare(group)
+        Args:
+            columns: arrays [B, ...], or [K, B, ...] when the chunk is stacked.
+            chunk: what is known from reading it; it has no arrays yet.
+            now: newest event time of the rows in seconds, or None.
+        """
+        raise NotImplementedError
 
     def stand_by(self) -> None:
         """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
@@ -121,6 +118,7 @@ class FeedOptions:
         transform: what is done to the columns of each chunk, or None.
         columns: use the first so many columns only; None uses all.
         arguments: names of what the network takes, for ragged columns.
+        list_types: gives lists without any value a dtype; None where the source has done so.
         order: puts the columns of a batch in order and some aside, or None.
         counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
             features and labels); a scalar counts as one row.
@@ -139,6 +137,7 @@ class FeedOptions:
     transform: ChunkTransform | None = None
     columns: int | None = None
     arguments: Sequence[str] = ()
+    list_types: ListTypes | None = None
     order: ColumnOrder | None = None
     counted: int = 0
     fill_up_to: Callable[[int], int | None] | None = None
@@ -149,25 +148,20 @@ class FeedOptions:
     alike: bool = False
 
 
-def newest(items: Sequence[Item]) -> float | None:
+def newest_event_time(items: Sequence[Item]) -> float | None:
     """Return the newest event time of the rows, or None."""
     times = [item.extras["event_time"].max() for item in items if item.extras and "event_time" in item.extras]
     return float(max(times)) if times else None
 
 
-def same_shapes(one: Item, other: Item) -> bool:
-    """Return whether two batches may share a call."""
-    return one.kind == other.kind and one.form == other.form
-
-
 def stack(items: Sequence[Item], size: int) -> Columns:
-    """Return the columns of the batches one behind the other, [size, B, ...]; those past the last one are zero."""
+    """Return the columns of the batches as arrays [size, B, ...]; batches past the last item are zero."""
     stacked = []
     for index, column in enumerate(items[0].columns):
         dtype = common_dtype([item.columns[index] for item in items])
         out = np.empty((size, *column.shape), dtype)
-        for place, item in enumerate(items):
-            out[place] = item.columns[index]
+        for batch, item in enumerate(items):
+            out[batch] = item.columns[index]
         out[len(items) :] = 0
         stacked.append(out)
     return tuple(stacked)

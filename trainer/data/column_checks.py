@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mindspore import nn
 
-from ..errors import DataError
-from .as_columns import Columns
-from .column_form import dtype_of
+from ..errors import DataError, did_you_mean
+from ..mindspore_internals.dict_networks import ATTRIBUTE, batch_keys
+from .as_columns import Columns, are_unnamed, dtype_of
 
 
 class ColumnCheck:
@@ -22,16 +22,26 @@ class ColumnCheck:
         labels: number of columns at the end that go to the loss instead of the network.
         extra: whether columns past those the network takes are fine (they are dropped).
         class_losses: for each label, the name of its loss where that takes class numbers, else None.
+        assumed: names of the list columns whose dtype is only assumed, because no row has had a value (`ListTypes`).
     """
 
     def __init__(
-        self, network: nn.Cell, labels: int, *, extra: bool = False, class_losses: Sequence[str | None] = ()
+        self,
+        network: nn.Cell,
+        labels: int,
+        *,
+        extra: bool = False,
+        class_losses: Sequence[str | None] = (),
+        assumed: Collection[str] = (),
     ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
+        self.keys = batch_keys(network)
         self.kind = type(network).__name__
         self.labels = labels
         self.extra = extra
         self.class_losses = class_losses
+        self.assumed = assumed
+        self._open: set[str] = set()
         self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
@@ -42,16 +52,23 @@ class ColumnCheck:
                 dtype changed.
         """
         if self._expected is None:
+            self._check_rows(columns, names)
+            self._check_keys(names)
             self._check_number(columns, names)
             self._check_order(names)
             self._check_classes(columns, names)
             self._expected = [
-                (name, one.ndim, one.dtype, dtype_of(one)) for name, one in zip(names, columns, strict=True)
+                (name, column.ndim, column.dtype, dtype_of(column)) for name, column in zip(names, columns, strict=True)
             ]
+            self._open = set(self.assumed)
             return
         if len(columns) != len(self._expected):
             raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
-        for column, (name, ndim, dtype, kind) in zip(columns, self._expected, strict=True):
+        for index, (column, (name, ndim, dtype, kind)) in enumerate(zip(columns, self._expected, strict=True)):
+            if name in self._open:
+                self._expected[index] = (name, column.ndim, column.dtype, dtype_of(column))
+                self._open &= set(self.assumed)
+                continue
             if column.ndim != ndim:
                 raise DataError(
                     f"column {name!r} changed its number of axes: received shape {list(column.shape)}, "
@@ -62,6 +79,23 @@ class ColumnCheck:
                     f"column {name!r} changed its dtype: received {column.dtype}, expected {dtype} "
                     "as in the first batch"
                 )
+
+    def _check_rows(self, columns: Columns, names: tuple[str, ...]) -> None:
+        """Refuse a batch of single values: the dataset delivers rows."""
+        if columns and all(column.ndim == 0 for column in columns):
+            raise DataError(rows_instead_of_batches(columns, names))
+
+    def _check_keys(self, names: tuple[str, ...]) -> None:
+        """Refuse columns that lack a key which the network reads; a single column needs no name."""
+        missing = [key for key in self.keys if key not in names]
+        if not missing or (len(self.keys) == 1 and are_unnamed(names)):
+            return
+        hints = "".join(did_you_mean(key, names) for key in missing)
+        raise DataError(
+            f"{self.kind}.construct reads {', '.join(map(repr, self.keys))} of its batch by name; no column "
+            f"{', '.join(map(repr, missing))} among {', '.join(names)}{hints}; give a dict of columns, or name the "
+            f"columns it takes by {self.kind}.{ATTRIBUTE} = (...)"
+        )
 
     def _check_number(self, columns: Columns, names: tuple[str, ...]) -> None:
         given = len(columns) - self.labels
@@ -76,8 +110,12 @@ class ColumnCheck:
         hint = ""
         if len(columns) == 1 and number > 1:
             hint = "; a list is taken as its batches: columns go into a tuple or a dict, as (x, y), with batch_size="
+            if self.labels == 1 and self.least == 1:
+                hint += ". Where the input is the target, as an autoencoder's, give (x, x), or a loss_fn(outputs)"
         if not self.labels and self.most is not None and given == self.most + 1:
             hint = "; if the last one is a label, a loss_fn is missing"
+        if self.least == 1 and not self.keys and given > 1 and not are_unnamed(names):
+            hint += f"; a network that takes them as one dict names them, {self.kind}.{ATTRIBUTE} = ('{names[0]}', ...)"
         raise DataError(
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
@@ -95,7 +133,7 @@ class ColumnCheck:
                 )
 
     def _check_order(self, names: tuple[str, ...]) -> None:
-        """Refuse columns that bear the names of the network's arguments but stand in other places."""
+        """Refuse columns that have the names of the network's arguments in another order."""
         wanted = self.parameters[: max(self.least, 1)]
         if set(wanted) <= set(names) and list(names[: len(wanted)]) != wanted:
             raise DataError(
@@ -104,9 +142,27 @@ class ColumnCheck:
             )
 
 
-def arguments_of(network: nn.Cell) -> tuple[int, int | None, list[str]]:
-    """Return (fewest, most, names) of the positional arguments `network.construct` takes; most is None for any."""
-    least, most, names = _arguments_of(type(network).construct)
+def rows_instead_of_batches(columns: Columns, names: Sequence[str]) -> str:
+    """Return the cure where a column is a single value, as in a row; empty where none is."""
+    name = next((name for name, column in zip(names, columns, strict=True) if column.ndim == 0), None)
+    if name is None:
+        return ""
+    return (
+        f"column {name!r} is a single value, so the dataset delivers rows where batches are expected; give whole "
+        f"columns with batch_size=, as pandas.DataFrame(rows) or {{{name!r}: [row[{name!r}] for row in rows], ...}}, "
+        "or a pipeline with .batch(64)"
+    )
+
+
+def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, list[str]]:
+    """Return (fewest, most, names) of the columns a network takes; most is None for any.
+
+    They are the positional arguments of its `construct`, or the keys it reads of the dict that is its only argument.
+    """
+    keys = batch_keys(network)
+    if keys:
+        return len(keys), len(keys), list(keys)
+    least, most, names = _arguments_of((network if isinstance(network, type) else type(network)).construct)
     return least, most, list(names)
 
 
@@ -127,7 +183,10 @@ def in_order_of(model: Any, data: Any) -> Any:
 
 
 def label_columns(loss_fn: nn.Cell | None) -> int:
-    """Return how many columns the loss takes after the prediction: 1 (the label) unless it requires more."""
+    """Return how many columns the loss takes after the prediction.
+
+    That is 1, the label, unless it requires more; 0 for a loss of the network's outputs alone (self-supervision).
+    """
     if loss_fn is None:
         return 0
     construct = type(loss_fn).construct if isinstance(loss_fn, nn.Cell) else loss_fn
@@ -135,5 +194,7 @@ def label_columns(loss_fn: nn.Cell | None) -> int:
     if isinstance(loss_fn, nn.Cell):
         parameters = parameters[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(parameters) == 1 and parameters[0].kind in positional:
+        return 0
     required = sum(p.kind in positional and p.default is p.empty for p in parameters)
     return max(1, required - 1)

@@ -1,7 +1,7 @@
-"""From a source's batches to chunks: what one call of the program trains on, prepared ahead on one thread.
+"""From a source's batches to chunks: the batches of one call of the program, prepared ahead on one thread.
 
-`Source` knows where rows come from, `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
-which position goes with each chunk; the loop knows neither.
+`Source` knows where rows come from. `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
+which position goes with each chunk. The loop knows neither.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
 from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
-from .as_columns import Columns, check_dtype
-from .chunk import BatchGroup, Chunk, FeedOptions, newest, same_shapes, stack
-from .column_form import form_of
+from .as_columns import Columns, check_dtype, form_of
+from .batch_sizes import BatchShapes, padded, row_weights
+from .chunk import Chunk, FeedOptions, newest_event_time, stack
+from .column_checks import rows_instead_of_batches
+from .position import Position
 from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
-from .row_padding import filled_up, row_weights
-from .sources import Item, Source
-from .wait_clock import WaitClock
-from .waiting import DATA_WAIT
+from .source import Item, Source
+from .waiting import DATA_WAIT, WaitClock
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
-MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
-LEAVING_SECONDS = 0.5  # for a source to notice that a signal has ended the run
+LEAVING_SECONDS = 0.5  # for a source to end after a stop signal
 
 
 class Feed:
@@ -49,52 +48,55 @@ class Feed:
         self.options = options
         self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
         self._worker: Prefetch | None = None
-        self._checked: tuple[Any, ...] = ()
-        self._as_it_is: Any = None  # form of the batches that there is nothing to do to
+        self._checked: tuple[Any, ...] = ()  # form of the newest batch whose shapes were checked
+        self._unchanged: Any = None  # form of the batches that need no conversion
         self._signature: tuple[Any, ...] = ()
         self.ragged = RaggedColumns(options.arguments)
         self._names: tuple[str, ...] = ()
-        self._one_length: bool | None = None
-        self._shapes: set[Any] = set()
-        self._compiled: set[Any] = set()
-        self._stacked_shapes: set[Any] = set()
-        self._vary = False
+        self._equal_rows: bool | None = None  # whether all columns have the same number of rows
+        self._shapes = BatchShapes()
+        self._vary = False  # whether shapes have changed before the last batch of an epoch
         self.clock = WaitClock()
         self._left_behind = False  # whether a thread may still be in the source
-        self._reading = 0  # number of the reading under way; one that was left behind must not go on
+        self._reading = 0  # number of the current call of `chunks`; a thread that an earlier one left behind stops
 
     def chunks(
         self,
-        position: Mapping[str, Any],
+        position: Position,
         max_steps: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         gate: Callable[[bool], bool] | None = None,
+        *,
+        inline: bool = False,
     ) -> Iterator[Chunk]:
         """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
 
-        `should_stop` is asked while a source keeps us waiting; when it says so the chunks end. `gate` is told before
-        each chunk that there is one, at the end that there is none, and says whether it is to be trained; what runs on
-        the thread of graphs (`ChunkTransform.on_graph_thread`) comes after it.
+        Args:
+            position: where to begin.
+            max_steps: optimizer updates, or None.
+            should_stop: asked while the source makes the caller wait; True ends the chunks.
+            gate: called with True before each chunk and with False at the end; returns whether to go on. What runs on
+                the thread of graphs (`ChunkTransform.on_graph_thread`) comes after it.
+            inline: whether to read on the caller's thread, as is done for a source that is bound to it.
         """
-        clock, transform = self.clock, self.options.transform
+        clock, transform, source = self.clock, self.options.transform, self.source
         clock.worked += time.perf_counter() - clock.since
         clock.since = time.perf_counter()
         self._reading += 1
-        made = self._make(dict(position), max_steps, self._reading)
-        late = transform is not None and transform.on_graph_thread
-        in_memory = self.source.in_memory and transform is None
-        few = self.source.in_memory and self.source.size <= (MAX_QUEUED if transform is None else 1)
-        if self.source.thread_bound or few:
-            found = self._inline(made)  # so few batches are cut sooner than a thread is started
-        else:
+        chunks: Any = self._read_chunks(position, max_steps, self._reading)
+        few = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
+        inline = inline or source.thread_bound or few  # so few batches are cut sooner than a thread is started
+        late = inline or (transform is not None and transform.on_graph_thread)
+        if not inline:
             # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
-            far = in_memory or (self.source.endless and transform is None)
-            found = self._ahead(made if late else (complete() for complete in made), far, late, should_stop)
+            far = transform is None and (source.in_memory or source.endless)
+            chunks = self._ahead(chunks if late else map(self._prepare, chunks), far, should_stop)
         try:
-            for one in found:
+            for chunk in chunks:
                 if gate is not None and not gate(True):
                     return
-                chunk = one if isinstance(one, Chunk) else one()
+                if late:
+                    self._prepare(chunk)
                 now = time.perf_counter()
                 clock.waited, clock.since = clock.waited + now - clock.since, now
                 yield chunk
@@ -103,47 +105,47 @@ class Feed:
             if gate is not None:
                 gate(False)
         finally:
-            found.close()
+            chunks.close()
             if transform is not None:
                 transform.release()
 
-    def _inline(self, made: Iterator[_Ready]) -> Generator[_Ready]:
-        yield from made
-
-    def _ahead(
-        self, made: Iterator[Any], far: bool, late: bool, should_stop: Callable[[], bool]
-    ) -> Generator[Chunk | _Ready]:
-        """Yield what a thread of its own has read."""
-        sizes = {"size_of": lambda ready: ready.nbytes} if late else {}
-        self._worker = Prefetch(made, MAX_QUEUED if far else MIN_QUEUED, **sizes)
+    def _ahead(self, chunks: Iterator[Chunk], far: bool, should_stop: Callable[[], bool]) -> Generator[Chunk]:
+        """Yield chunks that a thread of their own has read."""
+        self._worker = worker = Prefetch(chunks, MAX_QUEUED if far else MIN_QUEUED)
         try:
             while True:
                 try:
-                    one = self._worker.get(timeout=WAIT_SECONDS)
+                    chunk = worker.get(timeout=WAIT_SECONDS)
                 except queue.Empty:
-                    DATA_WAIT.goes_on()
+                    DATA_WAIT.still_waiting()
                     if should_stop():
                         return
                     continue
-                if one is None:
+                if chunk is None:
                     return
-                yield one
+                yield chunk
         finally:
             self._reading += 1
+            self._stop_worker(LEAVING_SECONDS if DATA_WAIT.leaving else None)
+
+    def _stop_worker(self, seconds: float | None = None) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
             self.source.interrupt()
-            self._left_behind |= not self._worker.stop(LEAVING_SECONDS if DATA_WAIT.leaving else None)
-            self._worker = None
+            self._left_behind |= not worker.stop(seconds)
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> tuple[Columns, tuple[str, ...]]:
-        """Return columns and names of one batch without using it up.
+        """Return columns and names of one batch, which `chunks` delivers all the same.
 
         Raises:
-            DataError: there is none.
+            DataError: the source has no batch.
         """
         columns = self.source.peek(should_stop)
         names = self.source.names or ()
         if self.options.order is not None:
             columns, names, _ = self.options.order(columns, names)
+        if self.options.list_types is not None:
+            columns = self.options.list_types(columns, names)
         return RaggedColumns(self.options.arguments)(columns, names)
 
     def stand_by(self) -> None:
@@ -152,14 +154,14 @@ class Feed:
             self.options.transform.stand_by()
 
     def report(self) -> str | None:
-        """Return how many shapes the batches had and how much of them was padding; None where there is nothing to tell.
+        """Return how many shapes the batches had and the share of padding, or None if shapes never changed.
 
         A program is compiled for each shape, and another for a shape that was trained many steps per call as well.
         """
         padding = self.ragged.describe()
         if padding is None and not self._vary:
             return None
-        return f"batches had {len(self._shapes)} shapes" + ("" if padding is None else f"; {padding}")
+        return f"batches had {len(self._shapes.seen)} shapes" + ("" if padding is None else f"; {padding}")
 
     @property
     def depth(self) -> int:
@@ -168,44 +170,48 @@ class Feed:
 
     def close(self) -> None:
         """Stop the prefetch thread and close the source."""
-        if self._worker is not None:
-            self.source.interrupt()
-            self._left_behind |= not self._worker.stop()
+        self._stop_worker()
         with DATA_WAIT:  # a pipeline waits for its generator
             self.source.close()
 
-    def go_back(self, position: Mapping[str, Any], trained: int) -> None:
-        """Leave a stream right behind `position`, that of the last of the `trained` rows; once the feed is closed."""
+    def go_back(self, position: Position, trained: int) -> None:
+        """Seek a stream to `position`, after the last of the `trained` rows; called once the feed is closed."""
         if not self._left_behind:
             self.source.go_back(position, trained)
 
-    def _make(self, position: dict[str, Any], max_steps: int | None, reading: int) -> Iterator[_Ready]:
-        epoch, batch, fill = (int(position.get(key, 0)) for key in ("epoch", "batch", "fill"))
-        state = position.get("state")
+    def _read_chunks(self, position: Position, max_steps: int | None, reading: int) -> Generator[Chunk]:
+        """Yield chunks without arrays; all that depends on the order of reading is decided here."""
         accumulate = self.options.accumulate
-        left = None if max_steps is None else max_steps * accumulate - fill
-        for items, last in self._groups(self._read(epoch, batch, state, reading), left):
-            first = batch
-            batch += len(items)
-            state = items[-1].state if items[-1].state is not None else state
-            before = fill
-            steps, fill = divmod(fill + len(items), accumulate)
-            flush = last and fill > 0
+        limit = None if max_steps is None else max_steps * accumulate - position.micro_batches
+        for items, last in self._groups(self._read(position, reading), limit):
+            start, first = position, items[0]
+            steps, open_batches = divmod(start.micro_batches + len(items), accumulate)
+            flush = last and open_batches > 0
             if flush:
-                steps, fill = steps + 1, 0
+                steps, open_batches = steps + 1, 0
             ends = last and not self.source.endless
-            place = {"epoch": epoch + 1, "batch": 0} if ends else {"epoch": epoch, "batch": batch}
-            if fill:
-                place["fill"] = fill
-            if state is not None:
-                place["state"] = state
-            if reading != self._reading:  # left behind while the source blocked: what it would prepare is taken back
+            position = start.next(len(items), open_batches, items[-1].state, ends_epoch=ends)
+            if reading != self._reading:  # left behind while the source blocked: preparing would change the tables
                 return
-            # decided here, in the order of reading: a chunk may be made any time later
-            yield _Ready(self, (items, self._stacks(items), before, steps, flush, ends, place), (first, epoch))
+            rows = self._rows(first.columns)
+            yield Chunk(
+                items=items,
+                names=self._names,
+                stacked=self._is_stacked(items),
+                num_batches=len(items),
+                num_steps=steps,
+                num_samples=0 if first.made_up else len(items) * rows,
+                all_samples=len(items) * (rows if first.step_rows is None else first.step_rows),
+                flush=flush,
+                ends_epoch=ends,
+                start=start,
+                position=position,
+                extras=[item.extras for item in items],
+                agreed=items[-1].agreed,
+            )
 
-    def _groups(self, items: Iterator[Item | None], left: int | None) -> Iterator[tuple[list[Item], bool]]:
-        """Group equally shaped batches; the flag says that the source has ended after the group.
+    def _groups(self, items: Iterator[Item | None], limit: int | None) -> Iterator[tuple[list[Item], bool]]:
+        """Group up to `limit` equally shaped batches; the flag says that the source has ended after the group.
 
         Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
         """
@@ -222,18 +228,18 @@ class Feed:
             if not self._size:
                 self._size = self.options.batches_per_call(item)
             self._vary = self._vary or changed
-            odd = self.options.filling is not None and self._odd(item)
+            odd = self.options.filling is not None and self._is_odd(item)
             most = 1 if self._vary or odd else self._size
-            changed = bool(group) and not same_shapes(group[-1], item)
+            changed = bool(group) and (group[-1].kind != item.kind or group[-1].form != item.form)
             if group and (changed or len(group) >= most):
                 yield group, False
                 group = []
-            if left is not None and taken >= left:
-                # the limit lies inside the epoch: what is grouped goes out, the rest stays unread
+            if limit is not None and taken >= limit:
+                # the limit lies inside the epoch: the group is delivered, this batch stays unread
                 break
             group.append(item)
             taken += 1
-            limited = left is not None and taken >= left
+            limited = limit is not None and taken >= limit
             if not look_ahead and (limited or len(group) >= most):
                 yield group, False
                 group = []
@@ -246,201 +252,150 @@ class Feed:
         if group:
             yield group, False
 
-    def _odd(self, item: Item) -> bool:
-        """Return whether a batch may be filled up before it is trained, and so has to be a call of its own."""
+    def _is_odd(self, item: Item) -> bool:
+        """Return whether a batch may be padded with rows before it is trained, and so has to be a call of its own."""
         filling = self.options.filling
         if (rows := self._rows(item.columns)) in filling.sizes:
             return False
         filling.note(rows)
         return filling.odd(rows)
 
-    def _read(self, epoch: int, start: int, state: Any, reading: int) -> Iterator[Item | None]:
-        take = iter(self.source.batches(epoch, start, state)).__next__
-        if not (self.source.in_step or self.source.in_memory):
+    def _read(self, position: Position, reading: int) -> Iterator[Item | None]:
+        epoch, number = position.epoch, position.batch
+        take = iter(self.source.batches(epoch, number, position.state)).__next__
+        if not (self.source.read_mode.agrees_while_reading or self.source.in_memory):
             take = DATA_WAIT.around(take)
-        number = start
         while True:
             try:
                 item = take()
             except StopIteration:
                 return
             except Exception as error:
-                place = self._place(number, epoch)
+                batch = self._describe(number, epoch)
                 if isinstance(error, TrainerError):
-                    error.args = (f"{place}: {error}",)
+                    error.args = (f"{batch}: {error}",)
                     raise
-                raise DataError(f"reading {place} failed: {type(error).__name__}: {error}") from error
+                raise DataError(f"reading {batch} failed: {type(error).__name__}: {error}") from error
             if reading != self._reading:
                 return
             if item is not None:
-                item = self._in_order(item, number, epoch)
+                self._convert(item, number, epoch)
                 number += 1
             yield item
 
-    def _in_order(self, item: Item, number: int, epoch: int) -> Item:
-        """Return a batch with the columns that the program takes, checked, in memory of their own."""
+    def _convert(self, item: Item, number: int, epoch: int) -> None:
+        """Check a batch and put into it the columns that the program takes, in memory of their own."""
+        form = item.form or form_of(item.columns)
+        if form == self._unchanged and item.lengths is None:
+            item.form = form
+            return
         columns, names, extras = item.columns, self.source.names or (), item.extras
-        given = item.form or form_of(columns)
-        if given == self._as_it_is and item.lengths is None:
-            return item if item.form else Item(*item[:-1], given)  # `_replace` takes three times as long
         if self.options.order is not None:
             columns, names, aside = self.options.order(columns, names)
             extras = aside if extras is None else {**extras, **(aside or {})}
+        if self.options.list_types is not None:
+            columns = self.options.list_types(columns, names)
         columns, self._names = self.ragged(columns, names, item.lengths if self.options.alike else None)
-        form = self._check(columns, number, epoch)
+        item_form = self._check(columns, number, epoch)
         if self.options.columns is not None:
-            columns, form = columns[: self.options.columns], form[: self.options.columns]
+            columns, item_form = columns[: self.options.columns], item_form[: self.options.columns]
         if self.source.reuses_buffers:
             # batches wait in a group while the next one is read
             columns = tuple(np.array(column) for column in columns)
-        nothing_done = columns is item.columns and extras is item.extras and self.options.inspect is None
-        self._as_it_is = given if nothing_done else None
-        return Item(columns, item.state, extras, *item[3:-1], form)
+        unchanged = columns is item.columns and extras is item.extras and self.options.inspect is None
+        self._unchanged = form if unchanged else None
+        item.columns, item.extras, item.form = columns, extras, item_form
 
-    def _place(self, number: int, epoch: int) -> str:
+    def _describe(self, number: int, epoch: int) -> str:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _check(self, columns: Columns, number: int, epoch: int) -> tuple[Any, ...]:
         form = form_of(columns)
-        if form != self._checked:  # nothing new to find out about a batch that looks like the one before it
+        if form != self._checked:
             self._check_shapes(columns, number, epoch)
             self._checked = form
-        trouble = self.options.inspect(columns, self._names) if self.options.inspect else None
-        if trouble is not None:
-            logger.error("batch %d of epoch %d: %s", number, epoch, trouble)
+        problem = self.options.inspect(columns, self._names) if self.options.inspect else None
+        if problem is not None:
+            logger.error("batch %d of epoch %d: %s", number, epoch, problem)
         return form
 
     def _rows(self, columns: Columns) -> int:
-        counted = columns[0 if self._one_length else self.options.counted]
+        index = 0 if self._equal_rows else self.options.counted
+        if flat := self.ragged.flat:
+            index = next(i for i, name in enumerate(self._names) if name not in flat)
+        counted = columns[index]
         return len(counted) if counted.ndim else 1
 
     def _check_shapes(self, columns: Columns, number: int, epoch: int) -> None:
         names = self._names
-        one_length = len({column.shape[:1] for column in columns}) == 1 and columns[0].ndim > 0
-        if one_length != self._one_length:
+        equal_rows = len({column.shape[:1] for column in columns}) == 1 and columns[0].ndim > 0 and not self.ragged.flat
+        if equal_rows != self._equal_rows:
             shapes = {name: column.shape for name, column in zip(names, columns, strict=True)}
-            if self._one_length:
+            if self._equal_rows:
                 raise DataError(
                     f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
                     "of the batch before it had the same"
                 )
-            if self._one_length is None and not one_length and not self.ragged.cells:
+            if self._equal_rows is None and not equal_rows and not self.ragged.cells:
                 logger.warning(
                     "columns have different numbers of rows: %s; %r counts (is the dataset not batched?)",
                     shapes,
                     list(shapes)[self.options.counted],
                 )
-            self._one_length = bool(self._one_length is None and one_length)
+            self._equal_rows = bool(self._equal_rows is None and equal_rows)
         if self._rows(columns) == 0:
-            raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows")
+            hint = rows_instead_of_batches(columns, names)
+            raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows{hint and '; ' + hint}")
         if self.options.check is not None:
             try:
                 self.options.check(columns, names)
             except DataError as error:
                 raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
 
-    def _stacks(self, items: list[Item]) -> bool:
+    def _is_stacked(self, items: list[Item]) -> bool:
         """Return whether a group is trained by the program of many steps; notes its shapes."""
-        shapes = items[0].form
+        form, shapes, filling = items[0].form, self._shapes, self.options.filling
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
-        many = len(items) > 1 or shapes in self._stacked_shapes or not self._shapes
+        many = len(items) > 1 or form in shapes.stacked or not shapes.seen
         stacked = self._size > 1 and many and not self._vary
-        stacked = stacked and (self.options.filling is None or not self._odd(items[0]))
-        if shapes not in (self._stacked_shapes if stacked else self._shapes):
-            self._note(shapes, stacked)
+        stacked = stacked and (filling is None or not self._is_odd(items[0]))
+        if form not in (shapes.stacked if stacked else shapes.seen):
+            shapes.note(form, stacked, filling if self._equal_rows else None)
         return stacked
 
-    def _chunk(
-        self, items: list[Item], stacked: bool, fill: int, steps: int, flush: bool, ends: bool, position: dict[str, Any]
-    ) -> Chunk:
-        options = self.options
-        shapes = items[0].form
-        columns = stack(items, self._size) if stacked else items[0].columns
-        sparse = None
-        host = columns
-        rows = len(items) * self._rows(items[0].columns)
-        size = None
-        if options.fill_up_to is not None and not stacked and self._one_length:
-            size = options.fill_up_to(rows)
-        if size is not None:
-            columns = filled_up(columns, size)
-            if options.row_weights:
-                columns = (*columns, row_weights(rows, size))
-        if options.transform is not None:
-            group = BatchGroup(columns, stacked, len(items), fill, flush, newest(items))
-            prepare = options.transform.prepare_made_up if items[0].made_up else options.transform.prepare
-            columns, sparse = prepare(group)
-        as_read = columns is items[0].columns
-        signature = shapes if as_read else tuple([(column.shape, column.dtype) for column in columns])
-        if signature != self._signature:
-            for name, column in zip(self._names, columns, strict=False):
-                check_dtype(column, name)
-            self._signature = signature
-        return Chunk(
-            arrays=host,
-            tensors=tuple([to_tensor(column) for column in columns]),
-            signature=self._signature,
-            names=self._names,
-            stacked=stacked,
-            num_batches=len(items),
-            num_steps=steps,
-            num_samples=0 if items[0].made_up else rows,
-            all_samples=rows if items[0].step_rows is None else len(items) * items[0].step_rows,
-            flush=flush,
-            ends_epoch=ends,
-            position=position,
-            extras=[item.extras for item in items],
-            sparse=sparse,
-            agreed=items[-1].agreed,
-            filled=size is not None and options.row_weights,
-        )
-
-    def _note(self, shapes: Any, stacked: bool) -> None:
-        """Remember the shapes of a chunk's batches; tell when they are so many that compiling them costs."""
-        if stacked:
-            self._stacked_shapes.add(shapes)
-        if shapes in self._shapes:
-            return
-        self._shapes.add(shapes)
-        before = len(self._compiled)
-        self._compiled.add(self._filled(shapes))
-        if before < len(self._compiled) in MANY_SHAPES:
-            logger.warning(
-                "batches have had %d different shapes so far, the newest %s: each costs a compilation (0.3 to 3 s) and "
-                "the memory of a program; pad them to a few lengths, or batch rows of one length together",
-                len(self._compiled),
-                [list(shape) for shape, _ in shapes],
-            )
-
-    def _filled(self, shapes: Any) -> Any:
-        """Return the shapes that a program is compiled for to train batches of `shapes`."""
-        filling, rows = self.options.filling, shapes[0][0][:1]
-        if filling is None or not self._one_length or not filling.odd(rows[0]):
-            return shapes
-        return tuple([((filling.size_for(rows[0]), *shape[1:]), dtype) for shape, dtype in shapes])
-
-
-class _Ready:
-    """Batches of a chunk that are read, and what makes the chunk of them."""
-
-    def __init__(self, feed: Feed, arguments: tuple[Any, ...], place: tuple[int, int]) -> None:
-        self._feed, self._arguments, self._place = feed, arguments, place
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the batches."""
-        return sum([column.nbytes for item in self._arguments[0] for column in item.columns])
-
-    def __call__(self) -> Chunk:
-        """Return the chunk.
+    def _prepare(self, chunk: Chunk) -> Chunk:
+        """Put the arrays and tensors into a chunk and return it.
 
         Raises:
             DataError: the batches are not what the network or the tables take; the message names the first of them.
         """
         try:
-            return self._feed._chunk(*self._arguments)
+            self._fill_in(chunk)
         except DataError as error:
-            raise DataError(f"{self._feed._place(*self._place)}: {error}") from error
+            raise DataError(f"{self._describe(chunk.start.batch, chunk.start.epoch)}: {error}") from error
+        return chunk
+
+    def _fill_in(self, chunk: Chunk) -> None:
+        options, items = self.options, chunk.items
+        columns = chunk.arrays = stack(items, self._size) if chunk.stacked else items[0].columns
+        if options.fill_up_to is not None and not chunk.stacked and self._equal_rows:
+            rows = chunk.num_samples
+            size = options.fill_up_to(rows)
+            if size is not None:
+                columns = padded(columns, size)
+                if options.row_weights:
+                    columns, chunk.filled = (*columns, row_weights(rows, size)), True
+        if options.transform is not None:
+            columns, chunk.sparse = options.transform.prepare(columns, chunk, newest_event_time(items))
+        as_read = columns is items[0].columns
+        signature = items[0].form if as_read else tuple([(column.shape, column.dtype) for column in columns])
+        if signature != self._signature:
+            for name, column in zip(chunk.names, columns, strict=False):
+                check_dtype(column, name)
+            self._signature = signature
+        chunk.signature = self._signature
+        chunk.tensors = tuple([to_tensor(column) for column in columns])
+        chunk.items = []  # their columns would be kept beside the stacked ones
 
 
 def to_tensor(array: np.ndarray) -> Tensor:

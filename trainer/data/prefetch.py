@@ -1,11 +1,11 @@
-"""Chunks made ahead on one thread: a few of them, more where they are small, so that threads change hands seldom."""
+"""Chunks read ahead on one thread: a few of them, more where they are small, so that threads switch seldom."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 MIN_QUEUED = 2
@@ -15,49 +15,36 @@ JOIN_SECONDS = 5.0
 _END = object()
 
 
-def _bytes_of(chunk: Any) -> int:
-    return sum([array.nbytes for array in chunk.arrays])
-
-
 class Prefetch:
-    """Runs an iterator on one daemon thread, ahead of whoever takes from it.
+    """Runs an iterator on one daemon thread, ahead of its consumer.
 
     The thread rests once `least` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
     them are gone: with a wake-up at every chunk the threads of a small step would spend their time on waking each
     other.
 
     Args:
-        made: the iterator, of chunks or whatever `size_of` can tell the bytes of.
+        chunks: the iterator, of values with `nbytes`.
         most: chunks that may wait.
         least: chunks that may wait however large they are.
-        size_of: returns the bytes of one.
     """
 
-    def __init__(
-        self,
-        made: Iterator[Any],
-        most: int = MAX_QUEUED,
-        *,
-        least: int = MIN_QUEUED,
-        size_of: Callable[[Any], int] = _bytes_of,
-    ) -> None:
-        self._made = made
+    def __init__(self, chunks: Iterator[Any], most: int = MAX_QUEUED, *, least: int = MIN_QUEUED) -> None:
+        self._chunks = chunks
         self._least, self._most = max(least, MIN_QUEUED), max(least, most)
-        self._size_of = size_of
         self._ready: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
         # One side writes each of these, so that taking a chunk that is ready needs no lock.
         self._bytes_put = self._bytes_taken = 0
         self._full_at = 0
-        self._hungry = False
+        self._consumer_waits = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            for chunk in self._made:
-                if not self._put(chunk, self._size_of(chunk)):
+            for chunk in self._chunks:
+                if not self._put(chunk, chunk.nbytes):
                     return
             self._put(_END)
         except BaseException as error:
@@ -72,7 +59,7 @@ class Prefetch:
                 return False
             self._bytes_put += size
             self._ready.append((value, size))
-            if self._hungry:
+            if self._consumer_waits:
                 self._changed.notify_all()
         return True
 
@@ -109,17 +96,17 @@ class Prefetch:
         with self._changed:
             self._full_at = 0
             self._changed.notify_all()
-            self._hungry = True
+            self._consumer_waits = True
             try:
                 if not self._changed.wait_for(lambda: self._ready, timeout):
                     raise queue.Empty
             finally:
-                self._hungry = False
+                self._consumer_waits = False
 
     def stop(self, seconds: float | None = None) -> bool:
-        """Tell the thread to end and wait `seconds` for it (None: `JOIN_SECONDS`); return whether it has ended.
+        """Stop the thread, wait `seconds` for it (None: `JOIN_SECONDS`), and return whether it has ended.
 
-        A source blocked in its own code is left behind (the thread is a daemon).
+        A thread that is blocked in the source is left behind; it is a daemon.
         """
         with self._changed:
             self._stopped = True

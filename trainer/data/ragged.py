@@ -7,42 +7,33 @@ called "history":
   (int32, [batch]) where it takes them;
 - ``history_offsets`` (int32, [batch]) beside ``history``: all values one after another, [n], for `EmbeddingBag`.
 
-Lengths are rounded up to a few, so that few programs are compiled.
+Lengths are rounded up to buckets, so that few programs are compiled.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigurationError
-from ..streams.ragged_column import Ragged
+from ..native.padded_sizes import bucket
+from ..streams.formats.ragged_column import Ragged
 
 logger = logging.getLogger(__name__)
 
 _SUFFIXES = ("_mask", "_lengths", "_offsets")
 
 
-def round_up(length: int, per_octave: int = 1) -> int:
-    """Return the least length >= `length` (and >= 1) of those that programs are compiled for.
-
-    These are the powers of two, and with `per_octave` n the n - 1 multiples of 1/n of each between it and the next.
-    """
-    length = max(1, int(length))
-    step = max(1, (1 << (length - 1).bit_length() - 1) // per_octave if length > 1 else 1)
-    return -(-length // step) * step
-
-
 def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
-    """Return which of a network's arguments data with these columns have to give: masks and the like are made here."""
+    """Return the arguments of a network that data must have; masks and the like are derived from `columns`."""
     return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
 
 
 def base_of(name: str) -> str:
-    """Return the ragged column that an argument of this name is made from, as far as the name tells."""
+    """Return the ragged column that an argument is derived from, by its name."""
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
@@ -63,101 +54,147 @@ class ListLengths(NamedTuple):
 
     @classmethod
     def of(cls, column: Any) -> ListLengths | None:
-        """Return those of a batch's column; None where its rows are single values."""
+        """Return the lengths of a batch's column, or None if its rows are single values."""
         if isinstance(column, Ragged):
             lengths = column.cut_lengths
             return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
         return cls(column.shape[1], column.shape[0] * column.shape[1], ragged=False) if column.ndim > 1 else None
 
     def joined(self, other: ListLengths | None) -> ListLengths:
-        """Return those of both."""
+        """Return the maxima of both."""
         return self if other is None else ListLengths(*map(max, self, other))
 
 
-class RaggedInput(NamedTuple):
-    """What the network takes of a ragged column.
+class ListTypes:
+    """Dtype and shape of the values of list columns, for batches of lists without any value.
+
+    A column is identified by its index among those a network takes, which is the same for every verb of a trainer.
+    Before the first batch with values `default` is assumed.
+
+    Args:
+        default: returns the dtype to assume.
 
     Attributes:
-        made: endings of the arguments made from it: "_mask", "_lengths" or "_offsets".
+        assumed: names of the columns whose newest batch had to be given `default`.
+    """
+
+    def __init__(self, default: Callable[[], Any]) -> None:
+        self._default = default
+        self._known: dict[int, np.ndarray] = {}
+        self.assumed: set[str] = set()
+
+    def __call__(self, columns: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
+        """Return the columns, all with a known dtype."""
+        typed = columns
+        for index, (name, column) in enumerate(zip(names, columns, strict=True)):
+            if column.ndim < 2:
+                continue
+            if not isinstance(column, Ragged):
+                self._note(index, name, column.shape[2:], column.dtype)
+            elif column.typed:
+                self._note(index, name, column.values.shape[1:], column.dtype)
+            else:
+                if index not in self._known:
+                    self.assumed.add(name)
+                values = self._known.get(index, np.empty(0, self._default()))
+                typed = (*typed[:index], column.as_values_of(values), *typed[index + 1 :])
+        return typed
+
+    def _note(self, index: int, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self._known[index] = np.empty((0, *shape), dtype)
+        self.assumed.discard(name)
+
+
+class RaggedInput(NamedTuple):
+    """The arguments that the network takes of a ragged column.
+
+    Attributes:
+        suffixes: endings of the arguments derived from it: "_mask", "_lengths" or "_offsets".
         padding: value that fills up rows, or follows them.
         length: the padded length of the longest rows there can be; None where any may come.
     """
 
-    made: tuple[str, ...]
+    suffixes: tuple[str, ...]
     padding: float | str
     length: int | None
 
     def capacity(self, rows: int) -> int:
         """Return the length of `arrays` in a program for batches of so many rows; `length` is known."""
-        return self.length * rows if "_offsets" in self.made else self.length
+        return self.length * rows if "_offsets" in self.suffixes else self.length
 
     def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
         """Return the arguments by name: rows padded to `length`, or all values followed by padding up to `length`."""
         lengths = column.lengths
-        if "_offsets" in self.made:
+        if "_offsets" in self.suffixes:
             whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
             return {name: whole.padded(length)[0], name + "_offsets": (np.cumsum(lengths) - lengths).astype(np.int32)}
-        found = {name: Ragged(column.values, column.offsets, padding=self.padding).padded(length)}
-        if "_mask" in self.made:
-            found[name + "_mask"] = np.arange(length) < lengths[:, None]
-        if "_lengths" in self.made:
-            found[name + "_lengths"] = lengths.astype(np.int32)
-        return found
+        arrays = {name: Ragged(column.values, column.offsets, padding=self.padding).padded(length)}
+        if "_mask" in self.suffixes:
+            arrays[name + "_mask"] = np.arange(length) < lengths[:, None]
+        if "_lengths" in self.suffixes:
+            arrays[name + "_lengths"] = lengths.astype(np.int32)
+        return arrays
 
 
 class RaggedColumns:
-    """Makes equal shapes of the ragged columns of one feed's batches.
+    """Pads the ragged columns of one feed's batches to equal shapes.
 
     Args:
         arguments: names of what the network's `construct` takes, in order.
 
     Attributes:
-        cells: values that programs were given, padding included.
+        cells: number of values that programs were given, padding included.
         values: of these, values of the data.
         lengths: lengths padded to so far.
-        inputs: what the network takes of each ragged column there has been.
+        inputs: the arguments of each ragged column so far.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
-        # columns of whose rows the network wants to know the lengths
-        self._asked = {base_of(name) for name in self.arguments if base_of(name) != name}
+        # columns from which the network takes a mask, lengths or offsets
+        self._bases = {base_of(name) for name in self.arguments if base_of(name) != name}
         self.cells = self.values = 0
         self.lengths: set[int] = set()
         self.inputs: dict[str, RaggedInput] = {}
+        self._kinds: dict[str, str] = {}
+
+    @property
+    def flat(self) -> list[str]:
+        """Columns whose values come one after another: their axis 0 does not count rows."""
+        return [name for name, wanted in self.inputs.items() if "_offsets" in wanted.suffixes]
 
     def __call__(
         self, columns: Sequence[Any], names: tuple[str, ...], of_step: Mapping[str, ListLengths] | None = None
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
-        """Return a batch's columns and names, the ragged ones padded and what else the network takes of them added.
+        """Return a batch's columns and names, the ragged ones padded, with masks, lengths or offsets.
 
         Args:
             columns: of a batch.
-            names: theirs.
+            names: of the columns.
             of_step: by name, how long the lists of all processes are in the batch's step; None with one process.
         """
-        if of_step is None and not self._asked and Ragged not in [type(column) for column in columns]:
+        if of_step is None and not self._bases and Ragged not in [type(column) for column in columns]:
             return tuple(columns), names
         ragged, of_step = {}, of_step or {}
         for name, column in zip(names, columns, strict=True):
             listed = name in of_step and of_step[name].ragged
-            if isinstance(column, Ragged) or name in self._asked or listed:
+            if isinstance(column, Ragged) or name in self._bases or listed:
                 column = self._as_ragged(name, column, names)
                 if column is not None:
                     ragged[name] = column
         if not ragged:
             return tuple(columns), names
-        made: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for name, column in zip(names, columns, strict=True):
             if name in ragged:
-                self._pad(name, ragged[name].cut(), made, of_step.get(name))
+                arrays |= self._pad(name, ragged[name].cut(), of_step.get(name))
             else:
-                made[name] = column
-        added = [name for name in made if name not in names]
+                arrays[name] = column
+        added = [name for name in arrays if name not in names]
         order = list(names)
         for name in sorted(added, key=self.arguments.index):
             order.insert(self.arguments.index(name), name)
-        return tuple(made[name] for name in order), tuple(order)
+        return tuple(arrays[name] for name in order), tuple(order)
 
     def _as_ragged(self, name: str, column: Any, names: tuple[str, ...]) -> Ragged | None:
         if isinstance(column, Ragged):
@@ -168,15 +205,18 @@ class RaggedColumns:
         rows, length = column.shape[:2]
         return Ragged(column.reshape(rows * length, *column.shape[2:]), np.arange(rows + 1) * length)
 
-    def _pad(self, name: str, column: Ragged, made: dict[str, np.ndarray], of_step: ListLengths | None) -> None:
+    def _pad(self, name: str, column: Ragged, of_step: ListLengths | None) -> dict[str, np.ndarray]:
         wanted = self.inputs.get(name)
-        if wanted is None:
+        if wanted is None or self._kinds[name] != column.dtype.kind:
             wanted = self.inputs[name] = self._wanted(name, column)
-        flat = "_offsets" in wanted.made
+            self._kinds[name] = column.dtype.kind
+        flat = "_offsets" in wanted.suffixes
         lengths = of_step or ListLengths.of(column)
-        length = round_up(lengths.most if flat else lengths.longest, lengths.per_octave)
-        made.update(wanted.arrays(name, column, length))
-        self._count(length, length if flat else length * len(column), int(column.lengths.sum()))
+        length = bucket(lengths.most if flat else lengths.longest, lengths.per_octave)
+        self.lengths.add(length)
+        self.cells += length if flat else length * len(column)
+        self.values += int(column.lengths.sum())
+        return wanted.arrays(name, column, length)
 
     def _wanted(self, name: str, column: Ragged) -> RaggedInput:
         wanted = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)
@@ -189,16 +229,11 @@ class RaggedColumns:
         if padding is None:
             number = -1 if "_offsets" in wanted and column.dtype.kind == "i" else 0
             padding = "" if column.dtype.kind == "U" else number
-        most = None if column.max_length is None else round_up(column.max_length, column.per_octave)
+        most = None if column.max_length is None else bucket(column.max_length, column.per_octave)
         return RaggedInput(wanted, padding, most)
 
-    def _count(self, length: int, cells: int, values: int) -> None:
-        self.lengths.add(length)
-        self.cells += cells
-        self.values += values
-
     def describe(self) -> str | None:
-        """Return what padding there was, in words; None without ragged columns."""
+        """Return the lengths and share of padding in words, or None without ragged columns."""
         if not self.cells:
             return None
         share = 1 - self.values / self.cells
@@ -206,5 +241,5 @@ class RaggedColumns:
 
 
 def _listed(lengths: set[int]) -> str:
-    found = sorted(lengths)
-    return ", ".join(map(str, found if len(found) <= 8 else [*found[:4], "...", *found[-2:]]))
+    sizes = sorted(lengths)
+    return ", ".join(map(str, sizes if len(sizes) <= 8 else [*sizes[:4], "...", *sizes[-2:]]))

@@ -1,4 +1,4 @@
-"""The network's sparse tables within a run: which columns feed them, and what is done to a chunk before the graph."""
+"""The network's sparse tables within a run: their part of every chunk and of every snapshot."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from mindspore import nn
 
 from ..distributed.group import SINGLE, Group
-from ..embedding import open_rows
-from ..embedding.delta_policy import DeltaPolicy
-from ..embedding.saved_tables import check_states
-from ..embedding.sharded_tables import ShardedTables
-from ..embedding.tables import SparseTables
+from ..embedding.layers import open_accumulation
+from ..embedding.layers.network_tables import SparseTables
+from ..embedding.tables.table_state import check_states
 from ..state import Stateful
 from .as_columns import Columns
-from .chunk import BatchGroup, ChunkTransform
+from .chunk import Chunk, ChunkTransform
 
 
 class TableReader(ChunkTransform):
     """Turns ids that are only read into positions; unknown ones get the default row.
+
+    Where the rows are divided among processes, all of them read a batch, or stand by, at the same time.
 
     Args:
         tables: the tables as the programs see them.
@@ -28,22 +28,77 @@ class TableReader(ChunkTransform):
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
+        self.on_graph_thread = tables.group.size > 1
 
-    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
+    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return the columns with positions in place of ids, and the plan of the rows to read."""
-        columns, stacked, batches, *_, now = group
-        columns, plan = self.tables.planner.plan(columns, stacked, batches, train=False, now=now)
+        columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
         return (*columns, *plan.inputs), plan
-
-
-class ShardedReader(TableReader):
-    """The same where the rows are divided among processes: all of them read a batch, or stand by, at the same time."""
-
-    on_graph_thread = True
 
     def stand_by(self) -> None:
         """Take part in what the others read."""
         self.tables.planner.stand_by()
+
+
+class DeltaPolicy:
+    """Decides which snapshot of a run holds the tables in full, and which only what changed since the one before it.
+
+    A delta is worth it while it is small, and only builds on the snapshot taken right before it, in the same folder.
+    The number of deltas between full snapshots is bounded, so that restoring is, too.
+
+    Args:
+        tables: the tables.
+        most_deltas: deltas that may follow a full snapshot.
+        most_rows: share of all rows that the deltas since the last full snapshot may hold together.
+
+    Attributes:
+        delta: whether the snapshot decided about holds changes only.
+        folder: the folder it is written to, or None before the first.
+    """
+
+    CONSUMER = "snapshot"
+
+    def __init__(self, tables: SparseTables, most_deltas: int = 8, most_rows: float = 0.5) -> None:
+        self.tables = tables
+        self.most_deltas = most_deltas
+        self.most_rows = most_rows
+        self._newest: Path | None = None
+        self._deltas = 0
+        self._rows = 0
+        self._changed = 0
+        self.delta = False
+        self.folder: Path | None = None
+
+    def base_of(self, path: Path) -> str | None:
+        """Return the name of the snapshot that one to be written to `path` builds on; None when it is to be full.
+
+        Called by all processes; rank 0, which writes, decides.
+        """
+        newest, self.folder = self._newest, path.parent
+        self._changed, rows = self.tables.changed(self.CONSUMER), self.tables.rows
+        self.delta = self.tables.group.from_main(lambda: self._is_worth_it(newest, path, rows))
+        return newest.name if self.delta and newest is not None else None
+
+    def _is_worth_it(self, newest: Path | None, path: Path, rows: int) -> bool:
+        return (
+            newest is not None
+            and bool(self.tables.tables)
+            and newest.parent == path.parent
+            and newest.name != path.name
+            and newest.is_dir()
+            and self._deltas < self.most_deltas
+            and self._rows + self._changed <= self.most_rows * rows
+        )
+
+    def written(self, path: Path) -> None:
+        """Note that the snapshot `base_of` decided about is being written to `path`."""
+        self._newest = path
+        self._deltas = self._deltas + 1 if self.delta else 0
+        self._rows = self._rows + self._changed if self.delta else 0
+
+    def broken(self) -> None:
+        """Let the next snapshot be full: a write failed, or the tables were restored."""
+        self._newest = None
 
 
 class TableFeed(ChunkTransform, Stateful):
@@ -56,7 +111,7 @@ class TableFeed(ChunkTransform, Stateful):
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self.reading = (TableReader if tables.group.size == 1 else ShardedReader)(tables)
+        self.reading = TableReader(tables)
         self.delta_policy = DeltaPolicy(tables)
 
     @classmethod
@@ -82,15 +137,17 @@ class TableFeed(ChunkTransform, Stateful):
         Raises:
             ConfigurationError: a cell's ids do not come unchanged from a column.
         """
-        kind = SparseTables if group.size == 1 else ShardedTables
-        tables = kind.find(network, sample, names, optimizer, accumulate, group)
-        used = tables is not None and (tables.input_count or tables.planner.fields.dense)
-        return cls(tables) if used else None
+        from ..embedding.layers.sharded_tables import ShardedTables  # brings Numba along
 
-    def prepare(self, group: BatchGroup) -> tuple[Columns, Any]:
-        """Return the columns with positions in place of ids, and the plan of the rows to bring before the graph."""
-        columns, stacked, batches, fill, flush, now = group
-        columns, plan = self.tables.planner.plan(columns, stacked, batches, fill=fill, flush=flush, now=now)
+        kind = SparseTables if group.size == 1 else ShardedTables
+        tables = kind(network, sample, names, optimizer, accumulate, group)
+        return cls(tables) if tables.input_count or tables.planner.fields.dense else None
+
+    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
+        """Return the columns with positions in place of ids, and the plan of the rows to train."""
+        columns, plan = self.tables.planner.plan(
+            columns, chunk.stacked, chunk.num_batches, fill=chunk.start.micro_batches, flush=chunk.flush, now=now
+        )
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:
@@ -100,37 +157,38 @@ class TableFeed(ChunkTransform, Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
 
-        All of them, or what changed since the snapshot before, as `delta_policy` has decided; and what an accumulation
-        window that is open has gathered. Of many processes rank 0 returns it, of all; all have to call this.
+        All of them, or what changed since the snapshot before, as `delta_policy` has decided; and the gradients of
+        an unfinished accumulation. Of many processes rank 0 returns it, of all; all have to call this.
         """
         policy = self.delta_policy
         state = self.tables.take(DeltaPolicy.CONSUMER, full=not policy.delta, folder=policy.folder)
-        state["arrays"] |= open_rows.take(self.tables)
+        state["arrays"] |= open_accumulation.take(self.tables)
         return state
 
-    def give(self, path: Path) -> None:
+    def contribute_rows(self, path: Path) -> None:
         """Give rank 0, which writes a snapshot to `path`, the rows that this process keeps."""
         self.delta_policy.base_of(path)
         self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore one full state that `state_dict` returned."""
+        """Restore one full state that `state_dict` returned; errors of `check_states`."""
+        self.check_states([state])
         self.load_states([state])
 
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Check that such states can be restored; nothing is changed. Errors of `saved_tables.check_states`."""
+        """Check that such states can be restored; nothing is changed. Errors of `table_state.check_states`."""
         check_states(self.tables.tables, states)
         for state in states[-1:]:
-            open_rows.check(self.tables, state)
+            open_accumulation.check(self.tables, state)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order; a full state starts over."""
         self.delta_policy.broken()
-        newest = self.tables.restore_all(states)
+        newest = self.tables.restore(states)
         if states:
-            open_rows.restore(self.tables, newest)
+            open_accumulation.restore(self.tables, newest)
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Put all rows back to the values of such states in the middle of a run; ids keep their rows."""
+        """Put all rows back to the values of such states during a run; ids keep their rows."""
         self.delta_policy.broken()
         self.tables.rewind(states)

@@ -1,20 +1,17 @@
-"""The parameters that every process has a copy of: made equal at the start, and before they are saved or evaluated."""
+"""State that every process has a copy of: made equal at the start, before a snapshot and before an evaluation."""
 
 from __future__ import annotations
 
 import logging
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
-from ..mindspore_internals.moving_statistics import moving_statistics
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
-    from .group import Group
+from ..mindspore_internals.cell_structure import moving_statistics
+from ..state import Stateful
+from .group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +28,8 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
     values = {name: parameter.asnumpy() for name, parameter in named.items()}
     group.check_same("parameters", {name: np.array(value.shape) for name, value in values.items()})
     sums = np.array([zlib.crc32(np.ascontiguousarray(value)) for value in values.values()], np.int64)
-    everyones = group.gather(sums)
-    differing = [name for name, equal in zip(values, (everyones == everyones[0]).all(0), strict=True) if not equal]
+    all_sums = group.gather(sums)
+    differing = [name for name, equal in zip(values, (all_sums == all_sums[0]).all(0), strict=True) if not equal]
     if differing:
         flat = np.concatenate([values[name].reshape(-1).view(np.uint8) for name in differing])
         received = group.broadcast(flat)
@@ -46,35 +43,33 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
         group.check_same("parameters", {name: parameter.asnumpy() for name, parameter in named.items()})
 
 
-def synchronize(trainer: Trainer) -> None:
-    """Let every process go on with the mean of all moving statistics, and rank 0 with what is open over all of them.
-
-    Open are an accumulation window and the metrics' window of a stream; the place in the data is put together as well.
-
-    To be called by all processes before a snapshot, which is then one of all, and before an evaluation.
-    """
-    group = trainer.group
+def average_statistics(group: Group, network: nn.Cell) -> None:
+    """Give every process the mean of all moving statistics; all call it before a snapshot or an evaluation."""
     if group.size == 1:
         return
-    for parameter in moving_statistics(trainer.network):
+    for parameter in moving_statistics(network):
         value = parameter.asnumpy()
         if value.dtype.kind == "f":
             mean = group.gather(value.astype(np.float64)).mean(0)
             ops.assign(parameter, Tensor(mean.astype(value.dtype)))
-    for parameter in trainer.builder.window.gradient_sums:
+
+
+def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
+    """Move unfinished accumulations and metric windows of all processes to rank 0; all call it before a snapshot."""
+    if group.size == 1:
+        return
+    for parameter in gradient_sums:
         total = group.total(parameter.asnumpy())
         ops.assign(parameter, Tensor(total if group.is_main else np.zeros_like(total)))
-    for part in trainer.parts.values():
-        part.put_together(group)
-    if trainer.run is not None:
-        trainer.run.cursor.of_all()
+    for part in parts:
+        part.merge_on_main(group)
 
 
-def forget_open_windows(trainer: Trainer) -> None:
-    """Leave what was open in the snapshot, restored on all processes, to rank 0 alone."""
-    if trainer.group.is_main:
+def clear_on_followers(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
+    """Leave what `merge_on_main` has merged, once a snapshot has restored it on all processes, to rank 0 alone."""
+    if group.is_main:
         return
-    for part in trainer.parts.values():
-        part.forget_open()
-    for parameter in trainer.builder.window.gradient_sums:
+    for part in parts:
+        part.clear_on_followers()
+    for parameter in gradient_sums:
         ops.assign(parameter, ops.zeros_like(parameter))

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError, TrainerError
-from ..mindspore_internals.garbage import collector_spared
-from .launched import cannot_meet, is_launched, process_count
+from ..native.padded_sizes import bucket
+from .launched import STAGE, cannot_meet, is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Group:
         longest = max(lengths)
         if longest == 0:
             return [array[:0]] * self.size
-        frame = np.zeros(_frame(longest), array.dtype)
+        frame = np.zeros(bucket(longest, 16, least=SMALLEST_FRAME // 4), array.dtype)
         frame[: len(array)] = array
         return [part[:length] for part, length in zip(self.gather(frame), lengths, strict=True)]
 
@@ -162,12 +162,14 @@ class World(Group):
             raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
         from mindspore import Tensor
 
+        from ..mindspore_internals.compilation import gc_frozen
+
         if kind not in self._cells:
             from .cells import make_cell
 
             self._cells[kind] = make_cell(kind)
         program = (kind, array.shape, array.dtype)
-        with contextlib.nullcontext() if program in self._programs else collector_spared():
+        with contextlib.nullcontext() if program in self._programs else gc_frozen():
             outputs = self._cells[kind].compile_and_run(Tensor(array))
         self._programs.add(program)
         return np.array(outputs.asnumpy())
@@ -184,7 +186,7 @@ class World(Group):
         longest = int(lengths.max())
         if longest == 0:
             return [b""] * self.size
-        frame = np.zeros(max(SMALLEST_FRAME, 1 << (longest - 1).bit_length()), np.uint8)
+        frame = np.zeros(bucket(longest, least=SMALLEST_FRAME), np.uint8)
         frame[: len(message)] = np.frombuffer(message, np.uint8)
         frames = self.gather(frame)
         return [frames[rank, :length].tobytes() for rank, length in enumerate(lengths)]
@@ -194,11 +196,6 @@ class World(Group):
         words, length = _as_words(array)
         received = self._run("broadcast", words)
         return received.view(np.uint8)[:length].copy().view(array.dtype).reshape(array.shape)
-
-
-def _frame(length: int) -> int:
-    step = max(SMALLEST_FRAME // 4, 1 << max(0, (length - 1).bit_length() - 5))
-    return -(-length // step) * step
 
 
 def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
@@ -233,7 +230,8 @@ def join() -> Group:
 
     if not communication.GlobalComm.INITED:
         try:
-            communication.init()
+            with STAGE.of_a_call():
+                communication.init()
         except (RuntimeError, ValueError) as error:
             raise cannot_meet(count, error) from error
     rank, size = int(communication.get_rank()), int(communication.get_group_size())

@@ -1,4 +1,4 @@
-"""Connections on which nothing may be said for a long time, and whose other end may lose its power meanwhile."""
+"""Connections that may be silent for long, and whose other end may lose its power meanwhile."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Let the kernel ask the other machine whether it is there, and end the connection when it does not answer."""
+    """Turn on keepalive probes, which end the connection when the other machine does not answer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_USER_TIMEOUT": 1000 * SILENCE_SECONDS}
-    for name, value in options.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_SECONDS)

@@ -22,11 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, did_you_mean
-from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, WORKER
+from .launched import (
+    RESTART_VARIABLE,
+    RESUME_VARIABLE,
+    RUN_NOTE_VARIABLE,
+    SCHEDULER,
+    STAGE_VARIABLE,
+    WORKER,
+    Stage,
+)
 from .machines import MEETING_SECONDS, Machines, Verdict
 from .watched_process import WatchedProcess
 
 GRACE_SECONDS = 5.0  # for the others to end by themselves, and to say why, once one process has failed
+LEFT_SECONDS = 5.0  # for the others to end as well, once a process has ended with exit code 0
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL then: one that waits for a dead one in a collective hears nothing
 LATE_SECONDS = 1800  # that others wait in a collective for one that is there; MindSpore itself would give up after 30
 LOGS = "logs"
@@ -49,6 +58,8 @@ class Job:
         max_restarts: how often all processes are started again after one failed.
         logs: folder for one log a process; None: ``logs`` in the run folder, where there is one.
         meeting_seconds: how long the machines wait for each other at the start.
+        grace_seconds: how long processes may take to end, snapshots included, after a signal to the supervisor; then
+            they are killed.
     """
 
     command: Sequence[str]
@@ -59,6 +70,7 @@ class Job:
     max_restarts: int = 0
     logs: Path | None = None
     meeting_seconds: float = MEETING_SECONDS
+    grace_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         for name, value, least in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
@@ -74,6 +86,8 @@ class Job:
             raise ConfigurationError("launch: --nodes needs --master HOST:PORT, the address of machine 0")
         if not self.meeting_seconds > 0:
             raise ConfigurationError(f"launch: --meeting-seconds takes a number > 0; received {self.meeting_seconds}")
+        if not self.grace_seconds > 0:
+            raise ConfigurationError(f"launch: --grace-seconds takes a number > 0; received {self.grace_seconds}")
         address = re.fullmatch(r"[^\s:]+:(\d{1,5})", self.master or "any:1")
         if address is None or not 0 < int(address[1]) < 1 << 16:
             raise ConfigurationError(f"launch: --master takes HOST:PORT; received {self.master!r}")
@@ -145,6 +159,10 @@ class Supervisor:
         self._cause: int | None = None  # exit code of the process, here or elsewhere, that failed first
         self._failed_first = False
         self._deadline = 0.0
+        self._kill_at: float | None = None
+        self._stages: dict[WatchedProcess, Path] = {}
+        self._ended_at: dict[WatchedProcess, float] = {}
+        self._stopped: set[WatchedProcess] = set()
 
     def say(self, text: str) -> None:
         """Tell the user something on standard error."""
@@ -152,7 +170,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self):
-        """Pass the first SIGTERM or SIGINT on to every process; kill them all at the second."""
+        """Pass the first SIGTERM, SIGHUP or SIGINT on to every process; kill them all at the second."""
 
         def forward(number: int, frame: object) -> None:
             if self.told is not None:
@@ -163,7 +181,9 @@ class Supervisor:
             for process in self._workers:
                 process.signal(number)
 
-        before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+        before = {number: signal.signal(number, forward) for number in numbers}
         try:
             yield
         finally:
@@ -176,6 +196,7 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "run_folder"
         self._failed, self._cause = None, None
+        self._stages, self._ended_at, self._stopped = {}, {}, set()
         try:
             self._start(attempt, machines, folder, note)
             return self._watch(attempt, machines, note)
@@ -211,10 +232,13 @@ class Supervisor:
             )
         for local in range(job.processes):
             rank = job.node_rank * job.processes + local
-            role = {"MS_ROLE": WORKER, "MS_NODE_ID": str(rank)}
+            stage = folder / f"stage_{rank}"
+            stage.unlink(missing_ok=True)
+            role = {"MS_ROLE": WORKER, "MS_NODE_ID": str(rank), STAGE_VARIABLE: str(stage)}
             process = WatchedProcess(f"rank {rank}", job.argv(), {**common, **role}, folder / f"rank_{rank}.log")
             self._processes.append(process)
             self._workers.append(process)
+            self._stages[process] = stage
         if self.told is not None:  # before there was anybody to pass it on to
             for process in self._workers:
                 process.signal(self.told)
@@ -255,6 +279,7 @@ class Supervisor:
         if self.told is not None and not self._told_others:
             self._told_others = True
             machines.tell_signal(self.told)
+        self._look_for_stopped()
         self._look_for_failure(machines, selector)
         for message in machines.hear():
             if message["kind"] == "signal" and self.told is None:
@@ -267,11 +292,46 @@ class Supervisor:
         if self._cause is not None and time.monotonic() > self._deadline and self._is_running():
             self._end_the_rest(selector)
 
+    def _look_for_stopped(self) -> None:
+        """Name processes that are stopped; after a signal let them hear it, and kill what does not end in time."""
+        for process in self._workers:
+            if process not in self._stopped and process.popen.poll() is None and process.is_stopped:
+                self._stopped.add(process)
+                self.say(f"{process.name} (pid {process.popen.pid}) is stopped (SIGSTOP); SIGCONT lets it go on")
+        self._stopped = {process for process in self._stopped if process.is_stopped}
+        if self.told is None:
+            return
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self.job.grace_seconds
+        for process in self._stopped:
+            process.signal(signal.SIGCONT)
+        if time.monotonic() > self._kill_at:
+            for process in [process for process in self._workers if process.popen.poll() is None]:
+                process.fault = f"had not ended {self.job.grace_seconds:g} s after the signal (--grace-seconds)"
+                process.kill()
+                self.say(f"{process.name} (pid {process.popen.pid}) {process.fault} and was killed")
+
+    def _has_left(self, process: WatchedProcess) -> bool:
+        """Return whether a process that ended with exit code 0 is missing in what another one does."""
+        if process not in self._stages or not self._is_running():
+            return False
+        if time.monotonic() - self._ended_at.setdefault(process, time.monotonic()) < LEFT_SECONDS:
+            return False
+        own = Stage.read(self._stages[process]) or Stage()
+        running = [other for other in self._workers if other.popen.poll() is None]
+        missed = [other.name for other in running if own.has_left(Stage.read(self._stages[other]))]
+        if missed:
+            process.fault = f"left before {' and '.join(missed)} had ended what all processes do together"
+        return bool(missed)
+
     def _look_for_failure(self, machines: Machines, selector: selectors.BaseSelector) -> None:
         if self._failed is not None:
             return
         self._failed = next((process for process in self._processes if self._has_failed(process)), None)
         if self._failed is not None:
+            if self._failed not in self._workers and self._stopped:  # the scheduler gives up what does not answer it
+                self._failed = next(iter(self._stopped))
+                self._failed.fault = "is stopped (SIGSTOP), so MindSpore's scheduler has given it up"
             self._failed_first = self._cause is None
             self._read_all(selector)
             self._blame(self._failed.exit_code)
@@ -285,7 +345,7 @@ class Supervisor:
         """Return whether a process ended otherwise than it should; after a signal a worker may end by that one."""
         code = process.popen.poll()
         if self.told is None:
-            return bool(code)
+            return bool(code) or (code == 0 and self._has_left(process))
         return process in self._workers and code not in (None, 0, 128 + self.told, -self.told)
 
     def _read(self, selector: selectors.BaseSelector, timeout: float) -> bool:
@@ -322,7 +382,8 @@ class Supervisor:
                         shutil.copyfileobj(source, log)
                 shutil.rmtree(folder)
                 folder = kept
-        note.unlink(missing_ok=True)
+        for file in (note, *self._stages.values()):
+            file.unlink(missing_ok=True)
         self.say(f"logs in {folder}")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -13,6 +14,60 @@ SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
 RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
 RESTART_VARIABLE = "TRAINER_RESTART"  # how often the supervisor has started the job again
 RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a job started again goes on with
+
+STAGE_VARIABLE = "TRAINER_STAGE"  # file in which a process keeps its stage
+
+
+class Stage:
+    """How far a process has come in what all processes do together, kept in a file for the supervisor.
+
+    Attributes:
+        calls: calls begun: joining the others is the first, each verb one more.
+        state: "inside" the last of them, "done" with it, or "left": out of it by an exception.
+    """
+
+    def __init__(self, calls: int = 0, state: str = "done") -> None:
+        self.calls, self.state = calls, state
+
+    @classmethod
+    def read(cls, path: Path) -> Stage | None:
+        """Return what a process has written; None before it has joined the others."""
+        try:
+            calls, state = path.read_text("ascii").split()
+        except (OSError, ValueError):  # missing, or being written
+            return None
+        return cls(int(calls), state)
+
+    @contextlib.contextmanager
+    def of_a_call(self) -> Iterator[None]:
+        """Note that a call begins, and how it ends."""
+        self.calls += 1
+        self._note("inside")
+        try:
+            yield
+        except BaseException:
+            self._note("left")
+            raise
+        self._note("done")
+
+    def _note(self, state: str) -> None:
+        path = os.environ.get(STAGE_VARIABLE)
+        if path:
+            Path(path).write_text(f"{self.calls} {state}", "ascii")
+
+    def has_left(self, other: Stage | None) -> bool:
+        """Return whether a process that ended at this stage is missing in a call that `other` is inside."""
+        if other is None or other.state != "inside":
+            return False
+        return other.calls > self.calls or (other.calls == self.calls and self.state != "done")
+
+
+STAGE = Stage()
+
+
+def is_restarted() -> bool:
+    """Return whether the supervisor has started this process again after a failure of the job."""
+    return os.environ.get(RESTART_VARIABLE, "0") != "0"
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:

@@ -12,13 +12,13 @@ from .group import Group
 from .packing import pack, unpack
 
 
-def everyones_outputs(
+def lockstep_outputs(
     group: Group, own: Iterable[tuple[Any, int]], stand_by: Callable[[], None]
 ) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
 
-    Batch k of the dataset is batch k // size of rank k % size (`trainer.data.shards.EveryNth`), so each process sees
-    what one process alone would see, in its order. Outputs of made-up rows are left out.
+    Batch k of the dataset is batch k // size of rank k % size (`data.finite.shards.EveryNth`), so each process sees
+    what one process alone would see, in its order. Outputs of padding rows are left out.
 
     Args:
         group: the processes; all of them have to consume this iterator.
@@ -37,7 +37,7 @@ def everyones_outputs(
         if ended:
             stand_by()
         message = b"" if ended or batch[1] == 0 else _pack(*batch)
-        group.wait_for_all()  # for the data of one that comes late
+        group.wait_for_all()  # while a process waits for its data
         parts = group.gather_bytes(bytes([ended]) + message)
         for part in parts:
             if len(part) > 1:

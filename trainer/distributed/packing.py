@@ -1,12 +1,14 @@
-"""A JSON-able value and arrays as one message between processes."""
+"""JSON-able values with arrays, and states of parts made of them, as messages between processes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from .group import Group
 
 LENGTH_BYTES = 4
 
@@ -31,3 +33,13 @@ def unpack(message: bytes) -> tuple[Any, list[np.ndarray]]:
         arrays.append(np.frombuffer(message, dtype, int(np.prod(shape)), start).reshape(shape).copy())
         start += arrays[-1].nbytes
     return value, arrays
+
+
+def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the states of all processes in the order of ranks; JSON-able values and arrays of numbers, bit for bit."""
+    messages = group.gather_bytes(pack([state["json"], list(state["arrays"])], list(state["arrays"].values())))
+    states = []
+    for message in messages:
+        (value, names), arrays = unpack(message)
+        states.append({"json": value, "arrays": dict(zip(names, arrays, strict=True))})
+    return states

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ class WatchedProcess:
 
     Attributes:
         tail: its last lines.
+        fault: what is wrong with it, in words, where its exit code does not tell; empty: nothing.
     """
 
     def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -36,6 +36,7 @@ class WatchedProcess:
         self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
         self._rest = b""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.fault = ""
         self.popen = subprocess.Popen(
             argv,
             env=dict(environment),
@@ -43,7 +44,7 @@ class WatchedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
-            preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
+            preexec_fn=_die_with_parent(),
         )
         os.set_blocking(self.popen.stdout.fileno(), False)
 
@@ -85,15 +86,31 @@ class WatchedProcess:
         self.popen.stdout.close()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, by SIGSTOP or a debugger; known on Linux only."""
+        try:
+            with open(f"/proc/{self.popen.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in (b"T", b"t")
+
+    @property
     def exit_code(self) -> int:
-        """What a shell would give for it."""
+        """What a shell would give for it; 1 for a process that has failed without one."""
         code = self.popen.returncode
+        if not code:
+            return 1 if self.fault else 0
         return 128 - code if code < 0 else code
 
     def report(self) -> str:
         """Return in words how the process ended, and the end of its log."""
         code = self.popen.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code is None:
+            how = self.fault
+        else:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = f"{self.fault}, and {how}" if self.fault else how
         end = "\n".join(self.tail)
         return f"{self.name} (pid {self.popen.pid}) {how}, and the job with it; the end of its log:\n{end}"
 

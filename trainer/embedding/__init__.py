@@ -1,38 +1,38 @@
-"""Sparse tables: embeddings for ids nobody has to number, at a cost that does not grow with the vocabulary."""
+"""Sparse tables: embeddings for raw ids, at a cost that does not grow with the vocabulary."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..hooks import lazy_names
+from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .admission import MinSightings as MinSightings
-    from .admission import Probability as Probability
-    from .bag import EmbeddingBag as EmbeddingBag
-    from .embedding_group import EmbeddingGroup as EmbeddingGroup
-    from .eviction import Eviction as Eviction
-    from .layers import Embedding as Embedding
-    from .row_optimizers import RowAdagrad as RowAdagrad
-    from .row_optimizers import RowAdam as RowAdam
-    from .row_optimizers import RowFTRL as RowFTRL
-    from .row_optimizers import RowOptimizer as RowOptimizer
-    from .row_optimizers import RowSGD as RowSGD
-    from .tables import SparseTables as SparseTables
+    from .layers.bag import EmbeddingBag as EmbeddingBag
+    from .layers.embedding import Embedding as Embedding
+    from .layers.embedding_group import EmbeddingGroup as EmbeddingGroup
+    from .layers.network_tables import SparseTables as SparseTables
+    from .layers.row_optimizer import RowOptimizer as RowOptimizer
+    from .layers.row_optimizers import RowAdagrad as RowAdagrad
+    from .layers.row_optimizers import RowAdam as RowAdam
+    from .layers.row_optimizers import RowFTRL as RowFTRL
+    from .layers.row_optimizers import RowSGD as RowSGD
+    from .tables.admission import MinSightings as MinSightings
+    from .tables.admission import Probability as Probability
+    from .tables.spec import Eviction as Eviction
 
 _HOMES = {
-    "Embedding": ".layers",
-    "EmbeddingBag": ".bag",
-    "EmbeddingGroup": ".embedding_group",
-    "Eviction": ".eviction",
-    "MinSightings": ".admission",
-    "Probability": ".admission",
-    "RowAdagrad": ".row_optimizers",
-    "RowAdam": ".row_optimizers",
-    "RowFTRL": ".row_optimizers",
-    "RowOptimizer": ".row_optimizers",
-    "RowSGD": ".row_optimizers",
-    "SparseTables": ".tables",
+    "Embedding": ".layers.embedding",
+    "EmbeddingBag": ".layers.bag",
+    "EmbeddingGroup": ".layers.embedding_group",
+    "Eviction": ".tables.spec",
+    "MinSightings": ".tables.admission",
+    "Probability": ".tables.admission",
+    "RowAdagrad": ".layers.row_optimizers",
+    "RowAdam": ".layers.row_optimizers",
+    "RowFTRL": ".layers.row_optimizers",
+    "RowOptimizer": ".layers.row_optimizer",
+    "RowSGD": ".layers.row_optimizers",
+    "SparseTables": ".layers.network_tables",
 }
 __all__ = sorted(_HOMES)
 

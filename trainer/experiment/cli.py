@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|compare|doctor``.
+"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|compare|models|doctor``.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
 by SIGINT or SIGTERM and has wound up.
@@ -10,14 +10,16 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
-from ..hooks import mask_text
+from ..masking import mask_text
 
 _COMMANDS = {
     "fit": "train on data.train, validate on data.valid, evaluate on data.test",
@@ -28,6 +30,7 @@ _COMMANDS = {
     "check": "tell everything that is wrong with a configuration; runs nothing",
     "show-loop": "print the training loop with the active callbacks in their places",
     "compare": "two runs side by side: differences of configuration, final metrics",
+    "models": "list the networks of trainer.models with their papers and options",
     "doctor": "what this machine and installation are, and what stands in the way of a run",
 }
 
@@ -77,6 +80,9 @@ def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--meeting-seconds", type=float, default=300.0, metavar="S", help="to wait for the other machines; default: 300"
     )
+    parser.add_argument(
+        "--grace-seconds", type=float, default=120.0, metavar="S", help="to end after a signal; default: 120"
+    )
     parser.add_argument("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="one log a process; default: in the run folder")
     parser.add_argument(
@@ -90,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None for those of the process.
     """
+    if argv is None:
+        sys.excepthook = _print_traceback
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
         known = ", ".join(_COMMANDS)
@@ -120,9 +128,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped by SIGINT", file=sys.stderr)
         return 130
     except SystemExit as leaving:
-        if leaving.code == 143:
-            print("stopped by SIGTERM", file=sys.stderr)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if leaving.code == 128 + number:
+                print(f"stopped by {number.name}", file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 1
+
+
+def _print_traceback(*exception: Any) -> None:
+    """Print the traceback of an exception that nothing was prepared for, without the credentials in it."""
+    print(mask_text("".join(traceback.format_exception(*exception))), end="", file=sys.stderr)
 
 
 class _Console(logging.StreamHandler):
@@ -226,9 +240,10 @@ def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
     else:
         run_dir = rundir.newest_run(config.run_dir) or config.run_dir
         if given.checkpoint in (None, "best", "last") and not (run_dir / rundir.CONFIG).is_file():
+            verb = "online" if config.data.train is None else "fit"
             raise ConfigurationError(
-                f"there is no run of {source} in {config.run_dir} yet; run `trainer fit {source}` first, or give --run "
-                "or --checkpoint"
+                f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or give "
+                "--run or --checkpoint"
             )
     return config, run_dir, default_checkpoint(run_dir, given.checkpoint)
 
@@ -260,6 +275,11 @@ def _check(given: argparse.Namespace) -> int:
     source = Path(given.config)
     with _project(source):
         config = _load(source, given)
+        from .declared import stream_problems
+        from .problems import ConfigErrors
+
+        if problems := stream_problems(config):
+            raise ConfigErrors(problems)
     print(f"{source}: nothing wrong with experiment {config.experiment!r}")
     return 0
 
@@ -281,6 +301,13 @@ def _compare(given: argparse.Namespace) -> int:
     return 0
 
 
+def _models(given: argparse.Namespace) -> int:
+    from ..models import describe
+
+    print(describe())
+    return 0
+
+
 def _launch(given: argparse.Namespace) -> int:
     from ..distributed.launch import Job, launch
 
@@ -294,6 +321,7 @@ def _launch(given: argparse.Namespace) -> int:
             max_restarts=given.max_restarts,
             logs=given.logs,
             meeting_seconds=given.meeting_seconds,
+            grace_seconds=given.grace_seconds,
         )
     )
 
@@ -315,6 +343,7 @@ _HANDLERS = {
     "check": _check,
     "show-loop": _show_loop,
     "compare": _compare,
+    "models": _models,
     "doctor": _doctor,
 }
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from callbacks import Callback, ProgressBar
+
 from ..checkpoint.folder_lock import claim
-from ..data.datasets import is_arrays
+from ..data.finite.datasets import is_arrays
 from ..distributed.launched import note_run_folder
 from ..errors import ConfigurationError
-from ..hooks import MASK, Callback, ProgressBar
+from ..masking import MASK
 from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values
@@ -235,6 +237,11 @@ def _split(config: ExperimentConfig, split: str | None) -> str:
         return given[0]
     if split in given:
         return split
+    if not given and config.data.stream is not None:
+        raise ConfigurationError(
+            f"{config.source}: data: has a stream alone, which has no end; give the dataset to evaluate, "
+            "as data.test in the configuration or by --set data.test.class_path=... --set data.test.init_args...=..."
+        )
     wanted = f"no dataset {split!r}" if split else "no dataset"
     raise ConfigurationError(f"{config.source}: data: has {wanted}; it has {', '.join(given) or 'none'}")
 

@@ -144,18 +144,17 @@ def elf_machine(path: Path) -> str | None:
 
 def _cpus() -> Iterator[Finding]:
     count = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
+    usable = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     text = f"{count}, usable {usable}" + (f", quota {quota:g}" if quota else "")
     few = quota is not None and quota < usable
     advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if few else ""
     yield Finding("cpus", text, NOTE if few else OK, advice)
-    if hasattr(os, "getloadavg"):
-        load = os.getloadavg()[0]
-        busy = load > usable
-        yield Finding(
-            "load", f"{load:.1f}", NOTE if busy else OK, "other work is running; timings will vary" if busy else ""
-        )
+    load = os.getloadavg()[0]
+    busy = load > usable
+    yield Finding(
+        "load", f"{load:.1f}", NOTE if busy else OK, "other work is running; timings will vary" if busy else ""
+    )
 
 
 def _cpu_quota() -> float | None:
@@ -187,10 +186,10 @@ def _graph_cache() -> Iterator[Finding]:
 
 
 def _convolutions() -> Iterator[Finding]:
-    from ..mindspore_internals import onednn
+    from ..mindspore_internals import cpu_kernels
 
-    chosen = onednn.user_choice()
-    if not onednn.is_affected():
+    chosen = cpu_kernels.user_choice()
+    if not cpu_kernels.is_affected():
         yield Finding("convolutions", "at full speed as they are")
     elif chosen is None:
         yield Finding("convolutions", "AVX-512 found: a Trainer of a network with convolutions limits oneDNN to AVX2")

@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..hooks import is_secret, remember_secret
+from ..masking import is_secret, remember_credentials, remember_secret
 
-_REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
+_REFERENCE = re.compile(r"\$\{env:([^}]{0,200})\}")
 
 
 def has_reference(value: Any) -> bool:
@@ -47,4 +47,6 @@ def expand(text: str, name: object = "") -> str:
             remember_secret(value)
         return value
 
-    return _REFERENCE.sub(look_up, text)
+    expanded = _REFERENCE.sub(look_up, text)
+    remember_credentials(expanded, name)
+    return expanded

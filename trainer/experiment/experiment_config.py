@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..hooks import mask_value
+from ..masking import mask_value
 from .problems import Place
 
 
@@ -65,6 +65,7 @@ class ExperimentConfig:
     Attributes:
         experiment: name of the experiment: letters, digits, ``_``, ``-`` and ``.``.
         network: the network.
+        features: arguments of `Features`, its features under "columns"; None: data are the network's inputs.
         seed: seed of every random number generator; 0 to 2**32 - 1. Default: 0.
         run_dir: folder of the run. Default: ``runs/<experiment>``.
         loss: the loss, or None when the network returns it.
@@ -82,6 +83,7 @@ class ExperimentConfig:
 
     experiment: str
     network: ObjectSpec
+    features: Mapping[str, Any] | None = None
     seed: int = 0
     run_dir: Path = Path("runs")
     loss: ObjectSpec | None = None
@@ -109,6 +111,7 @@ SECTIONS: tuple[str, ...] = (
     "experiment",
     "seed",
     "run_dir",
+    "features",
     "network",
     "loss",
     "optimizer",

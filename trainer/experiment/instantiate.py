@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, TrainerError
 from .environment import expand, has_reference
 from .experiment_config import ExperimentConfig, ObjectSpec
+from .features_section import make_features
 from .kinds import wrong_result
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem
@@ -55,7 +56,7 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
         ConfigErrors: objects that cannot be made from their arguments; all of them at once.
         TrainerError: what a data source raises on its own account.
     """
-    from ..run.seed import seed_everything
+    from ..checkpoint.generators import seed_everything
 
     seed_everything(config.seed)
     builder = _Builder(config)
@@ -97,7 +98,15 @@ class _Builder:
         from ..trainer import Trainer
 
         config = self.config
-        network = self.make(config.network, "network")
+        features = None
+        if config.features is not None:
+            try:
+                features = make_features(config.features)
+            except ConfigurationError as error:
+                self.problems.append(locate(config, "features", str(error)))
+                return None
+        supplied = {} if features is None else {"features": features}
+        network = self.make(config.network, "network", supplied)
         loss = self.make(config.loss, "loss")
         optimizer = None
         if config.optimizer is not None and network is not None:
@@ -116,7 +125,7 @@ class _Builder:
         if self.problems:
             return None
         try:
-            return Trainer(network, loss, optimizer, metrics or None, seed=config.seed, **options)
+            return Trainer(network, loss, optimizer, metrics or None, seed=config.seed, features=features, **options)
         except (ConfigurationError, TypeError, ValueError) as error:
             self.problems.append(locate(config, "trainer", str(error)))
             return None

@@ -45,7 +45,7 @@ def kind_of_section(section: str) -> Kind | None:
     import mindspore.train
     from mindspore import nn
 
-    from ..hooks import Callback
+    from callbacks import Callback
 
     if section == "optimizer":
         return Kind("an optimizer", _is_optimizer, (nn.Optimizer,))
@@ -160,7 +160,7 @@ def _is_metric(made: type) -> bool:
 
 
 def _is_data(made: type) -> bool:
-    from ..hooks import Callback
+    from callbacks import Callback
 
     if issubclass(made, str | bytes | Callback) or _is_cell(made):
         return False

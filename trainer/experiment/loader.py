@@ -14,19 +14,21 @@ from typing import Any
 
 from ..checks import is_whole
 from ..errors import did_you_mean, nearest
-from ..hooks import is_masked
+from ..masking import is_masked, remember_credentials
 from . import rundir
 from .environment import has_reference, wrong_reference
-from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec
+from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec, to_plain
+from .features_section import FEATURES_KEYS, feature_problems, is_path_of_rows
 from .kinds import wrong_kind
 from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
 from .resolve import UnresolvedError, import_paths, is_dotted, resolve
-from .sections import known_metrics, metric_known, section_signature, supplied_names, trainer_problems
+from .sections import known_metrics, metric_known, section_signature, supplied_names, trainer_problems, value_problems
 from .signature import Signature, real_signature
 from .tree import Entry, Node, join, read_tree
 
 BETTER = "or name it as ${env:NAME} in the configuration from the start"
+MOST_PROBLEMS = 200
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
 
 
@@ -49,6 +51,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
         config = reader.read(root, path, overrides)
     if reader.problems or config is None:
         raise ConfigErrors(reader.problems)
+    remember_credentials({name: to_plain(getattr(config, name)) for name in SECTIONS})
     return config
 
 
@@ -68,9 +71,13 @@ class _Reader:
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
+        self.has_features = False
 
     def add(self, place: Place, path: str, message: str) -> None:
         self.problems.append(Problem(place, path, message))
+        if len(self.problems) == MOST_PROBLEMS:
+            message = f"there may be more that is wrong; these are the first {MOST_PROBLEMS} problems"
+            raise ConfigErrors([*self.problems, Problem(Place("configuration"), "", message)])
 
     def refuse(self, node: Node, path: str, accepts: str, hint: str = "") -> None:
         self.add(node.place, path, f"received {show(node.plain(), path)}; accepts {accepts}{hint}")
@@ -83,12 +90,14 @@ class _Reader:
         for name in _missing(REQUIRED, root.value, SECTIONS):
             self.add(root.place, name, "is missing")
         given = {name: root.get(name) for name in SECTIONS}
+        self.has_features = given["features"] is not None and given["features"].value is not None
         readers: dict[str, Callable[[Node, str], Any]] = {
             "experiment": self._experiment,
             "seed": self._seed,
             "run_dir": self._run_dir,
             "metrics": self._metrics,
             "data": self._data,
+            "features": self._features,
             "callbacks": self._callbacks,
             **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
             **dict.fromkeys(("network", "loss", "optimizer", "report"), self._section_object),
@@ -152,11 +161,35 @@ class _Reader:
         given = {key: node.get(key) for key in DATA_KEYS}
         return DataConfig(
             **{
-                key: self._object(child, join(path, key), section="data")
+                key: self._source(child, join(path, key))
                 for key, child in given.items()
                 if child is not None and child.value is not None
             }
         )
+
+    def _source(self, node: Node, path: str) -> ObjectSpec | None:
+        """Read a dataset or stream; where there are features, the path of a file or folder of raw rows is one."""
+        text = node.value
+        if not self.has_features or not isinstance(text, str) or not is_path_of_rows(text):
+            return self._object(node, path, section="data")
+        if not Path(text).exists():
+            return self.refuse(node, path, "a file or folder of raw rows that exists, or class_path and init_args")
+        kind = "trainer.streams.FileStream" if path == "data.stream" else "trainer.features.RawFiles"
+        return ObjectSpec(kind, {"path": text}, place=node.place, path=path)
+
+    def _features(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        if node.value is None:
+            return None
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, f"a mapping with the keys {', '.join(FEATURES_KEYS)}")
+        self._check_keys(node, path, FEATURES_KEYS)
+        columns = node.get("columns")
+        if columns is None or not isinstance(columns.value, tuple) or not columns.value:
+            return self.add(node.place, join(path, "columns"), "takes a list of features, each a mapping with its kind")
+        known = all(key in FEATURES_KEYS for key in node.value)
+        for problem in feature_problems(node, path, together=known):
+            self.add(problem.place, problem.path, problem.message)
+        return node.plain()
 
     def _callbacks(self, node: Node, path: str) -> tuple[ObjectSpec, ...] | None:
         if node.value is None:
@@ -185,7 +218,8 @@ class _Reader:
                 entries[key] = entry
         free = [name for name in signature.names() if name not in elsewhere]
         keywords = self._arguments(entries, path, signature, free)
-        for key, message in (trainer_problems(keywords) if path == "trainer" else {}).items():
+        problems = value_problems(keywords) | (trainer_problems(keywords) if path == "trainer" else {})
+        for key, message in problems.items():
             self.add(entries[key].node.place if key in entries else node.place, join(path, key), message)
         defaults = {name: p.default for name, p in signature.parameters.items() if name in free}
         return {**keywords, **_recordable(defaults, keywords)}
@@ -210,7 +244,7 @@ class _Reader:
             return self.refuse(class_node, class_place, "a dotted path as in mindspore.nn.Adam")
         target: Any = None
         try:
-            target = resolve(class_node.value)
+            target = resolve(class_node.value, lambda value: not wrong_kind(value, class_node.value, section))
         except UnresolvedError as error:
             self.add(class_node.place, class_place, f"received {show(class_node.value)}; {error}")
         if target is not None:
@@ -225,7 +259,7 @@ class _Reader:
     ) -> ObjectSpec | None:
         below = join(path, "init_args")
         signature = real_signature(target) if target is not None else None
-        supplied = supplied_names(section, signature)
+        supplied = supplied_names(section, signature, features=self.has_features)
         keywords: dict[str, Any] = {}
         positional: tuple[Any, ...] = ()
         if arguments.value is None or isinstance(arguments.value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from ..hooks import mask_text, mask_value
+from ..masking import mask_text, mask_value
 from .problems import ConfigErrors, Place, Problem, show
 from .tree import Entry, Node, parse_tree
 
@@ -55,7 +55,7 @@ def _replace(node: Node, keys: list[str], value: Node, place: Place, path: str) 
         return value
     key, below = keys[0], f"{path}.{keys[0]}" if path else keys[0]
     if isinstance(node.value, tuple):
-        if not key.isdecimal() or int(key) >= len(node.value):
+        if not (key.isascii() and key.isdecimal()) or int(key) >= len(node.value):
             accepted = f"0 to {len(node.value) - 1}" if node.value else "nothing, the list is empty"
             raise ConfigErrors([Problem(place, below, f"a place in this list is {accepted}; received {show(key)}")])
         items = list(node.value)

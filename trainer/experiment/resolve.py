@@ -9,7 +9,7 @@ import importlib.util
 import keyword
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,8 +30,12 @@ def is_dotted(text: Any) -> bool:
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
 
 
-def resolve(class_path: str) -> Any:
+def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -> Any:
     """Return what `class_path` names, importing the modules on the way.
+
+    Args:
+        class_path: the path.
+        fits: whether a value is of the kind that is wanted; no other is suggested for a wrong name.
 
     Raises:
         UnresolvedError: a module or attribute is missing, or its import raises.
@@ -40,28 +44,29 @@ def resolve(class_path: str) -> Any:
         raise UnresolvedError("accepts a dotted path as in mindspore.nn.Adam")
     first, *rest = class_path.split(".")
     if first not in PACKAGES or home_of(first) == first:
-        return _resolve(first, rest)
+        return _resolve(first, rest, fits)
     try:
-        return _resolve(home_of(first), rest)
+        return _resolve(home_of(first), rest, fits)
     except UnresolvedError as error:
         try:
-            return _resolve(first, rest)  # a name of the user's own module, which hides the package of its name
+            return _resolve(first, rest, fits)  # a name of the user's own module, which hides the package of its name
         except UnresolvedError as other:
             raise UnresolvedError(f"neither the package nor your own module has it: {error}; {other}") from None
 
 
-def _resolve(first: str, rest: Sequence[str]) -> Any:
+def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> Any:
     found, so_far = _import(first), first
     if found is None:
         raise UnresolvedError(f"there is no module {first!r}{_similar_module(first)}")
-    for part in rest:
+    for index, part in enumerate(rest):
         below = f"{so_far}.{part}"
         attribute = _attribute(found, part, below)
         if attribute is None and isinstance(found, ModuleType) and hasattr(found, "__path__"):
             attribute = _import(below)
         if attribute is None:
             kind = "module" if isinstance(found, ModuleType) else "class"
-            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, _names_in(found))}")
+            names = _names_in(found, fits if index == len(rest) - 1 else _has_names)
+            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}")
         found, so_far = attribute, below
     return found
 
@@ -96,11 +101,21 @@ def _failed(name: str, error: BaseException) -> str:
     return f"{text}; {hiding} hides the package {package!r} there: import it as {ours!r}"
 
 
-def _names_in(owner: Any) -> list[str]:
-    names = [name for name in dir(owner) if not name.startswith("_")]
-    with contextlib.suppress(Exception):
-        names += [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
+def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
+    """Return the public names of a module or class whose values fit, and the modules of a package for `_has_names`."""
+    names = []
+    for name in dir(owner):
+        with contextlib.suppress(Exception):
+            if not name.startswith("_") and fits(getattr(owner, name)):
+                names.append(name)
+    if fits is _has_names:
+        with contextlib.suppress(Exception):
+            names += [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     return names
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, ModuleType | type)
 
 
 def _similar_module(name: str) -> str:

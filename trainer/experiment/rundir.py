@@ -30,6 +30,7 @@ from typing import Any
 
 from ..checkpoint import durable
 from ..errors import ConfigurationError, did_you_mean
+from ..masking import mask_text
 from .experiment_config import ExperimentConfig
 from .overrides import masked
 from .problems import Place, Problem
@@ -154,7 +155,10 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overr
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON in one atomic step; NaN and infinities become null, arrays and scalars plain numbers."""
+    """Write `value` as JSON in one atomic step.
+
+    NaN and infinities become null, arrays and scalars plain numbers; credentials in texts are masked.
+    """
     durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
 
 
@@ -179,7 +183,7 @@ def _jsonable(value: Any) -> Any:
         return _jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value if isinstance(value, int | float | bool | None) else mask_text(str(value))
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from .. import checks
 from ..errors import ConfigurationError
 from .signature import Signature, real_signature
 
 _ELSEWHERE: dict[str, dict[str, str]] = {
     "trainer": {
         "network": "section network",
+        "features": "section features",
         "loss_fn": "section loss",
         "optimizer": "section optimizer",
         "metrics": "section metrics",
@@ -51,11 +53,21 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
     return replace(signature, name=f"section {section}", parameters=parameters), _ELSEWHERE[section]
 
 
-def supplied_names(section: str, signature: Signature | None) -> frozenset[str]:
-    """Return the arguments of an object of `section` that are filled in with what other sections made."""
+def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> frozenset[str]:
+    """Return the arguments of an object of `section` that are filled in with what other sections made.
+
+    Args:
+        section: the section.
+        signature: that of the object's class, or None.
+        features: whether there is a section `features`, which networks may ask for.
+    """
     if section == "optimizer" and signature is None:
         return frozenset({"params"})
     # a function that builds an optimizer may ask for the network instead of its parameters, to group them
+    if section == "network":
+        return (
+            frozenset({"features"} & set(signature.parameters)) if features and signature is not None else frozenset()
+        )
     filled = {"optimizer": {"params", "network"}, "eval_network": {"network", "loss_fn"}}.get(section, set())
     return frozenset(filled & set(signature.parameters)) if signature is not None else frozenset()
 
@@ -63,7 +75,14 @@ def supplied_names(section: str, signature: Signature | None) -> frozenset[str]:
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with values of the section `trainer` that need no network to judge: message by key."""
     from ..graph import precision
+    from ..metrics.predictions import check_activation
 
+    key, activation = "prediction_activation", keywords.get("prediction_activation")
+    if isinstance(activation, str):
+        try:
+            check_activation(key, activation)
+        except ConfigurationError as error:
+            return {key: str(error).removeprefix(f"{key} ")}
     level, dtype = keywords.get("amp_level", "O0"), keywords.get("amp_dtype", "float16")
     if not isinstance(level, str) or not isinstance(dtype, str):
         return {}
@@ -73,6 +92,32 @@ def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
         key, _, message = str(error).partition(": ")
         return {key.partition("=")[0]: message}
     return {}
+
+
+_above_zero = functools.partial(checks.number, above=0, optional=True)
+_whole = functools.partial(checks.whole, optional=True)
+_VALUES: dict[str, Callable[[str, Any], Any]] = {
+    "epochs": _whole,
+    "batch_size": _whole,
+    "max_steps": _whole,
+    "gradient_accumulation_steps": _whole,
+    "max_seconds": _above_zero,
+    "idle_timeout": functools.partial(checks.number, least=0, optional=True),
+    "clip_norm": _above_zero,
+    "clip_value": _above_zero,
+}
+
+
+def value_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return which numbers of a section are out of range: message by key."""
+    problems = {}
+    for name in _VALUES.keys() & keywords.keys():
+        if checks.is_number(keywords[name]):  # what is no number is refused by type
+            try:
+                _VALUES[name](name, keywords[name])
+            except ConfigurationError as error:
+                problems[name] = str(error).removeprefix(f"{name} ")
+    return problems
 
 
 @functools.cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..hooks import CallbackList, History, ProgressBar, adapt
+from callbacks import CallbackList, History, ProgressBar, adapt
+
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .instantiate import instantiate
 

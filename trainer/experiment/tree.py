@@ -21,7 +21,10 @@ from .problems import ConfigErrors, Place, Problem, show
 Scalar = str | int | float | bool | None
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
+MAX_BYTES = 1 << 20
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+_TOO_MANY = f"expands to more than {MAX_VALUES:,} values"
+_TOO_LONG = f"is longer than {MAX_BYTES:,} bytes; a configuration names data and does not hold them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +93,14 @@ _RESOLVERS = (
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (PyYAML's own class attribute)
     depth = 0
+    count = 0
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node:
-        # stopped here, not later: PyYAML takes quadratic time and a frame or two for each level
+        # Stopped here, not later: PyYAML takes 20 us for a value, quadratic time and a frame or two for each level.
         self.depth += 1
+        self.count += 1
+        if self.count > 2 * MAX_VALUES:  # keys count too
+            raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.peek_event().start_mark)
         if self.depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, _TOO_DEEP, self.peek_event().start_mark)
         try:
@@ -128,10 +135,13 @@ def read_tree(path: Path) -> Node:
     """
     place = Place(str(path))
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigErrors([Problem(place, "", f"cannot be read: {reason}")]) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigErrors([Problem(place, "", _TOO_LONG)])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -154,8 +164,10 @@ def parse_tree(text: str, source: str, place: Place | None = None) -> Node:
     Raises:
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
             not plain data, values nested deeper than 50, anchors that contain themselves or expand to more than
-            100,000 values.
+            100,000 values, more than 1 MB of text.
     """
+    if len(text) > MAX_BYTES:
+        raise ConfigErrors([Problem(place or Place(source), "", _TOO_LONG)])
     try:
         loader = _Loader(text)
         try:
@@ -234,7 +246,7 @@ class _Converter:
         if depth > MAX_DEPTH:
             return self.add(node, path, _TOO_DEEP)
         if size > MAX_VALUES:
-            return self.add(node, path, f"expands to more than {MAX_VALUES:,} values")
+            return self.add(node, path, _TOO_MANY)
         self._measures[id(made)] = (size, depth)
         return made
 

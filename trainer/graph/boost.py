@@ -19,7 +19,14 @@ from mindspore import Parameter, ParameterTuple, mint, nn, ops
 from ..checks import is_number, number, refuse, whole
 from ..distributed.group import join
 from ..errors import ConfigurationError, did_you_mean
-from ..mindspore_internals.child_cells import copy_cell, hide, replace_child, share_parameters
+from ..mindspore_internals.cell_structure import (
+    cells_and_names,
+    children_of,
+    copy_cell,
+    hide,
+    replace_child,
+    share_parameters,
+)
 from ..state import Stateful
 
 logger = logging.getLogger(__name__)
@@ -194,7 +201,7 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
     """Return for each parameter whether it is a dense or convolution weight with more than one input."""
     weights = {
         id(cell.weight)
-        for _, cell in network.cells_and_names()
+        for _, cell in cells_and_names(network)
         if isinstance(cell, _CENTRALIZED) and int(np.prod(cell.weight.shape[1:])) > 1
     }
     return tuple(id(parameter) in weights for parameter in parameters)
@@ -277,7 +284,7 @@ def slice_optimizer(optimizer: nn.Cell, first: int) -> nn.Cell:
             hide(part, name, ParameterTuple(value[first:]))
         elif isinstance(value, tuple) and len(value) == count and _is_per_parameter(name, value):
             hide(part, name, value[first:])
-    for name, cell in optimizer.name_cells().items():
+    for name, cell in children_of(optimizer).items():
         if isinstance(cell, nn.CellList) and len(cell) == count:
             replace_child(part, name, nn.CellList(list(cell)[first:], auto_prefix=False))
     hide(part, "param_length", count - first)

@@ -13,22 +13,24 @@ from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
 from ..data.as_columns import Columns
+from ..data.batch_sizes import RowFilling, RowPadding
 from ..data.chunk import Chunk
 from ..data.column_checks import label_columns
 from ..data.feed import to_tensor
-from ..data.row_padding import RowFilling, RowPadding
+from ..data.ragged import ListTypes
+from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
-from ..mindspore_internals.compiled_programs import count_programs
-from ..mindspore_internals.compiling import compiling
-from ..mindspore_internals.eager_mode import operator_by_operator
-from ..mindspore_internals.moving_statistics import moving_statistics
-from ..mindspore_internals.onednn import limit_for_convolutions
-from ..mindspore_internals.patched_methods import finite_check_on_cpu
+from ..mindspore_internals.cell_structure import finite_check_on_cpu, moving_statistics, share_parameters
+from ..mindspore_internals.compilation import compiling, count_programs, drop_programs, drop_with
+from ..mindspore_internals.cpu_kernels import limit_for_convolutions
+from ..mindspore_internals.dict_networks import by_position
+from ..mindspore_internals.execution import operator_by_operator
+from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .filled_programs import FilledPrograms
-from .filled_rows import without_made_up
-from .graph_call import BatchSizes, Call, EagerCall, GraphCall
+from .class_range import ClassRange
+from .filled_programs import FilledPrograms, without_padding
+from .graph_call import BatchSizes, Call, EagerCall, EvaluationCall, GraphCall
 from .graph_errors import to_graph_error
 from .inference_programs import EvalStep, PredictStep
 from .modes import modes_put_back
@@ -40,7 +42,7 @@ from .runners import TrainRunner, inputs_of, single_runner, sunk_runner
 from .sunk_steps import OneStep, SunkSteps
 
 if TYPE_CHECKING:
-    from ..embedding.tables import SparseTables
+    from ..embedding.layers.network_tables import SparseTables
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,9 @@ class StepBuilder:
         self.options = options or StepOptions()
         self.boost = boost or Boost()
         self.steps_done = steps_done
-        self.make_call: Callable[[nn.Cell], Call] = GraphCall if compiled else EagerCall
+        self.compiled = compiled
+        self._cells: dict[int, nn.Cell] = {}  # of our own, by id: those with programs
+        drop_with(self, self._cells)
         # gradient functions that are made in graph mode compile what they are given
         self.making: Callable[[], Any] = contextlib.nullcontext if compiled else operator_by_operator
         limit_for_convolutions(network)
@@ -98,8 +102,16 @@ class StepBuilder:
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
         self.row_padding = RowPadding()
+        self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.filled = FilledPrograms(self)
         self._inferring: dict[int, Call] = {}
+        of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
+        self._class_range = ClassRange(*of_tasks) if self.label_count == len(of_tasks[0]) else None
+
+    @property
+    def training_program(self) -> nn.Cell | None:
+        """Cell of the training program built last, or None."""
+        return next(reversed([*self._single.values(), *self._sunk.values()]), self.step)
 
     @property
     def programs(self) -> int:
@@ -113,22 +125,41 @@ class StepBuilder:
         return 0 if self.tables is None else self.tables.reading_input_count
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
-        """Return the cell that trains one batch, built anew only when the options changed."""
+        """Return the cell that trains one batch; rebuilt when options or tables changed, its counters kept."""
         options = dataclasses.replace(options, keep_predictions=False)  # the step returns them in any case
-        if self.step is not None and options == self._step_options:
-            return self.step
+        previous = self.step
+        same_tables = not isinstance(previous, TrainStep) or previous.tables is self.tables
+        if previous is not None and options == self._step_options and same_tables:
+            return previous
         if self.optimizer is None:
             if self.loss_fn is not None:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
             self.step = CustomStep(self.network)
         else:
             self.step = self.make_step(self.forward, self.optimizer, options, tables=self.tables)
+            if isinstance(previous, TrainStep):
+                self._continue_counting(previous, self.step)
         self._step_options = options
         self.filled.forget_step()
+        unused = [cell for programs in (self._single, self._sunk) for cell in programs.values()]
+        drop_programs(self._cells.pop(id(cell), cell) for cell in unused)
         self._frozen.clear()
         self._single.clear()
         self._sunk.clear()
         return self.step
+
+    def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
+        """Let `step` count where `previous` did; bad steps become numbers of optimizer steps from the first one on."""
+        share_parameters(step, previous)
+        bad_steps, done = step.bad_steps.asnumpy(), self.steps_done()
+        shift = self._bad_step_offset(previous, done) - 1
+        overwrite(step.bad_steps, np.where(bad_steps < 0, bad_steps, bad_steps + shift).astype(bad_steps.dtype))
+        overwrite(step.steps_done, np.array(done, np.int32))
+
+    @staticmethod
+    def _bad_step_offset(step: TrainStep, global_step: int) -> int:
+        """Return what to add to the recorded bad steps; a step without a guard counts none, so they do not move."""
+        return global_step - int(step.steps_done.asnumpy()) + 1 if step.guard else 1
 
     def make_step(
         self, forward: nn.Cell, optimizer: nn.Cell, options: StepOptions, *, tables: SparseTables | None = None
@@ -137,6 +168,15 @@ class StepBuilder:
         statistics = moving_statistics(self.network)
         with self.making():
             return TrainStep(forward, optimizer, optimizer.parameters, options, statistics, tables)
+
+    def make_call(self, cell: nn.Cell) -> Call:
+        """Return what runs `cell`, compiled or operator by operator."""
+        if cell is not self.eval_network:  # programs of a user's own cell are released with that
+            self._cells[id(cell)] = cell
+        if not self.compiled:
+            return EagerCall(cell)
+        own = self.eval_network is not None and cell is self._evaluate and self.tables is None
+        return EvaluationCall(cell) if own else GraphCall(cell)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
         """Return the step that leaves the first `depth` parameters as they are; it counts where the whole one does."""
@@ -164,13 +204,26 @@ class StepBuilder:
         runners = {0: self._runner(options, size, sample, 0)}
         if len(self._depths) == 1:
             run = self.with_tables(runners[0])
-            return run if filling is None or size is not None else self.filled.train(run, options)
+            run = run if filling is None or size is not None else self.filled.train(run, options)
+            return self._with_class_range(run, options, size)
 
         def train(chunk: Chunk) -> StepOutputs:
-            depth = self.boost.freezing.next(self.steps_done(), "fill" in chunk.position)
+            depth = self.boost.freezing.next(self.steps_done(), bool(chunk.position.micro_batches))
             if depth not in runners:
                 runners[depth] = self._runner(options, size, sample, depth)
             return runners[depth](chunk)
+
+        return self._with_class_range(train, options, size)
+
+    def _with_class_range(self, run: TrainRunner, options: StepOptions, size: int | None) -> TrainRunner:
+        """Return what checks the class numbers of a chunk before it is trained on."""
+        check = self._class_range
+        if not check:
+            return run
+
+        def train(chunk: Chunk) -> StepOutputs:
+            check(chunk, lambda: self.compile(options, size, chunk) if self.compiled else None)
+            return run(chunk)
 
         return train
 
@@ -187,11 +240,14 @@ class StepBuilder:
         Raises:
             GraphError: MindSpore could not compile it.
         """
+        if self.tables is not None:  # their rows in the graph have the sizes of this chunk
+            self.tables.load(sample.sparse)
         for depth in self._depths:
             cell: nn.Cell = self._one_step(options, depth)
             leading = () if isinstance(cell, OneStep) else (Tensor(False),)
             if size is not None:
                 cell = self._sunk_steps(options, size, sample, depth)
+                self._cells[id(cell)] = cell
                 leading = (Tensor(size, mstype.int32), Tensor(False))
             with self.training(), compiling(cell):
                 cell.set_train(True)
@@ -244,15 +300,27 @@ class StepBuilder:
         run = self._inferring.get(id(cell))  # which keeps the cell, so no other one gets its id
         if run is None:
             run = self._inferring[id(cell)] = self.make_call(cell)
+        if self._class_range and cell is self._evaluate:
+            ours = self.eval_network is None  # a user's own cell does not tell the shapes that are checked
+            self._class_range(chunk, (lambda: self._compile_inference(cell, chunk)) if ours else None)
         try:
             outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
         if chunk.filled:
-            return without_made_up(outputs, chunk.num_samples, len(chunk.tensors[0]))
+            return without_padding(outputs, chunk.num_samples, len(chunk.tensors[0]))
         if cell is self._evaluate:
             self.filled.keep_for_trial(chunk, outputs)
         return outputs
+
+    def _compile_inference(self, cell: nn.Cell, chunk: Chunk) -> None:
+        if not self.compiled:
+            return
+        try:
+            with compiling(cell):
+                cell.compile(*chunk.tensors)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
 
     def apply(self, cell: nn.Cell, columns: Columns) -> Any:
         """Return, on the device, what a program that only reads gives for host columns."""
@@ -304,7 +372,7 @@ class StepBuilder:
         """Return the evaluation program: the user's, or one built from network and loss."""
         if self._evaluate is None:
             if self.eval_network is not None:
-                self._evaluate = self.eval_network
+                self._evaluate = by_position(self.eval_network)
             elif is_training_step(self.network):
                 raise ConfigurationError(
                     f"evaluate: {type(self.network).__name__} is a whole training step, so evaluating it would train "
@@ -341,7 +409,7 @@ class StepBuilder:
         """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
         if not isinstance(self.step, TrainStep):
             return []
-        offset = global_step - int(self.step.steps_done.asnumpy()) + 1
+        offset = self._bad_step_offset(self.step, global_step)
         return sorted(int(index) + offset for index in self.step.bad_steps.asnumpy() if index >= 0)
 
     @contextlib.contextmanager

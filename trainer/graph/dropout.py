@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..checkpoint.capture import DROPOUT_COUNTER
-from ..mindspore_internals.child_cells import replace_child
+from ..mindspore_internals.cell_structure import cells_and_names, children_of, replace_child
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
     """
     replaced: dict[int, StatelessDropout] = {}
     names = []
-    parents = [(name, parent) for name, parent in network.cells_and_names()]
+    parents = [(name, parent) for name, parent in cells_and_names(network)]
     for prefix, parent in parents:
-        for name, cell in list(parent.name_cells().items()):
+        for name, cell in list(children_of(parent).items()):
             whole = _WHOLE.get(type(cell))
             if whole is None or _keep_prob(cell) == 1:
                 continue
@@ -122,7 +122,7 @@ def drops(cell: nn.Cell) -> bool:
 
 def repeatable(network: nn.Cell) -> bool:
     """Return whether no cell of `network` drops entries by a random state that cannot be saved."""
-    return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in network.cells_and_names())
+    return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in cells_and_names(network))
 
 
 def _keep_prob(cell: Any) -> float:

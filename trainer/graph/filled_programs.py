@@ -1,23 +1,29 @@
-"""The programs for filled-up batches of one builder, and the trials that show whether they may be used."""
+"""Programs for batches that are padded with rows, and the trials that show whether they are exact.
+
+A trial is needed because custom networks do not show by their layers whether rows depend on each other.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mindspore import Tensor
 
 from ..data.as_columns import Columns
-from ..data.row_padding import RowFilling, filled_up, row_weights
-from ..mindspore_internals.compiled_programs import count_programs
-from ..mindspore_internals.moving_statistics import moving_statistics
+from ..data.batch_sizes import RowFilling, padded, row_weights, vary
+from ..data.feed import to_tensor
+from ..mindspore_internals.cell_structure import cells_and_names, moving_statistics, parameters_of
+from ..mindspore_internals.compilation import count_programs
 from ..mindspore_internals.shared_memory import overwrite
 from .boost import share_state
 from .dropout import drops
-from .filled_rows import FilledBatches, filled_forward, host_copies, tells, unfillable, without_made_up
-from .graph_call import GraphCall
 from .inference_programs import LARGE, EvalStep, TrialStep
 from .modes import modes_put_back
+from .row_losses import filled_forward, unfillable
 from .runners import TrainRunner, single_runner
 from .sunk_steps import OneStep
 
@@ -25,18 +31,19 @@ if TYPE_CHECKING:
     from mindspore import Parameter
 
     from ..data.chunk import Chunk
+    from ..state import StepOutputs
     from .builder import StepBuilder
     from .program import StepOptions, TrainStep
 
 
 class FilledPrograms:
-    """See the module's text.
+    """The programs for padded batches of one builder.
 
     Args:
-        builder: what builds the programs for batches as they are.
+        builder: builds the programs for batches as they are.
 
     Attributes:
-        training: which batches the training program is given filled up.
+        training: which batches are padded for the training program.
     """
 
     def __init__(self, builder: StepBuilder) -> None:
@@ -54,46 +61,46 @@ class FilledPrograms:
 
     @property
     def programs(self) -> int:
-        """Number of programs compiled so far, for trials as well."""
+        """Number of programs compiled so far, including those of trials."""
         return self._tried + sum(count_programs(cell) for cell in (self._evaluate, self._step) if cell is not None)
 
     def forget_step(self) -> None:
-        """Build the training step anew when it is needed, because the one for batches as they are was."""
+        """Build the training step again when it is next needed, as the one for unpadded batches was."""
         self._step = None
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Which batches of evaluations are filled up; None where the program is not ours, or not compiled.
+        """Which batches of evaluations are padded; None for a program of the user's own, or one not compiled.
 
-        None with several processes as well: each would decide by batches of its own, but tables ask all of them.
+        None with several processes as well: each would decide by batches of its own, but tables need all of them.
         """
         builder = self._builder
-        ours = builder.eval_network is None and builder.make_call is GraphCall and not builder.forward.several
+        ours = builder.eval_network is None and builder.compiled and not builder.forward.several
         return self._evaluation if ours and builder.options.exchange is None else None
 
     def evaluate_cell(self) -> EvalStep:
-        """Return the evaluation program for batches that were filled up."""
+        """Return the evaluation program for padded batches."""
         if self._evaluate is None:
             self._evaluate = EvalStep(self._forward, self._builder.table_inputs)
         self._evaluate.set_train(False)
         return self._evaluate
 
     def begin_evaluation(self) -> None:
-        """Forget a batch that an evaluation which failed has left."""
+        """Forget the batch of an evaluation that failed."""
         self._odd = None
 
     def keep_for_trial(self, chunk: Chunk, outputs: Any) -> None:
-        """Keep an evaluated batch and its outputs if it is one to try filling up with."""
+        """Keep an evaluated batch and its outputs if the trial can be run on it."""
         filling = self.evaluation
         if filling is None or filling.exact is not None or self._odd is not None:
             return
-        if filling.odd(chunk.num_samples) and tells(chunk):
+        if filling.odd(chunk.num_samples) and _has_rows(chunk) and vary(chunk.arrays):
             self._odd = chunk.arrays, host_copies(outputs)
 
     def try_evaluation(self) -> None:
-        """Find out, once, whether filled-up batches are evaluated to the same; after an evaluation, in its mode."""
+        """Run the trial of evaluation once, after an evaluation and in its mode."""
         if self._odd is None:
             return
         (columns, plain), self._odd = self._odd, None
@@ -103,23 +110,24 @@ class FilledPrograms:
     def _try(self, filling: RowFilling, plain: Any, cell: EvalStep | TrialStep, columns: Columns, rows: int) -> None:
         size = filling.size_for(rows)
         try:
-            outputs = self._builder.apply(cell, (*filled_up(columns, size), row_weights(rows, size)))
+            outputs = self._builder.apply(cell, (*padded(columns, size), row_weights(rows, size)))
         except Exception as error:  # a network for this number of rows only
             filling.refuse(f"batches of {size} rows fail: {type(error).__name__}")
             return
-        outputs, gradients = without_made_up(outputs[:3], rows, size), outputs[3:]  # whose axis 0 is not that of rows
+        # axis 0 of gradients is not that of rows
+        outputs, gradients = without_padding(outputs[:3], rows, size), outputs[3:]
         filling.decide(plain, host_copies((*outputs, *gradients)))
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train(self, run: TrainRunner, options: StepOptions) -> FilledBatches:
-        """Return what trains single batches: odd ones filled up, all others by `run`."""
+        """Return a runner of single batches: odd ones are padded, all others go to `run`."""
         tables = self._builder.tables
         inputs = 0 if tables is None else tables.input_count
         return FilledBatches(run, lambda: self._runner(options), self._try_training, self.training, inputs)
 
     def _runner(self, options: StepOptions) -> TrainRunner:
-        """Return what trains a batch that was filled up, by a step that counts and accumulates where the whole does."""
+        """Return the runner of padded batches, whose step shares counters and accumulation with the whole one."""
         builder = self._builder
         whole = builder.train_step(options)
         if self._step is None:
@@ -129,13 +137,13 @@ class FilledPrograms:
         return builder.with_tables(single_runner(builder.make_call(self._step), options))
 
     def _try_training(self, chunk: Chunk) -> None:
-        """Find out whether loss, prediction and gradients are the same for a batch that is filled up; trains nothing.
+        """Compare loss, prediction and gradients of a batch with those of the padded one; trains nothing.
 
-        Without dropout, which draws other masks each time. What the network changes by itself is put back, except
-        parameters of more than `LARGE` entries: that they change is noticed.
+        Dropout is off, because it draws other masks each time. Parameters that the network itself changes are put back,
+        except those of more than `LARGE` entries; any change refuses padding.
         """
         builder, network = self._builder, self._builder.network
-        own = [(p, _kept(p)) for p in network.get_parameters() if not p.requires_grad]
+        own = [(p, _kept(p)) for p in parameters_of(network) if not p.requires_grad]
         rows = [] if builder.tables is None else builder.tables.read_params
         cells = [
             TrialStep(forward, builder.optimizer.parameters, rows, builder.table_inputs)
@@ -144,7 +152,7 @@ class FilledPrograms:
         with modes_put_back(network):
             for cell in cells:
                 cell.set_train(True)
-            for _, cell in network.cells_and_names():
+            for _, cell in cells_and_names(network):
                 if drops(cell):
                     cell.set_train(False)
             try:
@@ -164,3 +172,74 @@ class FilledPrograms:
 def _kept(parameter: Parameter) -> bytes | int:
     value = np.ascontiguousarray(parameter.asnumpy())
     return value.tobytes() if value.size <= LARGE else zlib.crc32(value)
+
+
+def without_padding(outputs: Any, rows: int, size: int) -> Any:
+    """Return the first `rows` of outputs of a program for `size` rows, in tuples of any depth."""
+    if isinstance(outputs, tuple | list):
+        return tuple([without_padding(output, rows, size) for output in outputs])
+    if outputs.shape[:1] != (size,):
+        return outputs
+    return Tensor.from_numpy(np.array(outputs.asnumpy()[:rows]))
+
+
+def _has_rows(chunk: Chunk) -> bool:
+    """Return whether all columns have their rows on axis 0."""
+    return all(column.shape[:1] == (chunk.num_samples,) for column in chunk.arrays)
+
+
+def host_copies(outputs: Any) -> Any:
+    """Return copies on the host of a program's outputs, in tuples of any depth."""
+    if isinstance(outputs, tuple | list):
+        return tuple([host_copies(output) for output in outputs])
+    return np.array(outputs.asnumpy())
+
+
+def _pad_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
+    """Return a chunk of one batch with tensors of `size` rows, prepared ids among them, and the row weights."""
+    count = len(chunk.tensors) - table_inputs
+    columns = padded(tuple([column.asnumpy() for column in chunk.tensors[:count]]), size)
+    columns = (*columns, row_weights(chunk.num_samples, size))
+    return dataclasses.replace(
+        chunk,
+        tensors=(*map(to_tensor, columns), *chunk.tensors[count:]),
+        signature=(*[(column.shape, column.dtype) for column in columns], *chunk.signature[count:]),
+        filled=True,
+    )
+
+
+class FilledBatches:
+    """Trains batches of odd sizes padded, if that is exact, and the others as they are.
+
+    Args:
+        run: trains a batch as it is.
+        make: returns the runner for padded batches; called once.
+        try_out: runs the trial on a batch.
+        filling: which batches are odd.
+        table_inputs: number of the last tensors of a chunk, those that belong to tables.
+    """
+
+    def __init__(
+        self,
+        run: TrainRunner,
+        make: Callable[[], TrainRunner],
+        try_out: Callable[[Chunk], None],
+        filling: RowFilling,
+        table_inputs: int,
+    ) -> None:
+        self._run, self._make, self._try_out = run, make, try_out
+        self._filling, self._table_inputs = filling, table_inputs
+        self._run_filled: TrainRunner | None = None
+
+    def __call__(self, chunk: Chunk) -> StepOutputs:
+        """Train a chunk of one batch."""
+        filling, rows = self._filling, chunk.num_samples
+        if rows in filling.sizes or filling.exact is False or not _has_rows(chunk):
+            return self._run(chunk)
+        if filling.exact is None and vary(chunk.arrays):
+            self._try_out(chunk)
+        if not filling.exact:
+            return self._run(chunk)
+        if self._run_filled is None:
+            self._run_filled = self._make()
+        return self._run_filled(_pad_chunk(chunk, filling.size_for(rows), self._table_inputs))

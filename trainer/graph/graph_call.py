@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
 
-from ..mindspore_internals import graph_executor
-from ..mindspore_internals.compiling import compiling
-from ..mindspore_internals.eager_mode import operator_by_operator
+from ..mindspore_internals import execution
+from ..mindspore_internals.compilation import compiling
+from ..mindspore_internals.execution import await_operators, operator_by_operator
+from ..mindspore_internals.messages import LAMBDA, gist, is_of_lambda
 
 if TYPE_CHECKING:
+    from ..data.batch_sizes import RowFilling
     from ..data.chunk import Chunk
-    from ..data.row_padding import RowFilling
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class GraphCall:
         key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
         program = self._programs.get(key)
         if program is not None:
-            return graph_executor.run(program, tensors)
+            return execution.run(program, tensors)
         return self._slowly(key, tensors)
 
     def _slowly(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
@@ -63,15 +64,15 @@ class GraphCall:
                 outputs = self.cell.compile_and_run(*tensors)
             self.programs += 1
             self.seconds += time.perf_counter() - began
-            program = graph_executor.program_of(self.cell) if graph_executor.available() else None
+            program = execution.program_of(self.cell) if execution.available() else None
             self._unchecked[key] = program
-            if program in graph_executor.known_good:
+            if program in execution.known_good:
                 self._programs[key] = program
             return outputs
         program = self._unchecked[key]
         if program is None:
             return self.cell.compile_and_run(*tensors)
-        outputs, same = graph_executor.checked(self.cell, program, tensors)
+        outputs, same = execution.checked(self.cell, program, tensors)
         if same:
             self._programs[key] = program
         self._unchecked[key] = None
@@ -95,6 +96,51 @@ class EagerCall:
         """Return what the cell returns."""
         with operator_by_operator():
             return self.cell(*tensors)
+
+
+class EvaluationCall(GraphCall):
+    """Runs a user's evaluation cell as a graph, or operator by operator where MindSpore cannot compile it.
+
+    Args:
+        cell: the cell; it changes nothing, so that it may run a second time.
+    """
+
+    def __init__(self, cell: nn.Cell) -> None:
+        super().__init__(cell)
+        self._eager: EagerCall | None = None
+
+    def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
+        """Return what the cell returns."""
+        if self._eager is not None:
+            return self._eager(*tensors)
+        try:
+            return super().__call__(*tensors, like=like)
+        except Exception as error:
+            if self.programs:  # the cell compiles: the data are wrong
+                raise
+            eager = EagerCall(self.cell)
+            try:
+                outputs = eager(*tensors)
+                _wait_for(outputs)
+            except Exception:
+                await_operators()
+                raise error from None
+            logger.warning(
+                "eval_network %s cannot be compiled and runs operator by operator, many times slower: %s",
+                type(self.cell).__name__,
+                LAMBDA if is_of_lambda(error) else gist(str(error)),
+            )
+            self._eager = eager
+            return outputs
+
+
+def _wait_for(outputs: Any) -> None:
+    """Wait until eager outputs are there; the failure of an operator surfaces here."""
+    for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+        if isinstance(output, tuple | list):
+            _wait_for(output)
+        elif isinstance(output, Tensor):
+            output.asnumpy()
 
 
 Call = GraphCall | EagerCall

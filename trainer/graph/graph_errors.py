@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 
 from ..data.chunk import Chunk
 from ..errors import GraphError
-from ..mindspore_internals.messages import cannot_be_compiled, gist, is_of_lambda, place_in_network
+from ..mindspore_internals.messages import LAMBDA, cannot_be_compiled, gist, is_of_lambda, place_in_network
 
 logger = logging.getLogger(__name__)
 
-_LAMBDA = (
-    "MindSpore cannot compile a lambda that is written inside a call or another expression: it reads the source line, "
-    "which holds more than the lambda; use a method or a Cell in its place"
-)
-
+_TYPES = re.compile(r"\b(U?Int\d+|dtype|data type)\b", re.IGNORECASE)
 _UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operator by operator, many times slower"
 
 
@@ -29,7 +27,19 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     logger.debug("MindSpore's whole message: %s", error)
     text = str(error)
     place = place_in_network(text)
-    said = _LAMBDA if is_of_lambda(error) else gist(text) or type(error).__name__
+    of_lambda = is_of_lambda(error)
+    said = LAMBDA if of_lambda else gist(text) or type(error).__name__
     where = f" [{place}]" if place else ""
-    hint = _UNCOMPILED if cannot_be_compiled(text) else ""
+    hint = _UNCOMPILED if of_lambda or cannot_be_compiled(text) else _integers(text, chunk, shapes)
     return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {said}{where}{hint}")
+
+
+def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
+    """Return the cure where MindSpore complains of types and columns of several axes, such as images, are integers."""
+    if not _TYPES.search(text):
+        return ""
+    columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
+    names = [f"{name} ({array.dtype})" for name, array, shape in columns if array.dtype.kind in "iu" and len(shape) > 1]
+    if not names:
+        return ""
+    return f"; layers compute with floats, and {', '.join(names)} holds integers: x.astype(np.float32)"

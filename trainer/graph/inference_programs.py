@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from mindspore import Parameter, nn, ops
 from mindspore import dtype as mstype
 
-from .filled_rows import FilledForward
+from ..mindspore_internals.dict_networks import by_position
 from .program import Forward, to_float32
+from .row_losses import FilledForward
 
 LARGE = 1 << 20  # entries of what a trial does not copy to the host
 
@@ -30,12 +31,15 @@ class EvalStep(nn.Cell):
         """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
-        loss, prediction = self.forward(*columns)
+        loss, prediction = self._apply_forward(columns)
         if self.several:
             labels = columns[self.label :]
             losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
             return loss, prediction, labels, losses, rows
         return loss, prediction, columns[self.label]
+
+    def _apply_forward(self, columns):
+        return self.forward(*columns)
 
 
 class TrialStep(nn.Cell):
@@ -66,7 +70,7 @@ class TrialStep(nn.Cell):
         """Return (loss [], prediction, label, gradients...), float32: norms along axis 0 for large ones and rows."""
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
-        (loss, prediction), gradients = self.value_and_grad(*columns)
+        (loss, prediction), gradients = self._differentiate(columns)
         outputs = (loss, prediction, columns[self.label])
         for index, gradient in enumerate(gradients):
             gradient = ops.cast(gradient, mstype.float32)
@@ -75,13 +79,16 @@ class TrialStep(nn.Cell):
             outputs += (gradient,)
         return outputs
 
+    def _differentiate(self, columns):
+        return self.value_and_grad(*columns)
+
 
 class PredictStep(nn.Cell):
     """The network alone: input columns in, predictions out, float32 whatever the amp level."""
 
     def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
+        self.network = by_position(network)
         self.cast_outputs = cast
         self.table_inputs = table_inputs
 
@@ -89,7 +96,10 @@ class PredictStep(nn.Cell):
         """Return the network's output."""
         if self.table_inputs:
             inputs = inputs[: -self.table_inputs]
-        outputs = self.network(*inputs)
+        outputs = self._apply_network(inputs)
         if self.cast_outputs:
             outputs = to_float32(outputs)
         return outputs
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)

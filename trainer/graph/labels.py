@@ -1,14 +1,18 @@
-"""Labels in the dtype that a loss takes, and a word about shapes that MindSpore would broadcast in silence."""
+"""Labels in the dtype and the shape that a loss compares predictions with."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
+import weakref
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
+
+from ..mindspore_internals.execution import await_operators, operator_by_operator
 
 logger = logging.getLogger(__name__)
 
@@ -16,10 +20,12 @@ CLASSES, VALUES, OTHER = 2, 1, 0
 _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 _VALUE_LOSSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MAELoss, nn.MSELoss, nn.RMSELoss),
-    *(nn.SmoothL1Loss, nn.SoftMarginLoss),
+    *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SmoothL1Loss, nn.SoftMarginLoss),
 )
 _numbers = itertools.count()
 _said: set[tuple[int, str]] = set()
+_casts: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # graph code passes on numbers alone
+_shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of label and prediction, by number
 
 
 def kind_of(loss_fn: Any) -> int:
@@ -37,10 +43,14 @@ def takes_class_numbers(loss_fn: Any) -> str | None:
 
 
 class LabelCast(nn.Cell):
-    """Gives a label the dtype that one of MindSpore's losses takes; what was changed is logged once a cell.
+    """Gives labels the dtype and shape that a loss compares predictions with; a change is logged once per cell.
 
-    Class numbers of any integer dtype, or bool, become int32; values that are integers or bool the prediction's dtype.
-    Labels that are floats, and those of a loss that is not MindSpore's own, stay as they are.
+    Of MindSpore's own losses: class numbers of any integer dtype, or bool, become int32; values that are integers or
+    bool get the prediction's dtype. Labels that are floats keep theirs, as do those of any other loss.
+
+    A label [N] of a prediction [N, 1], or the other way round, gets the prediction's shape where the loss compares
+    values: MindSpore would broadcast both to [N, N]. Another loss than MindSpore's is tried out on two rows: it
+    broadcasts if exchanging the labels of both changes nothing, or if it fails for these shapes alone.
 
     Args:
         loss_fn: the loss.
@@ -55,20 +65,45 @@ class LabelCast(nn.Cell):
     def __init__(self, loss_fn: Any) -> None:
         super().__init__(auto_prefix=False)
         self.kind = kind_of(loss_fn)
-        self.loss = type(loss_fn).__name__
+        self.values = self.kind == VALUES
+        self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
+        object.__setattr__(self, "loss_fn", loss_fn)  # not a child: its parameters belong to the cell that runs it
+        _casts[self.number] = self
+        weakref.finalize(self, _shapes.pop, self.number, None)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Shapes of label and prediction in the newest program; None before one is compiled."""
+        return _shapes.get(self.number)
 
     def construct(self, label, prediction):
         """Return the label; graph code."""
         if self.kind == OTHER:
-            return label
+            return self.matched((label,), prediction)[0]
         if not isinstance(prediction, Tensor):
             raise TypeError(
                 f"{self.loss} takes one prediction, and the network returns several outputs; return one, or pass "
                 "MultiTaskLoss or a loss cell of your own, which is given all of them"
             )
         dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
+        if self.values:
+            label = ops.reshape(label, _wanted_shape(self.number, self.loss, *shapes))
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
+
+    def matched(self, labels, prediction):
+        """Return all columns that go to a loss, in the prediction's shape where the loss broadcasts; graph code."""
+        if self.kind != OTHER or not isinstance(prediction, Tensor):
+            return labels
+        shapes, dtypes = (), ()
+        for label in labels:
+            shapes += (label.shape,)
+            dtypes += (label.dtype,)
+        wanted = _wanted_shapes(self.number, self.loss, shapes, dtypes, prediction.shape)
+        made = ()
+        for index, label in enumerate(labels):
+            made += (ops.reshape(label, wanted[index]),)
+        return made
 
 
 def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
@@ -82,12 +117,7 @@ def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
 @ops.constexpr
 def _wanted_dtype(kind, number, loss, dtypes, shapes):
     (received, predicted), (label, prediction) = dtypes, shapes
-    if kind == VALUES and len(label) != len(prediction) and math.prod(label) == math.prod(prediction):
-        text = (
-            "labels have the shape %s and predictions %s: %s compares each prediction with each label, or fails; give "
-            "both one shape, e.g. labels[:, None] or prediction.squeeze(1)"
-        )
-        _say(number, logging.WARNING, "broadcast", text, list(label), list(prediction), loss)
+    _shapes[number] = shapes
     if received in _FLOATS:
         return received
     if kind == VALUES or len(label) == len(prediction):
@@ -97,3 +127,66 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     if wanted != received:
         _say(number, logging.INFO, "cast", "labels are converted from %s to %s, which %s takes", received, wanted, loss)
     return wanted
+
+
+@ops.constexpr
+def _wanted_shape(number, loss, label, prediction):
+    if not _differ_by_ones(label, prediction):
+        return label
+    _say_shape(number, loss, label, prediction)
+    return prediction
+
+
+@ops.constexpr
+def _wanted_shapes(number, loss, labels, dtypes, prediction):
+    _shapes[number] = labels[0], prediction
+    if not _differ_by_ones(labels[0], prediction):
+        return labels
+    with operator_by_operator():
+        broadcasts = _broadcasts(_casts[number].loss_fn, labels, dtypes, prediction)
+    if broadcasts is None:
+        text = "labels have the shape %s and predictions %s; does %s broadcast them? Give both one shape"
+        _say(number, logging.WARNING, "shape", text, list(labels[0]), list(prediction), loss)
+    if not broadcasts:
+        return labels
+    _say_shape(number, loss, labels[0], prediction)
+    return tuple([prediction if _differ_by_ones(label, prediction) else label for label in labels])
+
+
+def _differ_by_ones(label, prediction) -> bool:
+    """Return whether shapes differ by axes of length 1 behind that of several rows."""
+    if len(label) == len(prediction) or not label or not prediction or label[0] != prediction[0] or label[0] == 1:
+        return False
+    return [n for n in label if n != 1] == [n for n in prediction if n != 1]
+
+
+def _say_shape(number, loss, label, prediction) -> None:
+    text = "labels get the shape %s of the predictions instead of %s: %s would compare each row with every other one"
+    _say(number, logging.INFO, "shape", text, list(prediction), list(label), loss)
+
+
+def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
+    """Return whether a loss broadcasts labels and predictions of such shapes; None where that cannot be told."""
+    rows = np.array([0, 1], np.float32)
+    shape = (2, *prediction[1:])
+    # fixed fractions, all different: exchanging the labels of two rows has to change a loss that pairs them
+    predicted = np.linspace(0.3, 0.7, math.prod(shape), dtype=np.float32).reshape(shape)
+
+    def value(first, shapes) -> float | None:
+        columns = [first, *[np.ones(2, np.float32)] * (len(shapes) - 1)]
+        tensors = [
+            Tensor(np.broadcast_to(column.reshape(2, *[1] * (len(shape) - 1)), (2, *shape[1:])).copy()).astype(dtype)
+            for column, shape, dtype in zip(columns, shapes, dtypes, strict=True)
+        ]
+        call = loss.construct if isinstance(loss, nn.Cell) else loss
+        try:
+            return float(np.mean(call(Tensor(predicted), *tensors).asnumpy()))
+        except Exception:
+            await_operators()
+            return None
+
+    before, after = value(rows, labels), value(rows[::-1], labels)
+    if before is not None and after is not None:
+        return math.isclose(before, after, rel_tol=1e-5, abs_tol=1e-7)
+    fits = value(rows, [prediction if _differ_by_ones(label, prediction) else label for label in labels])
+    return None if fits is None else True

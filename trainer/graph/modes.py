@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from mindspore import nn
 
+from ..mindspore_internals.cell_structure import cells_and_names
+
 
 @contextlib.contextmanager
 def modes_put_back(*roots: nn.Cell) -> Iterator[None]:
     """Put the modes of all cells back as they were."""
-    cells = [cell for root in roots for _, cell in root.cells_and_names()]
+    cells = [cell for root in roots for _, cell in cells_and_names(root)]
     modes = [cell.training for cell in cells]
     try:
         yield

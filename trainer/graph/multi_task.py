@@ -24,8 +24,8 @@ class MultiTaskLoss(nn.Cell):
         )
 
     The network returns a dict of predictions by task, a tuple or list in the order of `losses`, or a tensor [N, tasks]
-    with a column for each (of one task, any tensor). Each task has a
-    label column, the last columns of the data in the same order; where columns have names, they are found by them.
+    with a column for each (of one task, any tensor). Each task has a label column: where columns have names, the one
+    named as the task or as `labels` says; in a tuple of arrays, the last ones in the order of `losses`.
     Metrics are named by task: ``click_auc``, ``buy_auc``; losses ``click_loss``, ``buy_loss``.
 
     A masked task, or one whose NaN labels are left out, needs a loss of one value per row (``reduction="none"``); its
@@ -150,9 +150,9 @@ class MultiTaskLoss(nn.Cell):
             rows = prediction.shape[0]
             if self.leaves_out(place):
                 counted = self._counted(place, labels)
-                if self.ignores_nan[place]:
-                    missing = ops.isnan(ops.cast(label, mstype.float32))
-                    label = ops.select(missing, ops.zeros_like(label), label)
+                # nothing of a label that does not count reaches the loss: NaN times 0 is NaN
+                kept = ops.reshape(counted, (rows,) + (1,) * (label.ndim - 1)) > 0
+                label = ops.select(ops.broadcast_to(kept, label.shape), label, ops.zeros_like(label))
                 each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
                 count = counted.sum()
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(count, 1.0),)

@@ -9,8 +9,9 @@ from typing import Any
 from mindspore import experimental, nn
 
 from .. import checks
-from ..embedding.embedding_cells import embedding_cells
+from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
+from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
 from .optimizers import PLACEHOLDER
 from .precision import device_target
 
@@ -32,6 +33,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         raise ConfigurationError(f"loss_fn takes a Cell, a function or None; received {_kind(loss_fn)}")
     if eval_network is not None and not isinstance(eval_network, nn.Cell):
         raise ConfigurationError(f"eval_network takes a Cell or None; received {_kind(eval_network)}")
+    _check_methods(network)
     _check_names(network)
     if optimizer is None:
         return
@@ -50,8 +52,8 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
             f"optimizer: {type(network).__name__} already holds an optimizer; pass the inner network with loss_fn and "
             "optimizer, or the training cell alone"
         )
-    own = {id(parameter) for parameter in network.get_parameters()}
-    own |= {id(parameter) for parameter in loss_fn.get_parameters()} if isinstance(loss_fn, nn.Cell) else set()
+    own = {id(parameter) for parameter in parameters_of(network)}
+    own |= {id(parameter) for parameter in parameters_of(loss_fn)} if isinstance(loss_fn, nn.Cell) else set()
     if not any(id(parameter) in own or parameter.name == PLACEHOLDER for parameter in optimizer.parameters):
         raise ConfigurationError(
             "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
@@ -59,9 +61,21 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         )
 
 
+def _check_methods(network: nn.Cell) -> None:
+    """Refuse a cell that holds a value under the name of a method which MindSpore itself calls while it compiles."""
+    for name in ("add_flags_recursive", "cells", "cells_and_names", "name_cells", "set_train"):
+        if not callable(getattr(network, name)):
+            raise ConfigurationError(
+                f"network: {type(network).__name__}.{name} is {_kind(getattr(network, name))}, and MindSpore calls the "
+                f"method of that name; rename the attribute"
+            )
+    for child in children_of(network).values():
+        _check_methods(child)
+
+
 def _check_names(network: nn.Cell) -> None:
     named: dict[str, Any] = {}
-    for parameter in network.trainable_params():
+    for parameter in trainable_parameters(network):
         if named.setdefault(parameter.name, parameter) is not parameter:
             raise ConfigurationError(
                 f"network: two parameters are named {parameter.name!r}, as happens where auto_prefix=False joins "
@@ -98,7 +112,7 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
 def is_training_step(network: nn.Cell) -> bool:
     """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
     return isinstance(network, nn.TrainOneStepCell) or any(
-        isinstance(cell, _OPTIMIZERS) for _, cell in network.cells_and_names()
+        isinstance(cell, _OPTIMIZERS) for _, cell in cells_and_names(network)
     )
 
 

@@ -37,7 +37,8 @@ class OpenWindow:
     def parameters(self) -> dict[str, Parameter]:
         """Return what holds the gathered gradients, and the moving statistics from before them, by name.
 
-        Gradients of sparse tables are not among them: they belong to rows, see `trainer.embedding.open_rows`.
+        Gradients of sparse tables are not among them: they belong to rows, see
+        `trainer.embedding.layers.open_accumulation`.
         """
         step = self._step
         if step is None:
@@ -59,4 +60,4 @@ class OpenWindow:
         for saved, buffer in zip(step.saved, step.buffers, strict=True):
             overwrite(saved, buffer.asnumpy())
         if step.tables is not None and not keep_count:
-            step.tables.go_on_with({})
+            step.tables.resume_accumulation({})

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from ..embedding.row_optimizers import RowOptimizer
+from ..embedding.layers.row_optimizer import RowOptimizer
 from ..errors import ConfigurationError, did_you_mean
+from ..mindspore_internals.cell_structure import parameters_of, trainable_parameters
 
 PLACEHOLDER = "trainer.no_dense_parameter"
 
@@ -42,7 +43,7 @@ class OptimizerGroups(nn.Cell):
             raise ConfigurationError(f"optimizer: {', '.join(twice)} is in two of the optimizers")
         trained = {id(parameter) for parameter in self.parameters}
         for place, one in enumerate(optimizers):
-            for parameter in one.get_parameters():
+            for parameter in parameters_of(one):
                 if id(parameter) not in trained:  # each calls its own "learning_rate", "global_step" and so on
                     parameter.name = f"group_{place}.{parameter.name}"
         ends = np.cumsum([len(one.parameters) for one in optimizers]).tolist()
@@ -72,7 +73,7 @@ class OptimizerGroups(nn.Cell):
 
 def dense_parameters(network: nn.Cell) -> list[Parameter]:
     """Return the network's trainable parameters; where all are in sparse tables, a placeholder, which nothing reads."""
-    return network.trainable_params() or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
+    return trainable_parameters(network) or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
 
 
 def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
@@ -93,7 +94,7 @@ def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
         return optimizer
     if not isinstance(network, nn.Cell):
         return None  # the check of the network says what is wrong
-    dense = network.trainable_params()
+    dense = trainable_parameters(network)
     parameters = dense_parameters(network)
     if isinstance(optimizer, RowOptimizer):
         if dense:

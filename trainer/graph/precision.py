@@ -17,10 +17,9 @@ from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import is_number, number
-from ..embedding.embedding_cells import embedding_cells
+from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError, did_you_mean
-from ..mindspore_internals.amp_marks import foreign_conversion
-from ..mindspore_internals.child_cells import hide, replace_child
+from ..mindspore_internals.cell_structure import cells_and_names, children_of, foreign_conversion, hide, replace_child
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ def _cast(value, dtype):
 
 def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
     """Return the classes of recurrent cells, where a network has any, and say that they stay in float32."""
-    found = {type(cell).__name__ for _, cell in network.cells_and_names() if isinstance(cell, RECURRENT)}
+    found = {type(cell).__name__ for _, cell in cells_and_names(network) if isinstance(cell, RECURRENT)}
     if found:
         logger.info("%s: kept in float32, which MindSpore cannot lower", ", ".join(sorted(found)))
     return RECURRENT if found else ()
@@ -196,7 +195,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
 
 
 def _lower_listed(network: nn.Cell, precision: Precision) -> None:
-    for name, cell in list(network.name_cells().items()):
+    for name, cell in list(children_of(network).items()):
         if isinstance(cell, RECURRENT):
             continue
         if isinstance(cell, precision.white_list):
@@ -214,7 +213,7 @@ def _lower_all_but(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any
 
 
 def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
-    for name, cell in list(network.name_cells().items()):
+    for name, cell in list(children_of(network).items()):
         if isinstance(cell, keep):
             cell.to_float(mstype.float32)
             replace_child(network, name, CastOutput(cell, dtype))

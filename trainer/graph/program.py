@@ -6,6 +6,9 @@ needs besides the network lives here once: loss scale, accumulation, clipping, t
 All of it is compiled anew for each program. Branches on a cell's own flags are decided by the parser and cost nothing;
 branches on shapes, dtypes, types and lengths, and slices of tuples, cost 4 to 7 ms each, more where code follows them
 in the same function.
+
+In a function with `*columns` nothing is called with a star: MindSpore 2.10 would keep such a cell, and all it refers
+to, for the life of the process. A method that takes the tuple makes the call.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
+from ..mindspore_internals.dict_networks import by_position
 from .finite import AllFinite
 from .labels import LabelCast
 from .losses import fused_loss
@@ -67,13 +71,14 @@ def _scalar(value: float, dtype: Any, name: str) -> Parameter:
 class Forward(nn.Cell):
     """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
 
-    With a loss function the last `labels` columns go to it, after the prediction; without one the network receives
+    With a loss function the last `labels` columns go to it, after the prediction; with 0 it is given the prediction
+    alone. Without one the network receives
     every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
 
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
+        self.network = by_position(network)
         self.loss_fn = fused_loss(loss_fn)
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
@@ -86,22 +91,26 @@ class Forward(nn.Cell):
     def construct(self, *columns):
         """Return (loss [], prediction)."""
         if self.has_loss_fn:
-            prediction = self.network(*columns[: -self.labels])
+            prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
             if self.several:
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = to_float32(prediction)
-            if self.labels == 1:  # noqa: SIM108 (a branch of one expression is not decided by the parser)
+            if self.labels == 1:
                 labels = (self.label_cast(columns[-1], prediction),)
-            else:
+            elif self.labels == 0:
+                labels = ()
+            elif self.several:
                 labels = columns[-self.labels :]
+            else:
+                labels = self.label_cast.matched(columns[-self.labels :], prediction)
             if self.apart and self.training:
                 return self.loss_fn.task_losses(prediction, labels)[0], prediction
-            loss = self.loss_fn(prediction, *labels)
+            loss = self._apply_loss(prediction, labels)
             if self.training:
                 return _scalar_loss(loss), prediction
             return ops.mean(loss), prediction
-        outputs = self.network(*columns)
+        outputs = self._apply_network(columns)
         if self.cast_outputs:
             outputs = to_float32(outputs)
         if isinstance(outputs, tuple):
@@ -109,6 +118,12 @@ class Forward(nn.Cell):
                 return _scalar_loss(outputs[0]), outputs[1]
             return _scalar_loss(outputs[0]), outputs[0]
         return _scalar_loss(outputs), outputs
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)
+
+    def _apply_loss(self, prediction, labels):
+        return self.loss_fn(prediction, *labels)
 
     def rows(self, columns):
         """Return the number of rows; graph code."""
@@ -160,7 +175,7 @@ class TrainStep(nn.Cell):
         parameters: the parameters to differentiate, in the optimizer's order.
         options: see `StepOptions`.
         buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
-        tables: the network's sparse tables (`trainer.embedding.tables.SparseTables`), or None.
+        tables: the network's sparse tables (`trainer.embedding.layers.network_tables.SparseTables`), or None.
     """
 
     def __init__(
@@ -225,14 +240,17 @@ class TrainStep(nn.Cell):
 
     def _scaled_loss(self, *columns):
         if self.exchange is not None:
-            loss, prediction = self.forward(*columns[:-1])
+            loss, prediction = self._apply_forward(columns[:-1])
             weighed = self.exchange.weigh(loss, columns[-1])
         else:
-            loss, prediction = self.forward(*columns)
+            loss, prediction = self._apply_forward(columns)
             weighed = loss
         if self.scaler is not None:
             return self.scaler.scale(weighed), loss, prediction
         return weighed, loss, prediction
+
+    def _apply_forward(self, columns):
+        return self.forward(*columns)
 
     def construct(self, flush, *columns):
         """Train one batch; `flush` (bool scalar) closes an accumulation window early. Returns (loss, prediction)."""
@@ -381,10 +399,13 @@ class CustomStep(nn.Cell):
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
-        self.step = step
+        self.step = by_position(step)
 
     def construct(self, flush, *columns):
         """Train one batch; returns (loss, what the step returned). Of a tuple of outputs the first is the loss."""
-        outputs = self.step(*columns)
+        outputs = self._apply_step(columns)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         return ops.mean(loss), outputs
+
+    def _apply_step(self, columns):
+        return self.step(*columns)

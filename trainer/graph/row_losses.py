@@ -1,4 +1,4 @@
-"""MindSpore's own losses row by row, so that made-up rows of a batch weigh exactly nothing."""
+"""MindSpore's own losses with row weights, so that padding weighs exactly nothing; the forward that has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-# What gives the values that a loss of each class averages or adds up.
+from .program import Forward, to_float32
+
+# The values that a loss of each class averages or adds up.
 _EACH: dict[type, Callable[[Any], nn.Cell]] = {
     nn.BCELoss: lambda loss: nn.BCELoss(reduction="none"),
     nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none"),
@@ -78,3 +80,51 @@ def _reduction(loss_fn: Any) -> str:
     if stated is not None:
         return stated
     return "mean" if loss_fn.average or not loss_fn.reduce else "sum"
+
+
+class FilledForward(nn.Cell):
+    """A `Forward` for padded batches: its loss is that of the rows that count, its prediction has all rows.
+
+    The last column, after the label, has the row weights: float32 [rows], 1 or 0.
+
+    Args:
+        forward: of a network with one label.
+        rows_loss: its loss, as `row_loss` returns it.
+    """
+
+    several = False
+
+    def __init__(self, forward: Forward, rows_loss: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = forward.network
+        self.label_cast = forward.label_cast
+        self.cast_outputs = forward.cast_outputs
+        self.rows_loss = rows_loss
+        self.label = -2
+
+    def construct(self, *columns):
+        """Return (loss [], prediction)."""
+        prediction = self._apply_network(columns[:-2])
+        if self.cast_outputs:
+            prediction = to_float32(prediction)
+        label = self.label_cast(columns[-2], prediction)
+        return self.rows_loss(prediction, label, columns[-1]), prediction
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)
+
+    def rows(self, columns):
+        """Return the number of rows that count; graph code."""
+        return ops.sum(columns[-1])
+
+
+def filled_forward(forward: Forward, loss_fn: Any) -> FilledForward | None:
+    """Return the forward for padded batches; None if the loss cannot leave rows out."""
+    rows_loss = row_loss(loss_fn) if forward.has_loss_fn and forward.labels == 1 else None
+    return None if rows_loss is None else FilledForward(forward, rows_loss)
+
+
+def unfillable(loss_fn: Any) -> str:
+    """Return why batches with this loss cannot be padded, for the log."""
+    kind = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else "the loss"
+    return f"{kind} is not known to give a loss for each row" if loss_fn is not None else "the network returns its loss"

@@ -19,6 +19,9 @@ class OneStep(nn.Cell):
 
     def construct(self, *columns):
         """Train one batch; returns (loss, prediction)."""
+        return self._apply_step(columns)
+
+    def _apply_step(self, columns):
         return self.step(False, *columns)
 
 
@@ -53,7 +56,7 @@ class SunkSteps(nn.Cell):
                 columns = ()
                 for column in stacked:
                     columns += (ops.gather(column, index, 0),)
-                loss, _ = self.step(ops.logical_and(flush, index == last), *columns)
+                loss = self._apply_step(ops.logical_and(flush, index == last), columns)[0]
                 losses = _put(losses, index, loss)
                 index = index + 1
             return losses, losses
@@ -62,11 +65,14 @@ class SunkSteps(nn.Cell):
             columns = ()
             for column in stacked:
                 columns += (ops.gather(column, index, 0),)
-            loss, prediction = self.step(ops.logical_and(flush, index == last), *columns)
+            loss, prediction = self._apply_step(ops.logical_and(flush, index == last), columns)
             losses = _put(losses, index, loss)
             predictions = _put(predictions, index, prediction)
             index = index + 1
         return losses, predictions
+
+    def _apply_step(self, flush, columns):
+        return self.step(flush, *columns)
 
 
 def _put(stacked, index, value):

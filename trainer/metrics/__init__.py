@@ -7,80 +7,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..hooks import lazy_names
+from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .adapters import BySlice
-    from .binary_metrics import Auc, BinaryMetrics, Calibration, NormalizedEntropy
-    from .classes import Accuracy, LogLoss
-    from .ranking import Gauc, HitRateAtK, Ndcg, RecallAtK
-    from .registry import (
-        Loss,
-        WeightedMean,
-        clear_metrics,
-        get_metrics,
-        metric_names,
-        numbers,
-        read_metric,
-        read_metrics,
-        update_metrics,
-    )
-    from .regression import R2, Bias, Mae, Rmse
-    from .window_metric import WindowMetric
+    from .adapters import BySlice as BySlice
+    from .binary import Auc as Auc
+    from .binary import BinaryMetrics as BinaryMetrics
+    from .binary import Calibration as Calibration
+    from .binary import NormalizedEntropy as NormalizedEntropy
+    from .classes import Accuracy as Accuracy
+    from .classes import LogLoss as LogLoss
+    from .loss import Loss as Loss
+    from .loss import WeightedMean as WeightedMean
+    from .ranking import Gauc as Gauc
+    from .ranking import HitRateAtK as HitRateAtK
+    from .ranking import Ndcg as Ndcg
+    from .ranking import RecallAtK as RecallAtK
+    from .registry import clear_metrics as clear_metrics
+    from .registry import get_metrics as get_metrics
+    from .registry import metric_names as metric_names
+    from .registry import numbers as numbers
+    from .registry import read_metric as read_metric
+    from .registry import read_metrics as read_metrics
+    from .registry import update_metrics as update_metrics
+    from .regression import R2 as R2
+    from .regression import Bias as Bias
+    from .regression import Mae as Mae
+    from .regression import PoissonDeviance as PoissonDeviance
+    from .regression import Rmse as Rmse
+    from .window_metric import WindowMetric as WindowMetric
 
-_HOMES = {
-    "Accuracy": ".classes",
-    "Auc": ".binary_metrics",
-    "Bias": ".regression",
-    "BinaryMetrics": ".binary_metrics",
-    "BySlice": ".adapters",
-    "Calibration": ".binary_metrics",
-    "Gauc": ".ranking",
-    "HitRateAtK": ".ranking",
-    "LogLoss": ".classes",
-    "Loss": ".registry",
-    "Mae": ".regression",
-    "Ndcg": ".ranking",
-    "NormalizedEntropy": ".binary_metrics",
-    "R2": ".regression",
-    "RecallAtK": ".ranking",
-    "Rmse": ".regression",
-    "WeightedMean": ".registry",
-    "WindowMetric": ".window_metric",
-    "clear_metrics": ".registry",
-    "get_metrics": ".registry",
-    "metric_names": ".registry",
-    "numbers": ".registry",
-    "read_metric": ".registry",
-    "read_metrics": ".registry",
-    "update_metrics": ".registry",
+_NAMES = {
+    ".adapters": ("BySlice",),
+    ".binary": ("Auc", "BinaryMetrics", "Calibration", "NormalizedEntropy"),
+    ".classes": ("Accuracy", "LogLoss"),
+    ".loss": ("Loss", "WeightedMean"),
+    ".ranking": ("Gauc", "HitRateAtK", "Ndcg", "RecallAtK"),
+    ".registry": (
+        *("clear_metrics", "get_metrics", "metric_names", "numbers"),
+        *("read_metric", "read_metrics", "update_metrics"),
+    ),
+    ".regression": ("R2", "Bias", "Mae", "PoissonDeviance", "Rmse"),
+    ".window_metric": ("WindowMetric",),
 }
-__all__ = [
-    "R2",
-    "Accuracy",
-    "Auc",
-    "Bias",
-    "BinaryMetrics",
-    "BySlice",
-    "Calibration",
-    "Gauc",
-    "HitRateAtK",
-    "LogLoss",
-    "Loss",
-    "Mae",
-    "Ndcg",
-    "NormalizedEntropy",
-    "RecallAtK",
-    "Rmse",
-    "WeightedMean",
-    "WindowMetric",
-    "clear_metrics",
-    "get_metrics",
-    "metric_names",
-    "numbers",
-    "read_metric",
-    "read_metrics",
-    "update_metrics",
-]
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Metrics made of others: one for each value of a column, and metrics of MindSpore or of a user in windows."""
+"""Metrics around other metrics: one for each value of a column, and MindSpore's or a user's own in windows."""
 
 from __future__ import annotations
 
@@ -6,28 +6,47 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import mindspore.train as ms_train
 import numpy as np
 
 from ..checks import refuse, whole
-from .binary_metrics import below
-from .rows import group_column, row_weights, to_numpy
-from .window_metric import RowMetric, WindowMetric
+from .predictions import Meaning
+from .rows import group_column, joined_states, row_weights, split_states, to_numpy
+from .window_metric import Direction, RowMetric, WindowMetric
 
 OTHER = "other"
+_HIGHER = (
+    *(ms_train.Accuracy, ms_train.Precision, ms_train.Recall, ms_train.Fbeta, ms_train.TopKCategoricalAccuracy),
+    *(ms_train.Dice, ms_train.BleuScore, ms_train.CosineSimilarity),
+)
+_LOWER = (
+    *(ms_train.MAE, ms_train.MSE, ms_train.Loss, ms_train.Perplexity),
+    *(ms_train.HausdorffDistance, ms_train.MeanSurfaceDistance, ms_train.RootMeanSquareDistance),
+)
+
+
+def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
+    """Return the metric's ``higher_is_better``, known for MindSpore's classes; None where it does not say."""
+    known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
+    return getattr(metric, "higher_is_better", known)
 
 
 class BySlice(RowMetric):
     """A metric for the rows of each value of a column: ``auc/site=7``, ``auc/site=12``, ...
 
+    Of several labels or outputs, a slice has the mean alone.
+
     Args:
         metric: name of a metric, or a metric of this package that returns one number.
-        column: column whose values tell slices apart; integers or strings.
-        max_slices: values followed, first come first served; the rest share the name "other".
-        prefix: what stands before the value in the names; None is the column and "=".
+        column: column whose values are the slices; integers or strings.
+        max_slices: the first so many values have a slice each; the rest share the name "other".
+        prefix: text before the value in the names; None is the column and "=".
 
     Raises:
         ConfigurationError: no such metric, or one that cannot be copied for each slice; no column name.
     """
+
+    takes_raw = True
 
     def __init__(self, metric: Any, column: str, max_slices: int = 32, prefix: str | None = None) -> None:
         super().__init__()
@@ -35,14 +54,15 @@ class BySlice(RowMetric):
 
         if not isinstance(column, str) or not column:
             refuse("BySlice(column=...)", "the name of a column", column)
-        found = get_metrics([metric] if isinstance(metric, str) else metric)
-        name, made = next(iter(found.items()), ("", None))
-        if len(found) != 1 or not isinstance(made, WindowMetric) or made.parts or made.group:
+        metrics = get_metrics([metric] if isinstance(metric, str) else metric)
+        name, empty = next(iter(metrics.items()), ("", None))
+        if len(metrics) != 1 or not isinstance(empty, WindowMetric) or empty.parts or empty.group:
             refuse("BySlice(metric=...)", "one metric of trainer.metrics such as 'auc' or 'rmse'", metric)
         self.name, self.group = f"{name}/{column}", column
+        self.higher_is_better = direction_of(empty)
         self._prefix = f"{column}=" if prefix is None else prefix
         self.max_slices = whole("BySlice(max_slices=...)", max_slices)
-        self._empty = made
+        self._empty = empty
         self._slices: dict[str, Any] = {}
         self._known: dict[str, None] = {}
 
@@ -54,10 +74,11 @@ class BySlice(RowMetric):
         """Forget all rows, but not which values are followed."""
         self._slices = {}
 
-    def expect_logits(self) -> None:
-        """See `RowMetric.expect_logits`."""
-        if isinstance(self._empty, RowMetric):
-            self._empty.expect_logits()
+    def expect(self, meaning: Meaning) -> None:
+        """Let the slices read predictions as `meaning` says; each applies the activation itself."""
+        for metric in (self._empty, *self._slices.values()):
+            if isinstance(metric, RowMetric):
+                metric.expect(meaning)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows."""
@@ -82,7 +103,8 @@ class BySlice(RowMetric):
 
     def value(self) -> dict[str, float]:
         """Return the metric of each slice, as ``{"/<prefix><value>": ...}``."""
-        return {f"/{self._prefix}{name}": metric.value() for name, metric in self._slices.items()}
+        values = {name: metric.value() for name, metric in self._slices.items()}
+        return {f"/{self._prefix}{n}": v[""] if isinstance(v, Mapping) else v for n, v in values.items()}
 
     def close(self) -> None:
         """Close each slice."""
@@ -104,29 +126,25 @@ class BySlice(RowMetric):
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array}}``."""
-        states = {name: metric.state_dict() for name, metric in self._slices.items()}
-        arrays = {
-            f"{place}.{key}": array
-            for place, state in enumerate(states.values())
-            for key, array in state["arrays"].items()
-        }
-        slices = [[name, state["json"]] for name, state in states.items()]
-        return {"json": {"slices": slices, "known": list(self._known)}, "arrays": arrays}
+        state = joined_states({name: metric.state_dict() for name, metric in self._slices.items()})
+        return {"json": {"slices": state["json"], "known": list(self._known)}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._known = dict.fromkeys(state["json"]["known"])
         self._slices = {}
-        for place, (name, saved) in enumerate(state["json"]["slices"]):
+        states = split_states({"json": state["json"]["slices"], "arrays": state["arrays"]})
+        for name, of_slice in states.items():
             metric = self._slices[name] = copy.deepcopy(self._empty)
-            metric.load_state_dict({"json": saved, "arrays": below(f"{place}.", state["arrays"])})
+            metric.load_state_dict(of_slice)
 
 
 class WindowOnly:
-    """A metric with `clear`, `update` and `eval`, such as MindSpore's, in windows: over each window's rows alone.
+    """A metric with `clear`, `update` and `eval`, such as MindSpore's, over the rows of each window.
 
-    It cannot be joined or aged, so it has no decayed and lifetime values. Its open window is in snapshots if it has
-    `state_dict` and `load_state_dict`; otherwise the window that a resumed run finds open counts the rows after that.
+    It cannot be merged or decayed, so it has no decayed and lifetime values. It reads predictions as the network
+    returns them. Its open window is in snapshots if it has `state_dict` and `load_state_dict`; otherwise a resumed run
+    counts the rows after the snapshot alone.
 
     Args:
         metric: the metric.
@@ -144,7 +162,7 @@ class WindowOnly:
         self.metric.clear()
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        """Add rows, one by one or by thousands; weights are not passed on."""
+        """Add rows; weights are not passed on."""
         self.metric.update(predictions, labels)
 
     def value(self) -> Any:
@@ -152,7 +170,7 @@ class WindowOnly:
         return self.metric.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric's state, where it has one of this form."""
+        """Return the metric's state; an empty one where it has none."""
         save = getattr(self.metric, "state_dict", None)
         return save() if callable(save) else {"json": None, "arrays": {}}
 

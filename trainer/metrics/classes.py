@@ -1,4 +1,4 @@
-"""Metrics of predictions of one of several classes: accuracy and log loss, for binary predictions too."""
+"""Accuracy and log loss: of one of several classes, of binary labels, and of several binary labels at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .binary import BinarySumMetric, binary_scores, check_link, hard_labels
-from .rows import row_weights, to_numpy
+from .binary import BinarySumMetric
+from .predictions import binary_scores, check_link, hard_labels
+from .rows import joined_states, row_weights, split_states, to_numpy
 from .window_metric import SumMetric
 
 
-def is_classes(predictions: Any) -> bool:
-    """Return whether predictions have a score for each of more than two classes, on axis 1."""
-    return len(predictions.shape) >= 2 and predictions.shape[1] > 2
+def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
+    """Return whether predictions are a score for each class, on axis 1, and not for each of several binary labels.
+
+    Where both have one shape and the loss does not say, they are classes if every row of labels is one-hot.
+    """
+    if predictions.ndim < 2 or predictions.shape[1] < 2:
+        return False
+    if predictions.shape != labels.shape:
+        return True
+    return target == "classes" or (target is None and is_one_hot(labels))
+
+
+def is_one_hot(labels: np.ndarray) -> bool:
+    """Return whether each row of labels [B, C, ...] holds one 1 and zeros, on axis 1."""
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
 
 
 def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
@@ -42,16 +55,20 @@ def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.n
 class Accuracy(SumMetric):
     """Share of rows whose class is predicted right, over all rows since `clear`; NaN without rows.
 
-    Unlike MindSpore's metric of that name it also takes binary predictions of one column, and weights.
+    Of several binary labels, [B, K], a row is right where all its labels are (scikit-learn's `accuracy_score`). Unlike
+    MindSpore's metric of that name it also takes binary predictions of one column, and weights.
 
     Args:
-        link: for one column, whether predictions are probabilities (right above 0.5) or logits (right above 0); see
-            `trainer.metrics.binary.check_link`.
+        link: for binary labels, whether predictions are probabilities (right above 0.5) or logits (right above 0); see
+            `trainer.metrics.predictions.check_link`.
 
     Raises:
         ConfigurationError: unknown link.
     """
 
+    name = "accuracy"
+    higher_is_better = True
+    takes_raw = True
     sums = ("weight", "right_identity", "right_logits", "outside_unit")
 
     def __init__(self, link: str = "auto") -> None:
@@ -62,19 +79,23 @@ class Accuracy(SumMetric):
         """Add rows.
 
         Args:
-            predictions: [B, C, ...], or binary predictions of shape [B] or [B, 1].
-            labels: class numbers [B, ...] or one-hot [B, C, ...]; for binary predictions 0 or 1, [B] or [B, 1].
+            predictions: [B, C, ...] of classes; [B] or [B, 1] of a binary label, [B, K] of several.
+            labels: class numbers [B, ...] or one-hot [B, C, ...]; 0 or 1 for binary labels, [B], [B, 1] or [B, K].
             weights: shape [B] or None.
             groups: not read.
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
-        if predictions.ndim >= 2 and predictions.shape[1] > 1:
+        if are_classes(predictions, labels, self.meaning.target):
             right = predictions.argmax(axis=1) == class_labels(predictions, labels, "Accuracy")
             self._count(right, right, weights)
             return
-        scores, labels, _ = binary_scores(predictions, labels, self._link)
-        positive = hard_labels(labels)
-        self._count((scores > 0.5) == positive, (scores > 0) == positive, weights)
+        several = labels.ndim == 2 and labels.shape[1] > 1 and labels.shape == predictions.shape
+        shape = labels.shape if several else (len(labels),)
+        columns = (predictions.reshape(-1), labels.reshape(-1)) if several else (predictions, labels)
+        scores, flat, _ = binary_scores(*columns, "auto" if several else self._link)
+        positive = hard_labels(flat)
+        right = [((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0)]
+        self._count(*(rows.all(axis=1) if rows.ndim > 1 else rows for rows in right), weights)
         if len(scores) and (scores.min() < 0 or scores.max() > 1):
             self.total["outside_unit"] += 1.0
 
@@ -83,10 +104,6 @@ class Accuracy(SumMetric):
         outside = self.total["outside_unit"]
         self.clear()
         self.total["outside_unit"] = outside
-
-    def expect_logits(self) -> None:
-        """See `RowMetric.expect_logits`."""
-        self.total["outside_unit"] += 1.0
 
     def _count(self, identity: np.ndarray, logits: np.ndarray, weights: Any) -> None:
         rows = len(identity)
@@ -99,31 +116,41 @@ class Accuracy(SumMetric):
 
     def value(self) -> float:
         """Return the accuracy."""
-        logits = self._link in ("sigmoid", "softmax") or (self._link == "auto" and self.total["outside_unit"] > 0)
+        link = self._link if self._link != "auto" else self.meaning.activation
+        unknown = link not in ("identity", "sigmoid", "softmax")
+        logits = link in ("sigmoid", "softmax") or (unknown and self.total["outside_unit"] > 0)
         return self.mean("right_logits" if logits else "right_identity")
 
 
 class LogLoss(BinarySumMetric):
     """Mean negative log likelihood in nats, over all rows since `clear`; NaN without rows.
 
-    Binary predictions go by `link`. Of [B, C] predictions for C > 2 classes each row is taken for probabilities where
-    it sums to 1 with nothing negative, else for logits; probabilities are clipped to the eps of their dtype.
+    Of several binary labels, [B, K], each has a log loss and their mean is the metric's. Of classes, [B, C], each row
+    is taken for probabilities where it sums to 1 with nothing negative, else for logits, unless the loss says which;
+    probabilities are clipped to the eps of their dtype.
 
     Args:
-        link: how binary predictions become probabilities (see `trainer.metrics.binary.check_link`).
+        link: how binary predictions become probabilities (see `trainer.metrics.predictions.check_link`).
         negative_sampling_rate: share of negatives that was kept; each then counts 1 / rate.
         correct_probability: with a sampling rate, also correct predictions for it (see
-            `trainer.metrics.binary.BinarySums`).
+            `trainer.metrics.binary_counts.BinarySums`).
 
     Raises:
         ConfigurationError: unknown link, or a rate outside (0, 1].
     """
 
+    name = "log_loss"
+    higher_is_better = False
+
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
     ) -> None:
-        super().__init__(link, negative_sampling_rate, correct_probability)
         self._classes = _ClassLoss()
+        super().__init__(link, negative_sampling_rate, correct_probability)
+
+    def read(self, counts: Any) -> float:
+        """Return the log loss of one binary label."""
+        return counts.log_loss
 
     def clear(self) -> None:
         """Forget everything."""
@@ -136,15 +163,18 @@ class LogLoss(BinarySumMetric):
         self._classes.clear()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows: binary as `Calibration` takes them, or [B, C] with class numbers [B] or one-hot labels [B, C]."""
-        if is_classes(predictions):
+        """Add rows: binary as `BinaryMetric` takes them, or [B, C] with class numbers [B] or one-hot labels [B, C]."""
+        predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
+        two_columns = predictions.shape[1:] == (2,) and predictions.shape != labels.shape
+        if are_classes(predictions, labels, self.meaning.target) and not two_columns:
+            self._classes.meaning = self.meaning
             self._classes.add(predictions, labels, weights)
         else:
             super().add(predictions, labels, weights)
 
-    def value(self) -> float:
-        """Return the log loss."""
-        return self._classes.value() if self._classes.total["weight"] else self._sums.log_loss
+    def value(self) -> float | dict[str, float]:
+        """Return the log loss; of several labels the mean under "" and each under its number."""
+        return self._classes.value() if self._classes.total["weight"] else super().value()
 
     def merge(self, other: LogLoss) -> None:
         """Add the rows that `other` has seen."""
@@ -158,21 +188,19 @@ class LogLoss(BinarySumMetric):
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {}}``."""
-        return {"json": {**self._sums.state_dict(), "classes": dict(self._classes.total)}, "arrays": {}}
+        return joined_states({"labels": super().state_dict(), "classes": self._classes.state_dict()})
 
     def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` returned."""
-        super().load_state_dict(state)
-        self._classes.clear()
-        if "classes" in state["json"]:  # snapshots before 0.2 know binary predictions alone
-            self._classes.load_state_dict({"json": state["json"]["classes"]})
+        states = split_states(state)
+        super().load_state_dict(states["labels"])
+        self._classes.load_state_dict(states["classes"])
 
 
 class _ClassLoss(SumMetric):
     sums = ("weight", "loss")
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         if predictions.ndim != 2:
             raise DataError(f"LogLoss takes predictions of shape [B], [B, 1] or [B, C]; received {predictions.shape}")
         numbers, rows = class_labels(predictions, labels, "LogLoss"), len(predictions)
@@ -183,9 +211,10 @@ class _ClassLoss(SumMetric):
         values = predictions.astype(np.float64)
         chosen = values[np.arange(rows), numbers]
         top = values.max(axis=1) if rows else np.zeros(0)
-        logits_loss = top - chosen + np.log(np.exp(values - top[:, None]).sum(axis=1))
-        probabilities = (values >= 0).all(axis=1) & (np.abs(values.sum(axis=1) - 1) < 1e-5)
-        losses = np.where(probabilities, -np.log(np.clip(chosen, eps, 1 - eps)), logits_loss)
+        losses = top - chosen + np.log(np.exp(values - top[:, None]).sum(axis=1))
+        if self.meaning.activation != "softmax":
+            probabilities = (values >= 0).all(axis=1) & (np.abs(values.sum(axis=1) - 1) < 1e-5)
+            losses = np.where(probabilities, -np.log(np.clip(chosen, eps, 1 - eps)), losses)
         weights = row_weights(weights, rows)
         self.total["weight"] += float(rows if weights is None else weights.sum())
         self.total["loss"] += float(losses.sum() if weights is None else np.dot(weights, losses))

@@ -1,4 +1,4 @@
-"""Which metrics a stream's windows count when none were chosen: the loss function and the first rows decide."""
+"""The kind of target and its activation, by the loss function and the first rows, and the metrics that suit it."""
 
 from __future__ import annotations
 
@@ -9,75 +9,96 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from .binary_metrics import BinaryMetrics
-from .classes import Accuracy, LogLoss
-from .regression import R2, Bias, Mae, Rmse
+from .binary import BUCKETS, Auc, BinaryMetrics
+from .classes import Accuracy, LogLoss, is_one_hot
+from .predictions import Activation, Meaning, check_activation
+from .regression import R2, Bias, Mae, PoissonDeviance, Rmse
 from .window import Window
 from .window_metric import RowMetric
 
-BINARY, REAL, CLASSES = "binary", "real", "classes"
-_OF_LOSS = {
-    BINARY: (nn.BCEWithLogitsLoss, nn.BCELoss),
-    REAL: (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.MAELoss, nn.RMSELoss),
-    CLASSES: (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits, nn.NLLLoss),
+BINARY, LABELS, REAL, COUNT, CLASSES = "binary", "labels", "real", "count", "classes"
+_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.MAELoss, nn.RMSELoss)
+_MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
+    (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss): Meaning(BINARY, "sigmoid"),
+    (nn.BCELoss,): Meaning(BINARY),
+    _NUMBERS: Meaning(REAL),
+    (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits, nn.NLLLoss): Meaning(CLASSES, "softmax"),
 }
 
 
+def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
+    """Return what predictions mean, as the loss says: by its class or an attribute ``prediction_activation``.
+
+    Args:
+        loss_fn: the loss function, or None.
+        activation: what the user has declared; it comes before what the loss says.
+
+    Raises:
+        ConfigurationError: the attribute is neither a known name nor a function.
+    """
+    meaning = next((meaning for kinds, meaning in _MEANINGS.items() if isinstance(loss_fn, kinds)), Meaning())
+    if isinstance(loss_fn, nn.PoissonNLLLoss):
+        meaning = Meaning(COUNT, "exp" if loss_fn.log_input else None)
+    declared = check_activation(
+        f"{type(loss_fn).__name__}.prediction_activation", getattr(loss_fn, "prediction_activation", None)
+    )
+    return Meaning(meaning.target, activation or declared or meaning.activation)
+
+
+def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
+    """Tell the metrics of this package, and those derived from `RowMetric`, how to read predictions."""
+    for metric in metrics.values():
+        if isinstance(metric, RowMetric):
+            metric.expect(meaning)
+
+
 def metrics_of(target: str, window: Window) -> dict[str, Any]:
-    """Return the metrics of a kind of target, by name: "binary", "real" or "classes"; of any other kind none."""
+    """Return the metrics of a kind of target, by name; of none of those above, none."""
+    sampling = (window.link, window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
-        return {"": BinaryMetrics(window.link, window.negative_sampling_rate, window.correct_probability)}
-    if target == REAL:
-        return {"mae": Mae(), "rmse": Rmse(), "bias": Bias(), "r2": R2()}
+        return {"": BinaryMetrics(*sampling)}
+    if target == LABELS:
+        return {"auc": Auc(window.link, BUCKETS), "log_loss": LogLoss(*sampling)}
+    if target in (REAL, COUNT):
+        numbers = {"mae": Mae(), "rmse": Rmse(), "bias": Bias(), "r2": R2()}
+        return {**numbers, "poisson_deviance": PoissonDeviance()} if target == COUNT else numbers
     return {"accuracy": Accuracy(), "log_loss": LogLoss()} if target == CLASSES else {}
 
 
-def expect_logits(loss_fn: Any, metrics: Mapping[str, Any]) -> None:
-    """Tell metrics that binary predictions are logits, if the loss function takes logits.
-
-    Else those of a network that begins with zeros would pass for the probability 0.
-    """
-    if isinstance(loss_fn, nn.BCEWithLogitsLoss):
-        for metric in metrics.values():
-            if isinstance(metric, RowMetric):
-                metric.expect_logits()
-
-
 def possible_targets(loss_fn: Any) -> tuple[str, ...]:
-    """Return the kinds of target a loss function may have, for what is asked before the first rows are there."""
-    told = _told_by(loss_fn)
-    if told == CLASSES:
+    """Return the kinds of target a loss function may have, for questions asked before the first rows have come."""
+    target = meaning_of(loss_fn).target
+    if target == CLASSES:
         return (CLASSES, BINARY)  # predictions of two columns
-    return (told,) if told else (BINARY, REAL, CLASSES)
+    return {None: (BINARY, LABELS, REAL, CLASSES), BINARY: (BINARY, LABELS)}.get(target, (target,))
 
 
 def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
-    """Return the kind of target of the first rows, or an empty string when it is none of the three.
+    """Return the kind of target of the first rows, or an empty string when it is none of those above.
 
     Args:
         loss_fn: the loss function, whose class may say.
-        predictions: shape [B, ...].
+        predictions: shape [B, ...], with the activation applied where it changes the shape.
         labels: shape [B, ...].
     """
-    told = _told_by(loss_fn)
+    target = meaning_of(loss_fn).target
     scores, labels = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (predictions, labels))
     columns = scores.shape[1]
-    if told == REAL:
-        return REAL if scores.size == labels.size else ""
+    if target in (REAL, COUNT):
+        return target if scores.size == labels.size else ""
     one_label = labels.shape[1] == 1
     known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
     hard = bool(np.isin(known, (0, 1)).all())
     if columns <= 2 and one_label and hard and predictions.ndim <= 2:
         return BINARY
-    if told == BINARY:
+    same = predictions.ndim == 2 and columns > 1 and labels.shape == scores.shape
+    one_hot = same and hard and is_one_hot(labels)
+    if same and hard and (target == BINARY or (target is None and not one_hot)):
+        return LABELS
+    if target == BINARY:
         return ""
-    whole = known.dtype.kind in "biu" or (told == CLASSES and bool((known == np.floor(known)).all()))
+    whole = known.dtype.kind in "biu" or (target == CLASSES and bool((known == np.floor(known)).all()))
     if columns > 1:
-        one_hot = labels.shape == scores.shape and hard and bool((labels.sum(axis=1) == 1).all())
         numbered = one_label and whole and (not known.size or 0 <= known.min() <= known.max() < columns)
         return CLASSES if predictions.ndim == 2 and (numbered or one_hot) else ""
-    return REAL if one_label and told is None else ""
-
-
-def _told_by(loss_fn: Any) -> str | None:
-    return next((target for target, kinds in _OF_LOSS.items() if isinstance(loss_fn, kinds)), None)
+    return REAL if one_label and target is None else ""

@@ -1,4 +1,4 @@
-"""Drift detectors: is a sequence of losses, one per window, still what it was?
+"""Drift detectors: tests whether the mean of a sequence of losses, one per window, has changed.
 
 `PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and
 R. Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Values that are not finite are
@@ -18,7 +18,7 @@ class PageHinkley:
     """Fires when the sum of what values exceed their own mean by has risen by more than a threshold.
 
     A rise of the mean by d is found after about threshold / (d - delta) values; a fall never fires. After firing it
-    starts anew.
+    starts again.
 
     Args:
         threshold: how far the sum may rise above its lowest point, in units of the loss.
@@ -109,7 +109,7 @@ class Adwin:
     @property
     def variance(self) -> float:
         """Population variance of the values in the window; NaN when it is empty."""
-        width, _, squares = _joined(self._buckets())
+        width, _, squares = _merged(self._buckets())
         return squares * self.scale**2 / width if width else math.nan
 
     def update(self, value: float) -> bool:
@@ -145,7 +145,7 @@ class Adwin:
     def _first_cut(self) -> float | None:
         """Return newer mean minus older mean at the first cut where they differ significantly, or None."""
         buckets = self._buckets()
-        width, total, squares = _joined(buckets)
+        width, total, squares = _merged(buckets)
         if width < 2 * self.min_values:
             return None
         variance, log_term = squares / width, math.log(2.0 * math.log(width) / self.delta)
@@ -176,7 +176,7 @@ class Adwin:
         self._levels = [[(float(total), float(squares)) for total, squares in level] for level in state["levels"]]
 
 
-def _joined(buckets: list[tuple[int, float, float]]) -> tuple[int, float, float]:
+def _merged(buckets: list[tuple[int, float, float]]) -> tuple[int, float, float]:
     """Return size, sum and squared deviation of buckets taken together."""
     width = sum(size for size, _, _ in buckets)
     total = math.fsum(part for _, part, _ in buckets)

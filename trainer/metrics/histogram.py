@@ -1,7 +1,7 @@
-"""Class counts by score in bounded memory: what a streaming AUC is computed from.
+"""Class counts by score in bounded memory, from which a streaming AUC is computed.
 
 `ScoreHistogram` keeps a sorted list of at most `buckets` score values with the weight of positives and negatives at
-each. As long as there are no more distinct scores than buckets nothing is lost. Beyond that, neighbours are joined
+each. As long as there are no more distinct scores than buckets nothing is lost. Beyond that, neighbours are merged
 into buckets of equal weight, so resolution follows the scores wherever they lie: all within 1e-3 of each other, heavily
 tied, or spread over many orders of magnitude. A score value that holds more than 2 / buckets of the weight always keeps
 a bucket to itself. No bucket holds more than about 3 / buckets of the weight, which bounds the error of the AUC.
@@ -84,12 +84,6 @@ class ScoreHistogram:
         below = np.cumsum(self.negatives)
         below -= 0.5 * self.negatives
         return float(np.dot(self.positives, below) / (positives * negatives))
-
-    def copy(self) -> ScoreHistogram:
-        """Return an independent copy; cheap, for arrays are replaced and never written in place."""
-        twin = ScoreHistogram(self.buckets)
-        twin.scores, twin.positives, twin.negatives = self.scores, self.positives, self.negatives
-        return twin
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return copies of the three arrays, for a snapshot."""
@@ -194,7 +188,7 @@ class RowBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows held: ``{"arrays": {"0": column, "1": column, ...}}``."""
-        return {"arrays": {str(place): column.copy() for place, column in enumerate(self.peek())}}
+        return {"arrays": {str(index): column.copy() for index, column in enumerate(self.peek())}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -209,7 +203,7 @@ class RowBuffer:
     def _fit(self, columns: tuple[np.ndarray, ...] | list[np.ndarray]) -> None:
         if not self._columns:
             self._columns = [np.empty((self.capacity, *column.shape[1:]), column.dtype) for column in columns]
-        for place, column in enumerate(columns):
-            mine = self._columns[place]
+        for index, column in enumerate(columns):
+            mine = self._columns[index]
             if mine.dtype != column.dtype:
-                self._columns[place] = mine.astype(np.result_type(mine.dtype, column.dtype), copy=False)
+                self._columns[index] = mine.astype(np.result_type(mine.dtype, column.dtype), copy=False)

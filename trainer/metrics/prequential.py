@@ -1,8 +1,8 @@
 """Progressive validation: how good the model is on rows it has not been trained on yet.
 
 Every batch is scored by the forward pass that trains on it, before the update ("test, then train"; A. P. Dawid, 1984,
-called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the window under way, an
-exponentially decayed past, and the whole life of the model. `trainer.metrics.window` says when a window closes.
+called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the open window, an
+exponentially decayed past, and the lifetime of the model. `trainer.metrics.window` says when a window closes.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ import numpy as np
 
 from ..checks import number
 from ..errors import ConfigurationError, DataError
-from .adapters import BySlice, WindowOnly
-from .binary_metrics import below
+from .adapters import BySlice, WindowOnly, direction_of
 from .histogram import RowBuffer
-from .old_windows import is_old, upgraded
-from .rows import group_column, named_values, row_weights, to_numpy
-from .window_metric import WindowMetric
+from .rows import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
+from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)
 
 BUFFER_ROWS = 16_384
 BUFFER_BYTES = 4 << 20
+FORMAT = 2  # of `PrequentialMetrics.state_dict`
 HORIZONS = ("window", "decayed", "lifetime")
 
 
 class PrequentialMetrics:
-    """Metrics of predictions made before the update they led to, over window, decayed past and lifetime.
+    """Metrics of predictions made before the update, over window, decayed past and lifetime.
 
-    Rows are collected and counted some ten thousand at a time, so `update` costs little. Rows whose prediction or label
+    Rows are counted in blocks of about ten thousand, so `update` costs little. Rows whose prediction or label
     is NaN are left out and counted. Results do not depend on how rows were cut into batches; a run restored from
     `state_dict` gives the same figures as one that was never interrupted.
 
@@ -41,8 +40,8 @@ class PrequentialMetrics:
         metrics: by name; a `WindowMetric`, or anything with `clear`, `update` and `eval`, which then has windows alone.
             A metric of several values gives each under ``<name>_<part>``, or ``<part>`` where its name is empty.
         decay: factor by which a closed window lowers the weight of the past in the decayed metrics, 0 < decay < 1.
-        task: name that stands before the metrics' names, for one of several tasks.
-        lenient: names of metrics that are let go, with a warning, when they cannot read their rows; others raise.
+        task: prefix of the metrics' names, for one of several tasks.
+        lenient: names of metrics that are dropped, with a warning, when they cannot read their rows; others raise.
 
     Raises:
         ConfigurationError: a decay out of range.
@@ -64,7 +63,7 @@ class PrequentialMetrics:
                 self._metrics[name] = {"window": metric if isinstance(metric, WindowOnly) else WindowOnly(metric)}
         self._failed: set[str] = set()
         self._buffer: RowBuffer | None = None
-        self._held: tuple[tuple[int, ...], ...] = ()
+        self._row_shapes: tuple[tuple[int, ...], ...] = ()
         self._counts = {"window_rows": 0, "window_nan_rows": 0, "lifetime_rows": 0}
 
     @property
@@ -73,14 +72,15 @@ class PrequentialMetrics:
         windows = (horizons["window"] for horizons in self._metrics.values())
         return tuple(sorted({metric.group for metric in windows if metric.group is not None}))
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of all results but those of slices, which the rows decide."""
-        found = []
+    def directions(self) -> dict[str, Direction]:
+        """Return whether higher is better by the name of each result; those of slices depend on the rows."""
+        names: dict[str, Direction] = {}
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
-                parts = metric.parts or ([] if _is_sliced(metric) else [""])
-                found += [self._name(horizon, name, part) for part in parts]
-        return (*found, *(self._name(*count.split("_", 1)) for count in self._counts))
+                higher = direction_of(metric)
+                for part in metric.parts or (() if isinstance(metric, BySlice) else ("",)):
+                    names[self._name(horizon, name, part)] = higher.get(part) if isinstance(higher, Mapping) else higher
+        return {**names, **{self._name(*count.split("_", 1)): None for count in self._counts}}
 
     def _name(self, horizon: str, name: str, part: str = "") -> str:
         name = name.partition("/")[0]  # "auc/site" is the AUC of each slice of a column: "window_auc/site=3"
@@ -123,16 +123,16 @@ class PrequentialMetrics:
             self._counts["window_nan_rows"] += int(np.count_nonzero(nan))
             columns = [column[~nan] for column in columns]
         self._counts["window_rows"] += len(columns[0])
-        for block in self._room_for(columns).push(*columns):
+        for block in self._buffer_for(columns).push(*columns):
             self._count(*block)
 
-    def _room_for(self, columns: list[np.ndarray]) -> RowBuffer:
+    def _buffer_for(self, columns: list[np.ndarray]) -> RowBuffer:
         shapes = tuple(column.shape[1:] for column in columns)
-        if self._buffer is None or shapes != self._held:
+        if self._buffer is None or shapes != self._row_shapes:
             self._drain()
             row_bytes = sum(column[:1].nbytes for column in columns) or 1
             self._buffer = RowBuffer(max(1, min(BUFFER_ROWS, BUFFER_BYTES // row_bytes)))
-            self._held = shapes
+            self._row_shapes = shapes
         return self._buffer
 
     def _drain(self) -> None:
@@ -150,9 +150,9 @@ class PrequentialMetrics:
             except Exception as error:
                 if name not in self._lenient:
                     raise
-                self._give_up(name, error)
+                self._drop_metric(name, error)
 
-    def _give_up(self, name: str, error: Exception) -> None:
+    def _drop_metric(self, name: str, error: Exception) -> None:
         self._failed.add(name)
         shown = self._name("window", name) if name else ", ".join(self._metrics[name]["window"].parts)
         logger.warning("windows go on without %s, which cannot read these rows: %s", shown, error)
@@ -191,7 +191,7 @@ class PrequentialMetrics:
             try:
                 values = named_values("", metric.value())
             except ConfigurationError as error:
-                self._give_up(name, error)
+                self._drop_metric(name, error)
                 continue
             results |= {self._name(horizon, name, part): value for part, value in values.items()}
         return results
@@ -200,36 +200,28 @@ class PrequentialMetrics:
         """Return what `close_window` would, leaving everything as it is; as costly as closing a window."""
         return copy.deepcopy(self).close_window()
 
-    @property
-    def unmergeable(self) -> list[str]:
-        """Names of the metrics whose windows cannot be put together from those of several processes."""
-        return [name for name, horizons in self._metrics.items() if len(horizons) == 1]
-
     def take_window(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}`` of the open window alone, and empty it; for `put_window`."""
         self._drain()
-        arrays: dict[str, np.ndarray] = {}
-        saved = {}
-        for place, (name, horizons) in enumerate(self._metrics.items()):
-            state = horizons["window"].state_dict()
-            saved[name] = state["json"]
-            arrays.update({f"{place}.{key}": array for key, array in state["arrays"].items()})
+        state = joined_states({name: horizons["window"].state_dict() for name, horizons in self._metrics.items()})
         counts = {name: self._counts[name] for name in ("window_rows", "window_nan_rows")}
         self.forget_window()
-        return {"json": {"metrics": saved, "counts": counts, "failed": sorted(self._failed)}, "arrays": arrays}
+        values = {"metrics": state["json"], "counts": counts, "failed": sorted(self._failed)}
+        return {"json": values, "arrays": state["arrays"]}
 
     def put_window(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Make the open window, which is empty, the sum of what `take_window` returned elsewhere, in that order."""
         for state in states:
-            found, arrays = state["json"], state["arrays"]
-            self._failed |= set(found["failed"])
-            for name, count in found["counts"].items():
+            values = state["json"]
+            self._failed |= set(values["failed"])
+            for name, count in values["counts"].items():
                 self._counts[name] += count
-            for place, (name, horizons) in enumerate(self._metrics.items()):
-                other = copy.deepcopy(horizons["window"])
+            for name, saved in split_states({"json": values["metrics"], "arrays": state["arrays"]}).items():
+                window = self._metrics[name]["window"]
+                other = copy.deepcopy(window)
                 other.restart()
-                other.load_state_dict({"json": found["metrics"][name], "arrays": below(f"{place}.", arrays)})
-                horizons["window"].merge(other)
+                other.load_state_dict(saved)
+                window.merge(other)
 
     def forget_window(self) -> None:
         """Empty the open window; the past stays."""
@@ -240,20 +232,21 @@ class PrequentialMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array of numbers}}``; reading it changes nothing."""
-        arrays: dict[str, np.ndarray] = {}
-        metrics: list[list[Any]] = []
-        for place, (name, horizons) in enumerate(self._metrics.items()):
-            saved = {}
-            for horizon, metric in horizons.items():
-                state = metric.state_dict()
-                saved[horizon] = state["json"]
-                arrays.update({f"{place}.{horizon}.{key}": array for key, array in state["arrays"].items()})
-            metrics.append([name, saved])
-        if self._buffer is not None:
-            buffered = self._buffer.state_dict()["arrays"]
-            arrays.update({f"buffer.{key}": _text_to_codes(array) for key, array in buffered.items()})
-        values = {"metrics": metrics, "counts": dict(self._counts), "groups": list(self.groups)}
-        return {"json": values, "arrays": arrays}
+        state = joined_states(
+            {
+                name: joined_states({horizon: metric.state_dict() for horizon, metric in horizons.items()})
+                for name, horizons in self._metrics.items()
+            }
+        )
+        values = {
+            "format": FORMAT,
+            "metrics": state["json"],
+            "counts": dict(self._counts),
+            "groups": list(self.groups),
+        }
+        buffered = {} if self._buffer is None else self._buffer.state_dict()["arrays"]
+        codes = {f"buffer.{key}": _text_to_codes(array) for key, array in buffered.items()}
+        return {"json": values, "arrays": {**state["arrays"], **codes}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -261,29 +254,25 @@ class PrequentialMetrics:
         Metrics that the state does not know start anew, and what it knows of others is left out; a change is logged.
         """
         values, arrays = state["json"], state["arrays"]
-        if is_old(values):
-            values, arrays = upgraded(values, arrays, self.groups)
-        saved = {name: (place, horizons) for place, (name, horizons) in enumerate(values["metrics"])}
+        if values.get("format") != FORMAT:
+            logger.warning("the snapshot's windows were written by an earlier version: all windows start empty")
+            return
+        saved = split_states({"json": values["metrics"], "arrays": arrays})
         if set(saved) != set(self._metrics):
             shown = [", ".join(sorted(filter(None, names))) or "the defaults" for names in (saved, self._metrics)]
-            logger.warning("the snapshot's windows count %s, this run %s: what is new starts empty", *shown)
+            logger.warning("the snapshot's windows count %s, this run %s: new metrics start empty", *shown)
         for name, horizons in self._metrics.items():
-            place, known = saved.get(name, (0, {}))
+            known = split_states(saved[name]) if name in saved else {}
             for horizon, metric in horizons.items():
                 if horizon in known:
-                    mine = below(f"{place}.{horizon}.", arrays)
-                    metric.load_state_dict({"json": known[horizon], "arrays": mine})
+                    metric.load_state_dict(known[horizon])
         self._counts = {name: int(values["counts"][name]) for name in self._counts}
         self._buffer = None
         buffered = below("buffer.", arrays)
         if buffered and values["groups"] == list(self.groups):
             columns = {key: _codes_to_text(array, int(key) > 2) for key, array in buffered.items()}
             ordered = [columns[str(place)] for place in range(len(columns))]
-            self._room_for(ordered).load_state_dict({"arrays": columns})
-
-
-def _is_sliced(metric: Any) -> bool:
-    return isinstance(metric, BySlice)
+            self._buffer_for(ordered).load_state_dict({"arrays": columns})
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

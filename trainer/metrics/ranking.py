@@ -1,4 +1,4 @@
-"""Metrics of how each group's rows are ranked: the AUC of each user, and recall, NDCG and hit rate of the first k.
+"""Ranking metrics by group: the AUC of each user, and recall, NDCG and hit rate of the first k.
 
 A group is the value of a column: a user, a session, a request. Its rows are those of one evaluation or of one window;
 over past windows the groups' values are averaged, so a window should hold whole groups. Rows of equal score count with
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..checks import refuse, whole
 from ..errors import DataError
-from .binary import binary_scores, hard_labels
+from .predictions import binary_scores, hard_labels
 from .rows import group_column, row_weights
 from .window_metric import RowMetric
 
@@ -29,7 +29,7 @@ class Ranked(NamedTuple):
         labels, weights: of each row, float64 [N].
         group: number of its group, ascending from 0, [N].
         tie: number of its run of equal scores within a group, ascending from 0, [N].
-        rank: place in its group, from 0, [N].
+        rank: position in its group, from 0, [N].
         first: first row of each group, [G].
         tie_first: first row of each run of equal scores, [T].
     """
@@ -44,19 +44,22 @@ class Ranked(NamedTuple):
 
 
 class GroupMetric(RowMetric):
-    """Base of the metrics by group: keeps the open window's rows, and of past ones two sums.
+    """Base of the metrics by group: keeps the rows of the open window, and two sums for the past.
 
     With more than `capacity` rows in a window, whole groups are left out, chosen by a hash of the group: the value is
     then that of a random sample of groups, the same whatever the order of rows. A group larger than half of the
     capacity keeps a sample of its rows.
 
     Args:
-        group: column that tells groups apart; integers or strings.
+        group: column whose values are the groups; integers or strings.
         capacity: most rows kept; 28 bytes each.
 
     Raises:
         ConfigurationError: no column name, or a capacity below 2.
     """
+
+    higher_is_better = True
+    takes_raw = True
 
     def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class GroupMetric(RowMetric):
             chosen = order[: ends[fits - 1]]
             self._bound = int(keys[order[ends[fits - 1]]])
             columns = tuple(column[np.sort(chosen)] for column in columns)
-        else:  # one group fills it: from now on every other row stands for two
+        else:  # a single group fills it: from now on keep every other row at twice its weight
             columns = tuple(column[::2] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
@@ -133,7 +136,7 @@ class GroupMetric(RowMetric):
             return np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0)
         return tuple(np.concatenate(parts) for parts in zip(*self._blocks, strict=True))
 
-    def _open(self) -> tuple[float, float]:
+    def _open_sums(self) -> tuple[float, float]:
         """Return sum and weight of the values of the groups in the open window."""
         keys, scores, labels, weights = self._columns()
         if not len(keys):
@@ -163,12 +166,12 @@ class GroupMetric(RowMetric):
 
     def value(self) -> float:
         """Return the weighted mean over groups; NaN when no group has a value."""
-        total, weight = self._open()
+        total, weight = self._open_sums()
         return (self._total + total) / (self._weight + weight) if self._weight + weight else float("nan")
 
     def close(self) -> None:
         """Rank the open window's groups and keep their sums alone."""
-        total, weight = self._open()
+        total, weight = self._open_sums()
         self._total, self._weight = self._total + total, self._weight + weight
         self._forget_rows()
 
@@ -233,7 +236,7 @@ class Gauc(GroupMetric):
         return np.divide(area, pairs, out=np.zeros_like(area), where=pairs > 0), (positives + negatives) * (pairs > 0)
 
 
-class _FirstK(GroupMetric):
+class FirstK(GroupMetric):
     """Base of the metrics of the first k rows of each group; groups without a positive do not count.
 
     Args:
@@ -246,64 +249,62 @@ class _FirstK(GroupMetric):
 
     def __init__(self, k: int, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         self.k = whole(f"{type(self).__name__}(k=...)", k)
-        self.name = f"{self.short}@{k}"
+        self.name = f"{type(self).name}@{k}"
         super().__init__(group, capacity)
 
-    short = ""
-
     def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the size of each run of equal scores, how many of its places are among the first k, and positives."""
+        """Return, for each run of equal scores, its size, its positions among the first k, and its positives."""
         size = np.bincount(rows.tie)
-        places = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
-        return size, places, np.bincount(rows.tie, rows.labels)
+        positions = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
+        return size, positions, np.bincount(rows.tie, rows.labels)
 
 
-class RecallAtK(_FirstK):
+class RecallAtK(FirstK):
     """Share of a group's positives that are among its k highest scores, averaged over groups. Arguments: k, group."""
 
-    short = "recall"
+    name = "recall"
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
         """Return recall and weight of each group."""
-        size, places, positives = self._in_first_k(rows)
+        size, positions, positives = self._in_first_k(rows)
         group_of_tie = rows.group[rows.tie_first]
         total = np.bincount(rows.group, rows.labels)
-        found = np.bincount(group_of_tie, positives * places / size)
-        return found / np.maximum(total, 1.0), (total > 0).astype(np.float64)
+        hits = np.bincount(group_of_tie, positives * positions / size)
+        return hits / np.maximum(total, 1.0), (total > 0).astype(np.float64)
 
 
-class HitRateAtK(_FirstK):
+class HitRateAtK(FirstK):
     """Share of groups with a positive among their k highest scores. Arguments: k, group.
 
-    Where equal scores straddle place k, the chance of it: 1 - C(n - p, m) / C(n, m) for m places among n rows with p
-    positives.
+    Where equal scores straddle position k, the probability of a hit: 1 - C(n - p, m) / C(n, m) for m positions among n
+    rows with p positives.
     """
 
-    short = "hit_rate"
+    name = "hit_rate"
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return the chance of a hit and the weight of each group."""
-        size, places, positives = self._in_first_k(rows)
+        """Return the probability of a hit and the weight of each group."""
+        size, positions, positives = self._in_first_k(rows)
         missed = np.ones(len(size))
-        for place in range(min(self.k, int(places.max()))):
-            draws = place < places
-            left = np.maximum(size[draws] - positives[draws] - place, 0.0)
-            missed[draws] *= left / (size[draws] - place)
+        for draw in range(min(self.k, int(positions.max()))):
+            drawn = draw < positions
+            left = np.maximum(size[drawn] - positives[drawn] - draw, 0.0)
+            missed[drawn] *= left / (size[drawn] - draw)
         total = np.bincount(rows.group, rows.labels)
         log_missed = np.log(np.maximum(missed, np.finfo(np.float64).tiny))
-        none = np.bincount(rows.group[rows.tie_first], log_missed)
-        return 1.0 - np.where(none < -700, 0.0, np.exp(none)), (total > 0).astype(np.float64)
+        no_hit = np.bincount(rows.group[rows.tie_first], log_missed)
+        return 1.0 - np.where(no_hit < -700, 0.0, np.exp(no_hit)), (total > 0).astype(np.float64)
 
 
-class Ndcg(_FirstK):
+class Ndcg(FirstK):
     """Normalized discounted cumulative gain of the first k, averaged over groups (Järvelin and Kekäläinen 2002).
 
-    The gain of a row is its label, its discount 1 / log2(place + 1); the ideal order of the same rows gives 1. Equal
-    scores share their places' discounts, as in F. McSherry and M. Najork, "Computing Information Retrieval Performance
-    Measures Efficiently in the Presence of Tied Scores", ECIR 2008. Arguments: k, group.
+    The gain of a row is its label, its discount 1 / log2(position + 1); the ideal order of the same rows gives 1. Equal
+    scores share the discounts of their positions, as in F. McSherry and M. Najork, "Computing Information Retrieval
+    Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008. Arguments: k, group.
     """
 
-    short = "ndcg"
+    name = "ndcg"
 
     def _read_labels(self, labels: np.ndarray) -> np.ndarray:
         if len(labels) and not labels.min() >= 0:
@@ -332,8 +333,8 @@ def group_hashes(groups: Any, rows: int) -> np.ndarray:
         if column.dtype.kind == "U":
             points = column.view(np.uint32).reshape(rows, -1) if rows else np.zeros((0, 1), np.uint32)
             mixed = np.full(rows, 0xCBF29CE484222325, np.uint64)
-            for place in range(points.shape[1]):
-                point = points[:, place].astype(np.uint64)
+            for position in range(points.shape[1]):
+                point = points[:, position].astype(np.uint64)
                 mixed = np.where(point > 0, (mixed ^ point) * np.uint64(0x100000001B3), mixed)
         else:
             mixed = column.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

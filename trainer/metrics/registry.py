@@ -1,4 +1,4 @@
-"""Metrics of an evaluation, weighted by samples, and the registry that finds them by name.
+"""Metrics by name: those of this folder, found by their attribute ``name``, and MindSpore's.
 
 The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every metric MindSpore
 knows works by name or as an instance, and the metrics here work in `mindspore.Model`.
@@ -7,129 +7,57 @@ knows works by name or as an instance, and the metrics here work in `mindspore.M
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mindspore.train as ms_train
 import numpy as np
-from mindspore.train import Metric, rearrange_inputs
 
 from ..errors import ConfigurationError, DataError, did_you_mean
-from .adapters import BySlice
-from .binary_metrics import Auc, BinaryMetrics, Calibration, NormalizedEntropy
-from .classes import Accuracy, LogLoss
-from .ranking import Gauc, HitRateAtK, Ndcg, RecallAtK
-from .regression import R2, Bias, Mae, Rmse
-from .rows import named_values, to_numpy
-from .window_metric import RowMetric, WindowMetric
+from .adapters import BySlice, direction_of
+from .loss import Loss
+from .ranking import FirstK, GroupMetric
+from .rows import named_values
+from .window_metric import Direction, RowMetric, WindowMetric
 
-
-class WeightedMean:
-    """Mean of batch values, each weighted by its number of samples, summed in float64."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.total, self.samples = 0.0, 0
-
-    def update(self, value: Any, samples: Any = 1) -> None:
-        """Add values.
-
-        Args:
-            value: mean of a batch, or one mean a batch, shape [K].
-            samples: rows in the batch, or in each batch, shape [] or [K].
-        """
-        if isinstance(value, float) and isinstance(samples, int):
-            self.total, self.samples = self.total + value * samples, self.samples + samples
-            return
-        values = np.asarray(to_numpy(value), np.float64).reshape(-1)
-        counts = np.broadcast_to(np.asarray(samples, np.int64).reshape(-1), values.shape)
-        self.total += float(np.dot(values, counts))
-        self.samples += int(counts.sum())
-
-    def eval(self) -> float:
-        """Return the mean; NaN without samples."""
-        return self.total / self.samples if self.samples else float("nan")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
-        return {"json": {"total": self.total, "samples": self.samples}, "arrays": {}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.total, self.samples = float(state["json"]["total"]), int(state["json"]["samples"])
-
-
-class Loss(Metric):
-    """Mean loss over samples: a short last batch counts as what it is. NaN without samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._mean = WeightedMean()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._mean.clear()
-
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add a batch.
-
-        Args:
-            inputs: the loss, a scalar (a batch mean) or one value per row; and the number of rows it is the mean of,
-                1 unless given.
-        """
-        loss = to_numpy(inputs[0], "loss")
-        self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
-
-    def add(self, loss: Any, samples: int) -> None:
-        """Add a batch of `samples` rows; `loss` is its mean, or has one value per row."""
-        self._mean.update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)
-
-    def eval(self) -> float:
-        """Return the mean loss."""
-        return self._mean.eval()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
-        return self._mean.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._mean.load_state_dict(state)
-
-
-_OURS: dict[str, Callable[[], Any]] = {
-    "auc": Auc,
-    "log_loss": LogLoss,
-    "normalized_entropy": NormalizedEntropy,
-    "calibration": Calibration,
-    "accuracy": Accuracy,
-    "acc": Accuracy,
-    "loss": Loss,
-    "mae": Mae,
-    "rmse": Rmse,
-    "bias": Bias,
-    "r2": R2,
-    "binary": BinaryMetrics,
-}
-_BY_GROUP: dict[str, Callable[..., Any]] = {"gauc": Gauc}
-_FIRST_K: dict[str, Callable[..., Any]] = {"recall": RecallAtK, "ndcg": Ndcg, "hit_rate": HitRateAtK}
+_ALIASES = {"acc": "accuracy"}
 _KNOWN_CLASSES = {"Top1CategoricalAccuracy": "top_1_accuracy", "Top5CategoricalAccuracy": "top_5_accuracy"}
 _REFUSED = {
     "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows",
 }
 
 
+@functools.cache
+def _named() -> dict[str, type[Any]]:
+    """Return the metrics of this folder by name."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
+
+    def kinds(base: type) -> Iterator[type]:
+        for kind in base.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    ours = [kind for kind in kinds(RowMetric) if kind.__module__.rpartition(".")[0] == __package__]
+    named = {kind.name: kind for kind in ours if isinstance(vars(kind).get("name"), str)}
+    return {**named, **{alias: named[name] for alias, name in _ALIASES.items()}, "loss": Loss}
+
+
 def metric_names() -> list[str]:
     """Return every name `get_metrics` takes, sorted."""
-    theirs = {_canonical(name) for name in ms_train.names()}
-    by_group = {f"{name}/<column>" for name in _BY_GROUP} | {f"{name}@<k>/<column>" for name in _FIRST_K}
-    return sorted((theirs | set(_OURS) | by_group) - set(_REFUSED))
+    names = {_canonical(name) for name in ms_train.names()}
+    for name, kind in _named().items():
+        if issubclass(kind, FirstK):
+            name = f"{name}@<k>/<column>"
+        elif issubclass(kind, GroupMetric):
+            name = f"{name}/<column>"
+        names.add(name)
+    return sorted(names - set(_REFUSED))
 
 
 def get_metrics(metrics: Any) -> dict[str, Any]:
@@ -141,7 +69,8 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
             "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" read the column after the slash, and
             "auc/country" is the metric "auc" for the rows of each value of a column (`BySlice`). A metric is a
             `mindspore.train.Metric`, anything with `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's
-            `Loss`, which weights every batch alike, is replaced by `Loss`, which weights by samples.
+            `Loss`, which weights every batch alike, is replaced by `Loss`, which weights by samples. A name that both
+            know, such as "mae", is this package's metric; an instance of MindSpore's stays MindSpore's.
 
     Raises:
         ConfigurationError: a name that is not known (the nearest one is given) or needs arguments, a value that is no
@@ -155,15 +84,15 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
             raise ConfigurationError(f"a dict of metrics takes names as keys; received {wrong[0]!r}")
         return {key: _metric(value)[1] for key, value in metrics.items()}
     if isinstance(metrics, set | frozenset):
-        metrics = sorted(metrics, key=str)  # sets of names have another order in every process
+        metrics = sorted(metrics, key=str)  # the order of a set of names differs between processes
     elif not isinstance(metrics, list | tuple):
         metrics = [metrics]
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, metric in map(_metric, metrics):
-        if name in found:
+        if name in by_name:
             raise ConfigurationError(f"metric {name!r} is given twice; a dict of metrics gives each a name of its own")
-        found[name] = metric
-    return found
+        by_name[name] = metric
+    return by_name
 
 
 def update_metrics(
@@ -173,7 +102,7 @@ def update_metrics(
     num_samples: int,
     columns: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Give each metric what it reads of the outputs of an evaluation network, as `mindspore.Model` does.
+    """Give each metric its outputs of an evaluation network, as `mindspore.Model` does.
 
     Args:
         metrics: as `get_metrics` returned them.
@@ -189,15 +118,15 @@ def update_metrics(
     """
     for metric in metrics.values():
         if isinstance(metric, Loss):
-            place = eval_indexes[0] if eval_indexes is not None else metric.indexes[0] if metric.indexes else 0
-            metric.add(outputs[place], num_samples)
+            index = eval_indexes[0] if eval_indexes is not None else metric.indexes[0] if metric.indexes else 0
+            metric.add(outputs[index], num_samples)
             continue
-        read = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
+        inputs = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
         column = group_of(metric)
         if column is None:
-            metric.update(*read)
+            metric.update(*inputs)
         else:
-            metric.update(*read, groups=_column(column, columns or {}))
+            metric.update(*inputs, groups=_column(column, columns or {}))
 
 
 def clear_metrics(metrics: Mapping[str, Any]) -> None:
@@ -208,7 +137,7 @@ def clear_metrics(metrics: Mapping[str, Any]) -> None:
 
 def group_of(metric: Any) -> str | None:
     """Return the name of the column whose values the metric reads as groups, or None."""
-    # ours first: whether a class has all that a protocol asks for takes 20 us to find out
+    # RowMetric first: a check against the protocol takes 20 us
     return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
 
 
@@ -222,15 +151,15 @@ def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def read_metric(metric: Any) -> Any:
-    """Return what a metric of ours or of MindSpore's kind gives."""
+    """Return the value of a metric of this package or of MindSpore's kind."""
     return metric.eval() if hasattr(metric, "eval") else metric.value()
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every metric as a float.
 
-    A metric of one value a class, such as MindSpore's precision, gives its mean under its name and the values under
-    name_0, name_1, ... What is neither a number nor a vector of numbers (a confusion matrix) stays as it is.
+    A metric of one value per class, such as MindSpore's precision, gives its mean under its name and the values under
+    name_0, name_1, ... A value that is neither a number nor a vector of numbers (a confusion matrix) stays as it is.
     """
     values: dict[str, Any] = {}
     for name, metric in metrics.items():
@@ -240,6 +169,21 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError):
             values[name] = value
     return values
+
+
+def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
+    """Return whether higher is better, or None where that is not known, by the name of each value of `metrics`.
+
+    Values of single classes, labels and slices are not among them; they go the way of the metric.
+    """
+    names: dict[str, Direction] = {}
+    for name, metric in metrics.items():
+        higher = direction_of(metric)
+        parts = metric.parts if isinstance(metric, RowMetric | WindowMetric) else ()
+        for part in parts or ("",):
+            full = "_".join(filter(None, (name, part)))
+            names[full] = higher.get(part) if isinstance(higher, Mapping) else higher
+    return names
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -261,39 +205,41 @@ def _metric(value: Any) -> tuple[str, Any]:
         value = Loss()
         if indexes:
             value.set_indexes(indexes)
-    named = value.name if isinstance(value, RowMetric) else None
-    return named or _name_of(type(value)), value
+    name = value.name if isinstance(value, RowMetric) else None
+    return name or _name_of(type(value)), value
 
 
 def _by_name(name: str) -> tuple[str, Any]:
-    asked = _canonical(name)
+    canonical = _canonical(name)
     base, slash, column = name.strip().partition("/")
     if slash or "@" in name:
         return _with_column(name, _canonical(base), column)
-    if asked in _BY_GROUP or asked in _FIRST_K:
-        form = f"{asked}/user" if asked in _BY_GROUP else f"{asked}@10/user"
-        if asked != "recall":  # MindSpore has a recall too, of classes
-            raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
-    if asked in _REFUSED:
-        raise ConfigurationError(f"metric {name!r} {_REFUSED[asked]}")
-    if asked in _OURS:
-        return name, _OURS[asked]()
+    if canonical in _REFUSED:
+        raise ConfigurationError(f"metric {name!r} {_REFUSED[canonical]}")
     theirs = {_canonical(known): known for known in ms_train.names()}
-    if asked in theirs:
-        return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[asked]))
+    kind = _named().get(canonical, Loss)
+    if not issubclass(kind, GroupMetric):
+        if canonical in _named():
+            return name, kind()
+    elif canonical not in theirs:  # MindSpore has a recall too, of classes
+        form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
+        raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
+    if canonical in theirs:
+        return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
     known = metric_names()
-    raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(asked, known)}; known: {', '.join(known)}")
+    raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(canonical, known)}; known: {', '.join(known)}")
 
 
 def _with_column(name: str, base: str, column: str) -> tuple[str, Any]:
     measure, at, k = base.partition("@")
-    if at and measure in _FIRST_K and k.isdigit() and column:
-        return base, _FIRST_K[measure](int(k), column)
+    kind = _named().get(measure)
     if at:
-        known = ", ".join(f"{known}@10/user" for known in _FIRST_K)
+        if kind is not None and issubclass(kind, FirstK) and k.isdigit() and column:
+            return base, kind(int(k), column)
+        known = ", ".join(f"{known}@10/user" for known, kind in _named().items() if issubclass(kind, FirstK))
         raise ConfigurationError(f"unknown metric {name!r}; metrics of the first k rows of a group look like {known}")
-    if base in _BY_GROUP:
-        return base, _BY_GROUP[base](column)
+    if kind is not None and issubclass(kind, GroupMetric) and not issubclass(kind, FirstK):
+        return base, kind(column)
     sliced = BySlice(base, column)
     return sliced.name, sliced
 

@@ -1,11 +1,12 @@
-"""Metrics of real-valued predictions: mean absolute error, root mean squared error, bias and R2.
+"""Metrics of numbers: mean absolute error, root mean squared error, bias, R2, and Poisson deviance of counts.
 
-Predictions and labels have one shape, up to axes of length 1. Weights count rows.
+Predictions and labels have one shape, up to axes of length 1. Each is computed for every output, which is a column of
+labels [B, K] (or an entry of [B, ...]), and the mean over the outputs is returned: scikit-learn's "uniform_average".
+MindSpore's own `mindspore.train.MAE` adds the columns of a row up instead. Weights count rows.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,107 +16,150 @@ from .rows import row_weights, to_numpy
 from .window_metric import SumMetric
 
 
-def residuals(predictions: Any, labels: Any, weights: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return prediction minus label and label, float64 [B, D], and the rows' weights, float64 [B, 1].
-
-    Raises:
-        DataError: predictions and labels of different sizes.
-    """
-    predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
-    rows = len(labels) if labels.ndim else 0
-    if predictions.shape[:1] != labels.shape[:1] or predictions.size != labels.size:
-        raise DataError(
-            f"{name} takes predictions and labels of one shape, such as [B] or [B, 1]; received predictions "
-            f"{predictions.shape} and labels {labels.shape}"
-        )
-    labels = labels.reshape(rows, -1 if rows else 1).astype(np.float64)
-    weights = row_weights(weights, rows)
-    weights = np.ones(rows) if weights is None else weights
-    return predictions.reshape(labels.shape).astype(np.float64) - labels, labels, weights[:, None]
-
-
-class Mae(SumMetric):
-    """Mean absolute error: sum of w |p - y| over sum of w. As in MindSpore, the values of a row count by their sum."""
-
-    sums = ("weight", "absolute")
+class OutputMetric(SumMetric):
+    """Base of metrics of numbers: sums for each output, float64 [K], and "weight", the sum of the rows' weights."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows."""
-        error, _, weights = residuals(predictions, labels, weights, "Mae")
+        """Add rows.
+
+        Args:
+            predictions, labels: [B], [B, 1] or [B, ...], as many values in both.
+            weights: [B] or None.
+            groups: not read.
+
+        Raises:
+            DataError: predictions and labels of different sizes.
+        """
+        predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
+        rows = len(labels) if labels.ndim else 0
+        if predictions.shape[:1] != labels.shape[:1] or predictions.size != labels.size:
+            raise DataError(
+                f"{type(self).__name__} takes predictions and labels of one shape, such as [B] or [B, 1]; received "
+                f"predictions {predictions.shape} and labels {labels.shape}"
+            )
+        if not rows:
+            return
+        labels = labels.reshape(rows, -1).astype(np.float64)
+        weights = row_weights(weights, rows)
+        self.add_outputs(
+            predictions.reshape(labels.shape).astype(np.float64), labels, np.ones(rows) if weights is None else weights
+        )
+
+    def add_outputs(self, predictions: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
+        """Add rows: predictions and labels float64 [B, K], weights float64 [B]."""
         self.total["weight"] += float(weights.sum())
-        self.total["absolute"] += float((weights * np.abs(error)).sum())
+        for name in self.sums[1:]:
+            self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
+
+    def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return what each row adds to the sum, float64 [B, K]; for metrics of one sum besides the weight."""
+        raise NotImplementedError
 
     def value(self) -> float:
-        """Return the mean; NaN without rows."""
-        return self.mean("absolute")
+        """Return the mean over outputs; NaN without rows."""
+        return float(np.mean(self.mean(self.sums[1])))
 
 
-class Rmse(SumMetric):
-    """Root mean squared error: the square root of sum of w (p - y)^2 over sum of w, over all values."""
+class Mae(OutputMetric):
+    """Mean absolute error: sum of w |p - y| over sum of w; the mean over outputs."""
 
+    name = "mae"
+    higher_is_better = False
+    sums = ("weight", "absolute")
+
+    def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return absolute errors."""
+        return np.abs(predictions - labels)
+
+
+class Rmse(OutputMetric):
+    """Root mean squared error: the root of sum of w (p - y)^2 over sum of w; the mean over outputs."""
+
+    name = "rmse"
+    higher_is_better = False
     sums = ("weight", "squared")
 
-    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows."""
-        error, _, weights = residuals(predictions, labels, weights, "Rmse")
-        self.total["weight"] += float(weights.sum()) * error.shape[1]
-        self.total["squared"] += float((weights * error**2).sum())
+    def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return squared errors."""
+        return (predictions - labels) ** 2
 
     def value(self) -> float:
         """Return the error, in units of the label; NaN without rows."""
-        return math.sqrt(self.mean("squared"))
+        return float(np.mean(np.sqrt(self.mean("squared"))))
 
 
-class Bias(SumMetric):
-    """Mean of prediction minus label, over all values: above 0 the network predicts too much."""
+class Bias(OutputMetric):
+    """Mean of prediction minus label; the mean over outputs. Above 0 the network predicts too much."""
 
+    name = "bias"
     sums = ("weight", "error")
 
-    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows."""
-        error, _, weights = residuals(predictions, labels, weights, "Bias")
-        self.total["weight"] += float(weights.sum()) * error.shape[1]
-        self.total["error"] += float((weights * error).sum())
-
-    def value(self) -> float:
-        """Return the bias, in units of the label; NaN without rows."""
-        return self.mean("error")
+    def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return errors."""
+        return predictions - labels
 
 
-class R2(SumMetric):
-    """Coefficient of determination, 1 - sum of w (p - y)^2 over sum of w (y - mean y)^2, over all values.
+class PoissonDeviance(OutputMetric):
+    """Mean Poisson deviance of counts, 2 (y log(y / p) - y + p); the mean over outputs. 0 is perfect.
 
-    1 is perfect, 0 as good as the mean label of the very rows, NaN when all labels are equal. The spread of the labels
-    is kept about their mean and joined as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise
-    Algorithm for Computing Sample Variances", 1979, for a difference of two large sums would lose it.
+    P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above 0; those of a loss of
+    the log-rate (`nn.PoissonNLLLoss()`) become rates before they get here.
+
+    Raises:
+        DataError: a rate that is not above 0, or a label below 0.
     """
 
+    name = "poisson_deviance"
+    higher_is_better = False
+    sums = ("weight", "deviance")
+
+    def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return deviances."""
+        if not (predictions.min() > 0 and labels.min() >= 0):
+            raise DataError(
+                "PoissonDeviance takes rates above 0 and counts not below 0; received predictions from "
+                f"{predictions.min():.6g} and labels from {labels.min():.6g}; Trainer(activation='exp') is for a "
+                "network that returns log-rates"
+            )
+        ratio = np.divide(labels, predictions, out=np.ones_like(labels), where=labels > 0)
+        return 2.0 * (labels * np.log(ratio) - labels + predictions)
+
+
+class R2(OutputMetric):
+    """Coefficient of determination, 1 - sum of w (p - y)^2 over sum of w (y - mean y)^2; the mean over outputs.
+
+    1 is perfect, 0 as good as the mean label of the very rows. Outputs whose labels are all equal have none and do not
+    count; NaN when no output has one. The spread of the labels is kept about their mean and merged as in T. F. Chan,
+    G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979: a
+    difference of two large sums would lose it.
+    """
+
+    name = "r2"
+    higher_is_better = True
     sums = ("weight", "squared", "label_mean", "label_spread")
 
-    def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows."""
-        error, labels, weights = residuals(predictions, labels, weights, "R2")
-        weight = float(weights.sum()) * error.shape[1]
-        if not weight:
-            return
-        mean = float((weights * labels).sum()) / weight
-        spread = float((weights * (labels - mean) ** 2).sum())
-        self._join(weight, float((weights * error**2).sum()), mean, spread)
+    def add_outputs(self, predictions: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
+        """Add rows: predictions and labels float64 [B, K], weights float64 [B]."""
+        weight = float(weights.sum())
+        if weight:
+            mean = weights @ labels / weight
+            self._join(weight, weights @ (predictions - labels) ** 2, mean, weights @ (labels - mean) ** 2)
 
     def merge(self, other: R2) -> None:
         """Add the rows that `other` has seen."""
         self._join(*(other.total[name] for name in self.sums))
 
-    def _join(self, weight: float, squared: float, mean: float, spread: float) -> None:
+    def _join(self, weight: float, squared: Any, mean: Any, spread: Any) -> None:
         total = self.total
         both = total["weight"] + weight
-        if not both:
-            return
-        apart = mean - total["label_mean"]
-        total["label_spread"] += spread + apart**2 * total["weight"] * weight / both
-        total["label_mean"] += apart * weight / both
-        total["squared"] += squared
-        total["weight"] = both
+        if both:
+            apart = mean - total["label_mean"]
+            self.total = {
+                "weight": both,
+                "squared": total["squared"] + squared,
+                "label_mean": total["label_mean"] + apart * weight / both,
+                "label_spread": total["label_spread"] + spread + apart**2 * total["weight"] * weight / both,
+            }
 
     def decay(self, factor: float) -> None:
         """Multiply the weight of all rows; their mean label stays."""
@@ -125,5 +169,6 @@ class R2(SumMetric):
 
     def value(self) -> float:
         """Return R2."""
-        spread = self.total["label_spread"]
-        return 1.0 - self.total["squared"] / spread if spread else float("nan")
+        squared, spread = np.atleast_1d(self.total["squared"], self.total["label_spread"])
+        known = spread > 0
+        return float(np.mean(1.0 - squared[known] / spread[known])) if known.any() else float("nan")

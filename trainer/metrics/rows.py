@@ -1,4 +1,4 @@
-"""Rows and options as metrics read them: arrays of numbers, sample weights, groups."""
+"""Arrays, sample weights and groups as metrics read them; values and states of metrics by name."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def group_column(groups: Any, rows: int) -> np.ndarray:
 def named_values(name: str, value: Any) -> dict[str, float]:
     """Return what a metric gave as floats by name.
 
-    A dict gives each of its parts under name_part, or name/part where the part begins with "/". One value a class, such
-    as MindSpore's precision, gives the mean under the name and the values under name_0, name_1, ...
+    A dict gives each of its parts under name_part, the name alone for an empty part, or name/part for a part that
+    begins with "/". One value per class, such as MindSpore's precision, gives the mean under the name and the values
+    under name_0, name_1, ...
 
     Raises:
         ConfigurationError: it is neither a number nor a vector of numbers nor a dict of numbers.
@@ -69,7 +70,7 @@ def named_values(name: str, value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         base = name.partition("/")[0]
         return {
-            base + part if part.startswith("/") else f"{base}_{part}".lstrip("_"): float(item)
+            base + part if part.startswith("/") else "_".join(filter(None, (base, part))): float(item)
             for part, item in value.items()
         }
     try:
@@ -82,3 +83,22 @@ def named_values(name: str, value: Any) -> dict[str, float]:
     if array.ndim:
         values |= {f"{name}_{place}".lstrip("_"): float(item) for place, item in enumerate(array)}
     return values
+
+
+def joined_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return states by name, each ``{"json": ..., "arrays": {name: array}}``, as one of the same form."""
+    arrays = {f"{index}.{key}": a for index, state in enumerate(states.values()) for key, a in state["arrays"].items()}
+    return {"json": [[name, state["json"]] for name, state in states.items()], "arrays": arrays}
+
+
+def split_states(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the states that `joined_states` joined."""
+    return {
+        name: {"json": json, "arrays": below(f"{index}.", state["arrays"])}
+        for index, (name, json) in enumerate(state["json"])
+    }
+
+
+def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with `prefix`, by the rest of their names."""
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

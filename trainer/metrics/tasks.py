@@ -1,4 +1,4 @@
-"""Metrics of several tasks: which task a metric belongs to is the first part of its name, as in ``click_auc``."""
+"""Metrics of several tasks: a metric's name begins with its task, as in ``click_auc``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .registry import Loss, get_metrics
+from ..checks import refuse
+from ..errors import did_you_mean
+from .loss import Loss
+from .predictions import Activation, check_activation
+from .registry import get_metrics
 
 
 def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
@@ -29,30 +33,48 @@ def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
     """
     if not tasks:
         return get_metrics(metrics)
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     if isinstance(metrics, Mapping):
         for key, value in metrics.items():
             if key in tasks:
-                found |= {f"{key}_{name}": metric for name, metric in get_metrics(value).items()}
+                by_name |= {f"{key}_{name}": metric for name, metric in get_metrics(value).items()}
             else:
-                _place(found, *split_task(key, tasks), get_metrics({key: value})[key], tasks)
-        return found
+                _add_metric(by_name, *split_task(key, tasks), get_metrics({key: value})[key], tasks)
+        return by_name
     if isinstance(metrics, set | frozenset):
         metrics = sorted(metrics, key=str)
     for value in metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]:
         task, rest = split_task(value, tasks) if isinstance(value, str) else ("", value)
         for name, metric in get_metrics([rest]).items():
-            _place(found, task, name, metric, tasks)
-    return found
+            _add_metric(by_name, task, name, metric, tasks)
+    return by_name
 
 
-def _place(found: dict[str, Any], task: str, name: str, metric: Any, tasks: Sequence[str]) -> None:
+def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, tasks: Sequence[str]) -> None:
     if isinstance(metric, Loss):
-        found[name] = metric
+        by_name[name] = metric
     elif task:
-        found[f"{task}_{name}"] = metric
+        by_name[f"{task}_{name}"] = metric
     else:
-        found |= {f"{each}_{name}": copy.deepcopy(metric) for each in tasks}
+        by_name |= {f"{of_task}_{name}": copy.deepcopy(metric) for of_task in tasks}
+
+
+def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
+    """Return what was declared by task; of a network of one task under an empty name.
+
+    Raises:
+        ConfigurationError: neither an activation nor a dict of them by task.
+    """
+    argument = "Trainer(prediction_activation=...)"
+    given = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
+    for task in given:
+        if task not in (tasks or ("",)):
+            accepted = (
+                f"a dict with the tasks {', '.join(tasks)}" if tasks else "a name or a function for the only task"
+            )
+            refuse(argument, accepted, task, did_you_mean(task, tasks))
+    checked = {task: check_activation(argument, value) for task, value in given.items()}
+    return {task: value for task, value in checked.items() if value is not None}
 
 
 def of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""When the windows of a stream close: `Window` is what a user asks for, `WindowClock` tells that one has closed."""
+"""When the windows of a stream close: `Window` is the user's request, `WindowClock` follows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import number, refuse, whole
 from ..errors import ConfigurationError, DataError
-from .binary import BinarySums
+from .binary_counts import BinarySums
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Window:
     Args:
         rows: close whenever a multiple of this many trained rows is crossed.
         seconds: close this many seconds of wall time after the last window closed.
-        event_time: close when event time crosses a multiple of this many seconds; rows that come late count in the
-            window that is open and open none anew.
+        event_time: close when event time crosses a multiple of this many seconds; late rows count in the open window
+            and reopen none.
         link: how predictions become probabilities: "auto", "sigmoid", "identity", "softmax"; see
-            `trainer.metrics.binary.check_link`.
+            `trainer.metrics.predictions.check_link`.
         decay: factor, 0 < decay < 1, by which one more closed window lowers the weight of the past in the decayed
             metrics; 0.9 looks back about 10 windows.
         group: column whose values get an AUC each, or None.
@@ -32,7 +32,7 @@ class Window:
             reported for the full traffic.
         correct_probability: with a sampling rate, whether predictions need correcting too. False when training
             weighted negatives by 1 / rate already.
-        max_groups: groups followed, first come first served; the rest share the name "other".
+        max_groups: the first so many groups are followed; the rest share the name "other".
 
     Raises:
         ConfigurationError: not exactly one span, or a value out of range.
@@ -80,7 +80,7 @@ class Window:
 
 
 class WindowClock:
-    """Tells when windows close; asked once after each call of the training program.
+    """Decides when windows close; called once after each call of the training program.
 
     Args:
         window: the window to follow.
@@ -140,16 +140,16 @@ class WindowClock:
         return True
 
     def state_dict(self, wall: float) -> dict[str, Any]:
-        """Return where the open window stands, as JSON-serialisable values."""
+        """Return the state of the open window as JSON-serialisable values."""
         if self.unit == "seconds" and (self._mark is not None or self._open_for):
             open_for = self._open_for if self._mark is None else wall - self._mark
             return {"unit": self.unit, "n": self.n, "open_for": open_for}
         return {"unit": self.unit, "n": self.n, "mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
-        """Restore what `state_dict` returned; the state of another span is left alone, so the window starts anew.
+        """Restore what `state_dict` returned; the state of another span is ignored, and the window starts afresh.
 
-        Without a clock yet (`wall` None) a window of seconds counts on from the first time it is asked.
+        Without a clock (`wall` None) a window of seconds goes on from the first call of `closed`.
         """
         if state.get("unit") != self.unit or state.get("n") != self.n:
             return

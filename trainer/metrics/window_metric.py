@@ -1,8 +1,10 @@
-"""What a metric is: rows in, a number (or several, by name) out; joined, aged and saved without its rows being kept.
+"""The contract of a metric: rows in; a number, or several by name, out; merged, decayed and saved without its rows.
 
-`WindowMetric` is the protocol that windows of a stream take; `RowMetric` is the base of the metrics here, which serve
-an evaluation, a stream's windows and `mindspore.Model` alike. A metric knows nothing of windows: which rows it is
-given, and what a past horizon keeps of it, is the run's business.
+`WindowMetric` is the protocol that the windows of a stream take. `RowMetric` is the base of the metrics here, which
+serve `evaluate`, windows and `mindspore.Model` alike. A metric knows nothing of windows: the run decides which rows it
+is given and what a past horizon keeps.
+
+A metric with a `name` in a file of this folder can be asked for by that name; nothing else has to be changed.
 """
 
 from __future__ import annotations
@@ -10,9 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 from mindspore.train import Metric
 
 from ..errors import DataError
+from .predictions import Meaning, activate
+from .rows import to_numpy
+
+Direction = bool | None
 
 
 @runtime_checkable
@@ -22,13 +29,14 @@ class WindowMetric(Protocol):
     Attributes:
         group: column that `update` gets as `groups`, or None.
         parts: keys of the dict that `value` returns, where it returns one; empty for a number.
+        higher_is_better: whether callbacks that follow the metric look for a maximum; optional.
     """
 
     group: str | None
     parts: tuple[str, ...]
 
     def restart(self) -> None:
-        """Forget all rows, but not how predictions are to be read: the next window begins."""
+        """Forget all rows, but not how predictions are read: the next window begins."""
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows: host arrays with the rows on axis 0."""
@@ -37,7 +45,7 @@ class WindowMetric(Protocol):
         """Return the value over all rows since `restart`; NaN where they do not define it."""
 
     def close(self) -> None:
-        """The window has ended: rows that come later belong to other lists than the rows so far."""
+        """End the window: rows that come later belong to other groups than the rows so far."""
 
     def merge(self, other: Any) -> None:
         """Add what `other`, of the same kind and options, has seen."""
@@ -56,19 +64,26 @@ class RowMetric(Metric):
     """Base of the metrics of this package: a `WindowMetric` that is a `mindspore.train.Metric` too.
 
     Attributes:
-        name: name it goes by in a list of metrics; None takes that of its class.
+        name: name it has in a list of metrics; None takes that of its class.
+        higher_is_better: whether callbacks that follow the metric look for a maximum; None: they have to be told. A
+            dict by part where `value` returns several.
+        takes_raw: whether `add` reads logits itself; otherwise predictions come with the activation applied.
+        meaning: what the loss says about predictions; set by the trainer before rows come.
     """
 
     group: str | None = None
     parts: tuple[str, ...] = ()
     name: str | None = None
+    higher_is_better: Direction | Mapping[str, Direction] = None
+    takes_raw: bool = False
+    meaning: Meaning = Meaning()
 
     def update(self, *inputs: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows.
 
         Args:
-            inputs: predictions, labels and, if wanted, sample weights of shape [B]; Tensors or arrays. Which of more
-                inputs are meant, `set_indexes` says.
+            inputs: predictions, labels and, if wanted, sample weights of shape [B]; Tensors or arrays. `set_indexes`
+                chooses among more inputs.
             weights: sample weights, shape [B], finite and not negative; None counts each row once.
             groups: group of each row, shape [B] or [B, 1], integers or strings; for metrics with a `group`.
 
@@ -76,22 +91,26 @@ class RowMetric(Metric):
             DataError: shapes that do not fit each other, or values the metric cannot read.
         """
         if self.indexes:
-            inputs = tuple(inputs[place] for place in self.indexes)
+            inputs = tuple(inputs[index] for index in self.indexes)
+        kind = type(self).__name__
         if len(inputs) not in (2, 3):
-            kind = type(self).__name__
             raise DataError(
                 f"{kind}.update takes predictions, labels and optionally weights; received {len(inputs)} inputs"
             )
-        weights = inputs[2] if len(inputs) == 3 else weights
-        if self.group is not None:
-            if groups is None:
-                raise DataError(f"{type(self).__name__} needs the column {self.group!r}, the group of each row")
-            self.add(inputs[0], inputs[1], weights, groups)
+        predictions, labels, *more = inputs
+        weights = more[0] if more else weights
+        activation = self.meaning.activation
+        if activation is not None and not (self.takes_raw and activation in ("identity", "sigmoid", "softmax")):
+            predictions = activate(activation, to_numpy(predictions, "predictions"))
+        if self.group is None:
+            self.add(predictions, labels, weights)
+        elif groups is None:
+            raise DataError(f"{kind} needs the column {self.group!r}, the group of each row")
         else:
-            self.add(inputs[0], inputs[1], weights)
+            self.add(predictions, labels, weights, groups)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows; what `update` does once it has found its inputs."""
+        """Add rows; `update` has chosen the inputs."""
         raise NotImplementedError
 
     def eval(self) -> float | dict[str, float]:
@@ -103,14 +122,15 @@ class RowMetric(Metric):
         raise NotImplementedError
 
     def close(self) -> None:
-        """The window has ended; metrics that do not rank rows against each other need not know."""
+        """End the window; a metric that does not rank rows against each other ignores it."""
 
     def restart(self) -> None:
-        """Forget all rows; a metric that found out how predictions are to be read remembers that."""
+        """Forget all rows; a metric that has inferred how predictions are read remembers that."""
         self.clear()
 
-    def expect_logits(self) -> None:
-        """Take binary predictions for logits until `clear`, also while all lie in [0, 1], where link is "auto"."""
+    def expect(self, meaning: Meaning) -> None:
+        """Read predictions as `meaning` says, from now on."""
+        self.meaning = meaning
 
 
 class SumMetric(RowMetric):
@@ -118,6 +138,7 @@ class SumMetric(RowMetric):
 
     Attributes:
         sums: names of the sums.
+        total: each sum, a number or an array such as one number per output.
     """
 
     sums: ClassVar[tuple[str, ...]] = ()
@@ -128,7 +149,7 @@ class SumMetric(RowMetric):
 
     def clear(self) -> None:
         """Forget everything."""
-        self.total = dict.fromkeys(self.sums, 0.0)
+        self.total: dict[str, Any] = dict.fromkeys(self.sums, 0.0)
 
     def merge(self, other: SumMetric) -> None:
         """Add the sums of `other`, which stays as it is."""
@@ -138,14 +159,16 @@ class SumMetric(RowMetric):
         """Multiply every sum by `factor`."""
         self.total = {name: value * factor for name, value in self.total.items()}
 
-    def mean(self, name: str, weight: str = "weight") -> float:
+    def mean(self, name: str, weight: str = "weight") -> Any:
         """Return one sum over another, NaN when that is 0."""
         return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": the sums, "arrays": {}}``."""
-        return {"json": dict(self.total), "arrays": {}}
+        """Return ``{"json": sums that are numbers, "arrays": the others}``."""
+        arrays = {name: value for name, value in self.total.items() if isinstance(value, np.ndarray)}
+        return {"json": {n: v for n, v in self.total.items() if n not in arrays}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.total = {name: float(state["json"][name]) for name in self.sums}
+        numbers, arrays = state["json"], state["arrays"]
+        self.total = {n: np.array(arrays[n]) if n in arrays else float(numbers[n]) for n in self.sums}

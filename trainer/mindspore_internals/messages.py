@@ -2,6 +2,8 @@
 
 Relies on the layout of its C++ exceptions: parts between rules of dashes, and ``# n In file F:L, ...`` with the source
 line below. Where a message does not look so, it is given whole, or no place is found.
+
+`mindspore.common._decorator.DEPRECATE_SET` holds the names and versions of what was reported as deprecated.
 """
 
 from __future__ import annotations
@@ -10,11 +12,23 @@ import re
 from pathlib import Path
 
 import mindspore
+from mindspore.common import _decorator
 
 _RULE = re.compile(r"^-{20,}\s*$", re.MULTILINE)
 _FRAME = re.compile(r"^# \d+ In file (?P<file>.+?):(?P<line>\d+)(?:~\d+)?, .*\n(?P<code>.*)$", re.MULTILINE)
 _NO_GRAPH = re.compile(r"unsupported (statement|expression|syntax|AST)", re.IGNORECASE)
 _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
+
+
+def silence_adams_operator() -> None:
+    """Keep MindSpore from reporting `FusedSparseAdam` as deprecated: every `nn.Adam` creates one, used or not."""
+    getattr(_decorator, "DEPRECATE_SET", set()).add("FusedSparseAdam2.8.0")
+
+
+LAMBDA = (
+    "MindSpore cannot compile a lambda that is written inside a call or another expression: it reads the source line, "
+    "which holds more than the lambda; use a method or a Cell in its place"
+)
 
 
 def is_of_lambda(error: Exception) -> bool:

@@ -1,18 +1,28 @@
-"""What a `mindspore.dataset` pipeline is made of, without ever asking an endless one for its size.
+"""Reading the structure of `mindspore.dataset` pipelines, and the order in which they shuffle.
 
-Relied on: a pipeline keeps its inputs in `children`, `.repeat()` without a count is a `RepeatDataset` whose `count` is
--1, and a `GeneratorDataset` keeps the user's object in `source`. Where that changes, the size of a pipeline over an
-endless generator is asked for, which never returns: `tests/trainer/data/test_sources.py` would hang.
+An endless pipeline is never asked for its size: the call would not return.
+
+Relied on:
+- A pipeline keeps its inputs in `children`, `.repeat()` without a count is a `RepeatDataset` whose `count` is -1, and
+  a `GeneratorDataset` keeps the user's object in `source`. Where that changes, `tests/trainer/data/test_sources.py`
+  hangs.
+- `RandomSampler` shuffles, for epoch e, the order of the previous epoch by GNU's `std::shuffle` with an
+  `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; NumPy has the same) that was seeded with the
+  pipeline's seed + e. Where a MindSpore was built with another C++ library, `is_known` notices, and pipelines are
+  read as pipelines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from .fallbacks import fall_back, public_only
 
 
 @contextlib.contextmanager
@@ -42,3 +52,70 @@ def is_bounded(dataset: Any) -> bool:
     if source is None:
         return True
     return hasattr(source, "__len__")
+
+
+_LARGEST = (1 << 32) - 1  # number of the generator
+_BLOCK = 1 << 16
+_TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to tell the older C++ library's way of drawing from the newer one's
+
+
+def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
+    """Return the order of the next epoch, int64 [n].
+
+    Args:
+        order: that of the epoch before, int64 [n]; of the first epoch, 0 to n - 1.
+        seed: the pipeline's seed + number of the next epoch, from 0.
+    """
+    rows, found, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
+    if rows <= _LARGEST // max(rows, 1):  # one number of the generator stands for two of the shuffle
+        start = 1
+        if rows % 2 == 0 and rows:
+            other = int(_below(np.array([2]), state)[0])
+            found[1], found[other] = found[other], found[1]
+            start = 2
+        places = np.arange(start, rows, 2)
+        numbers = _below((places + 1) * (places + 2), state)
+        pairs = zip(places.tolist(), (numbers // (places + 2)).tolist(), (numbers % (places + 2)).tolist(), strict=True)
+        for place, first, second in pairs:
+            found[place], found[first] = found[first], found[place]
+            found[place + 1], found[second] = found[second], found[place + 1]
+    else:
+        for begin in range(1, rows, _BLOCK):
+            places = np.arange(begin, min(begin + _BLOCK, rows))
+            for place, other in zip(places.tolist(), _below(places + 1, state).tolist(), strict=True):
+                found[place], found[other] = found[other], found[place]
+    return np.array(found, np.int64)
+
+
+def _below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:
+    """Return a number below each of `counts`, int64 [n], as `std::uniform_int_distribution` draws them."""
+
+    def draw(count: int) -> np.ndarray:
+        return state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
+
+    scale = _LARGEST // counts
+    limit = counts * scale
+    numbers, start = draw(len(counts)), 0
+    while len(refused := np.flatnonzero(numbers[start:] >= limit[start:])):
+        start += int(refused[0])
+        numbers = np.concatenate((numbers[:start], numbers[start + 1 :], draw(1)))
+    return numbers // scale
+
+
+@functools.cache
+def is_known() -> bool:
+    """Return whether the order is what it was found to be: a small pipeline is read, once in a process."""
+    import mindspore.dataset as ms_dataset
+
+    if public_only():
+        return False
+    with seeded(0):
+        dataset = ms_dataset.NumpySlicesDataset((np.arange(_TRIED_ROWS),), ["row"], shuffle=True).batch(_TRIED_ROWS)
+        iterator = dataset.create_tuple_iterator(num_epochs=_TRIED_EPOCHS, output_numpy=True)
+    order = np.arange(_TRIED_ROWS)
+    for epoch in range(_TRIED_EPOCHS):
+        order = reshuffled(order, epoch)
+        if not all(np.array_equal(batch[0], order) for batch in iterator):
+            fall_back("the order of shuffled pipelines is another", "shuffled arrays are read row by row")
+            return False
+    return True

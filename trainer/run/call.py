@@ -1,17 +1,22 @@
-"""What surrounds the call of a verb: its callbacks, its signals, and what must happen whatever happens inside it."""
+"""The frame of a verb's call: its callbacks, its signal handlers, and the cleanup after it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks import Callback, CallbackList, History, ProgressBar, adapt
+
+from ..checkpoint.saver import FOLDER
 from ..data.waiting import Interrupted
+from ..distributed.launched import STAGE
 from ..errors import ConfigurationError
-from ..hooks import Callback, CallbackList, History, ProgressBar, adapt
-from ..mindspore_internals.graph_dumps import redirect_graph_dumps
-from ..mindspore_internals.notebook_sources import written_sources
+from ..mindspore_internals.compilation import notebook_sources, redirect_graph_dumps
+from ..mindspore_internals.forked import check_not_forked
 from ..state import Phase
 from . import loop
 from .signals import StopOnSignal
@@ -26,25 +31,63 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 
 @contextlib.contextmanager
 def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
-    """Put `callbacks` and signal handlers in place for a while, and wind up whatever happens.
+    """Install `callbacks` and signal handlers for the call of a verb, and clean up after it.
 
     A callback of a training under way may evaluate or predict; the training then goes on undisturbed.
 
     Raises:
-        ConfigurationError: the trainer is busy with something else.
+        ConfigurationError: the trainer is busy with something else, or the process cannot run graphs.
     """
+    nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
+    together = trainer.group.size > 1 and not nested
+    with only_thread(phase.value), STAGE.of_a_call() if together else contextlib.nullcontext():
+        yield from _call(trainer, phase, callbacks)
+
+
+_calls: list[tuple[threading.Thread, str]] = []  # under way; of one thread, since MindSpore runs graphs of one only
+_calls_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def only_thread(verb: str) -> Iterator[None]:
+    """Keep other threads from calling verbs meanwhile.
+
+    They cannot take turns: MindSpore holds the GIL while it waits for a graph to end, which operators in Python need.
+
+    Raises:
+        ConfigurationError: another thread is inside a verb.
+    """
+    own = threading.current_thread()
+    with _calls_lock:
+        for thread, other in _calls:
+            if thread is not own and thread.is_alive():
+                raise ConfigurationError(
+                    f"{verb}: called on thread {own.name!r} while thread {thread.name!r} is inside {other}; "
+                    "MindSpore runs graphs on one thread at a time: call them in turn, or use a process for each"
+                )
+        entry = (own, verb)
+        _calls.append(entry)
+    try:
+        yield
+    finally:
+        with _calls_lock:
+            _calls.remove(entry)
+
+
+def _call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     if phase not in _TRAINING and state.phase in _TRAINING:
         yield from _nested(trainer, phase, callbacks)
         return
     check_idle(trainer)
+    check_not_forked()
     trained_with = trainer.callbacks, trainer.history
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.begin(phase)
     try:
         with (
             redirect_graph_dumps(),
-            written_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.eval_network)),
+            notebook_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.eval_network)),
             StopOnSignal(
                 lambda name: trainer.stop(name, kind="signal"),
                 lambda: _wind_up(trainer),
@@ -120,12 +163,18 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
 
 def _report(trainer: Trainer, error: BaseException) -> None:
     progress = trainer.state.progress
-    place = f"epoch {progress.epoch}, step {progress.global_step}"
+    position = f"epoch {progress.epoch}, step {progress.global_step}"
     if trainer.position:
-        place += f", data position {trainer.position}"
+        position += f", data position {trainer.position}"
     where = getattr(error, "failed_callback", None)
     where = f" in {where}.{error.failed_hook}" if where else ""
-    text = f"the run ended by {type(error).__name__}{where} at {place}"
+    text = f"the run ended by {type(error).__name__}{where} at {position}"
     logger.error("%s: %s", text, error)
     if hasattr(error, "add_note"):
         error.add_note(text)
+
+
+def snapshot_folders(trainer: Trainer, callbacks: Iterable[Callback]) -> list[Path]:
+    """Return the folders that may hold snapshots of a run: that of the run folder, those of its callbacks."""
+    folders = [trainer.run_dir / FOLDER] if trainer.run_dir else []
+    return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]

@@ -1,4 +1,4 @@
-"""What a trainer feeds its programs with: chunks to train on, and batches to evaluate or predict."""
+"""Feeds of the verbs: chunks to train on, and batches to evaluate or predict."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from callbacks import Callback
+
 from ..data import column_checks
+from ..data.as_columns import describe_non_finite
 from ..data.chunk import FeedOptions
 from ..data.column_order import ColumnOrder
 from ..data.feed import Feed
-from ..data.finite_values import describe_non_finite
-from ..data.shards import make_shard
-from ..data.sources import ArraySource, Item, Source
+from ..data.finite.shards import make_shard
+from ..data.finite.sources import ArraySource, PipelineSource
+from ..data.source import Item, Source
 from ..data.waiting import DATA_WAIT
-from ..distributed.supported import check_training
-from ..embedding.embedding_cells import check_trainable, embedding_cells
+from ..embedding.layers.embedding_cells import check_trainable, embedding_cells
 from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.labels import takes_class_numbers
 from ..graph.multi_task import MultiTaskLoss
 from ..graph.program import StepOptions
-from ..hooks import Callback
 from ..metrics.registry import group_of
+from ..mindspore_internals.dict_networks import batch_keys
+from .declared_features import arguments_of
+from .supported import check_training
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -70,8 +74,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     check_trainable(trainer.network, trainer.optimizer)
 
     def batches_per_call(item: Item) -> int:
-        alone = source.separate
-        steps = 1 if alone or not trainer.compiled else steps_per_call
+        steps = 1 if source.read_mode.separate or not trainer.compiled else steps_per_call
         if steps is None:
             most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
@@ -85,8 +88,9 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         batches_per_call,
         trainer.accumulate,
         check=check,
-        arguments=column_checks.arguments_of(trainer.network)[2],
-        order=None if source.endless else column_order(trainer, trainer.network, trainer.label_count),
+        arguments=arguments_of(trainer, trainer.network)[2],
+        list_types=None if source.endless else trainer.builder.list_types,
+        order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
         alike=True,
     )
@@ -95,7 +99,14 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     feed = Feed(source, feed_options)
     try:
         find_tables(trainer, feed)
-        check_training(trainer, source)
+        check_training(
+            trainer.group.size,
+            trainer.network,
+            trainer.optimizer,
+            accumulate=trainer.accumulate,
+            has_tables=trainer.tables is not None,
+            separate=source.read_mode.separate,
+        )
     except Exception:
         feed.close()
         raise
@@ -114,8 +125,10 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
 def _check_with_labels(trainer: Trainer) -> column_checks.ColumnCheck:
     loss = trainer.loss_fn
     losses = loss.losses if isinstance(loss, MultiTaskLoss) else (loss,)
-    class_losses = [takes_class_numbers(one) for one in losses]
-    return column_checks.ColumnCheck(trainer.network, trainer.label_count, class_losses=class_losses)
+    class_losses = [takes_class_numbers(loss) for loss in losses]
+    return column_checks.ColumnCheck(
+        trainer.network, trainer.label_count, class_losses=class_losses, assumed=trainer.builder.list_types.assumed
+    )
 
 
 def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
@@ -123,19 +136,26 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
     chosen = {"batch_size": batch_size, "seed": trainer.seed, "fitting": True}
     source = make_shard(dataset, trainer.group, whole_batches=True, **chosen)
     if predict:
-        check = column_checks.ColumnCheck(trainer.network, 0, extra=True)
+        check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     elif trainer.eval_network is not None:
         check = column_checks.ColumnCheck(trainer.eval_network, 0)
     else:
         check = _check_with_labels(trainer)
     network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
-    _, most, arguments = column_checks.arguments_of(network)
+    _, most, arguments = arguments_of(trainer, network)
     counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count
     options = FeedOptions(
         columns=most if predict else None,
         check=check,
         arguments=arguments,
-        order=column_order(trainer, network, trainer.label_count if trainer.eval_network is None else 0),
+        list_types=trainer.builder.list_types,
+        order=column_order(
+            trainer,
+            source,
+            network,
+            trainer.label_count if trainer.eval_network is None else 0,
+            labels_needed=not predict,
+        ),
         counted=counted,
     )
     filling = None if predict or trainer.group.size > 1 else trainer.builder.filled.evaluation
@@ -146,12 +166,20 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
     return Feed(source, options)
 
 
-def column_order(trainer: Trainer, network: nn.Cell, labels: int) -> ColumnOrder | None:
-    """Return what puts the label columns of several tasks last and columns that only metrics read aside, or None."""
-    most = column_checks.arguments_of(network)[1]
+def column_order(
+    trainer: Trainer, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
+) -> ColumnOrder | None:
+    """Return what puts the columns of a batch in the order of network and loss, or None where nothing has names."""
+    least, most, arguments = arguments_of(trainer, network)
+    by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
+    inputs = arguments[:least] if by_name else ()
     names = () if trainer.tasks is None or not labels else trainer.tasks.label_names
     groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))
-    order = ColumnOrder(None if most is None else most + labels, names, tuple(groups))
+    if trainer.features is not None and trainer.features.group is not None:
+        groups[trainer.features.group] = None
+    order = ColumnOrder(
+        None if most is None else most + labels, names, tuple(groups), inputs, labels_needed=labels_needed
+    )
     return order or None
 
 
@@ -163,14 +191,14 @@ def read_tables(trainer: Trainer, feed: Feed) -> None:
 
 
 def find_tables(trainer: Trainer, feed: Feed) -> None:
-    """Find out, once, from one batch, which columns hold the ids of the network's sparse tables."""
+    """Determine once, from the first batch, which columns hold the ids of the sparse tables."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return
     from ..data.table_feed import TableFeed
 
-    with contextlib.nullcontext() if feed.source.in_step else DATA_WAIT:
+    with contextlib.nullcontext() if feed.source.read_mode.agrees_while_reading else DATA_WAIT:
         sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
-    takes = column_checks.arguments_of(trainer.network)[1] or len(sample) - trainer.label_count
+    takes = arguments_of(trainer, trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(
         trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate, trainer.group
     )

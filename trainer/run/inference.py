@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.as_columns import as_array
+from ..data.batch_sizes import RowPadding, padded_size
 from ..data.feed import Feed
-from ..data.row_padding import RowPadding, padded_size
-from ..data.sources import ArraySource
-from ..distributed.dense_state import synchronize
+from ..data.finite.sources import ArraySource
+from ..data.position import Position
+from ..distributed.dense_state import average_statistics
 from ..errors import DataError
+from ..metrics.loss import Loss
 from ..state import Phase
-from . import loop
+from ..streams.formats.frames import is_frame
+from . import declared_features, loop
 from .call import call
 from .feeds import inference_feed, read_tables
-from .tally import Tally
+from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -27,7 +31,7 @@ MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether r
 
 def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
     """Do what `Trainer.evaluate` says."""
-    feed = inference_feed(trainer, dataset, batch_size)
+    feed = inference_feed(trainer, declared_features.prepare(trainer, dataset), batch_size)
     alone = (
         trainer.state.phase is Phase.IDLE
     )  # else a callback asks, who is given results even when a signal wants the run to end
@@ -43,9 +47,8 @@ def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | N
 def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
     """Evaluate once on `feed` and return the results; empty when a signal asked to leave."""
     read_tables(trainer, feed)
-    synchronize(trainer)
-    cell = trainer.builder.evaluate_cell()
-    tally = Tally(trainer.metrics, trainer.eval_indexes, trainer.loss_fn if trainer.eval_network is None else None)
+    average_statistics(trainer.group, trainer.network)
+    cell, tally = trainer.builder.evaluate_cell(), _tally(trainer)
     with trainer.builder.inference(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
         if results:
@@ -53,10 +56,47 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     return results
 
 
+def try_metrics(trainer: Trainer, feed: Feed) -> None:
+    """Let the metrics read the first batch of validation arrays, before the first step of a training.
+
+    Other data is left alone: to read its first batch twice may change what it delivers.
+
+    Raises:
+        DataError: a metric cannot read these predictions and labels.
+    """
+    metrics = [metric for metric in trainer.metrics.values() if not isinstance(metric, Loss)]
+    if not metrics or not isinstance(feed.source, ArraySource) or trainer.group.size > 1:
+        return
+    read_tables(trainer, feed)
+    cell, tally = trainer.builder.evaluate_cell(), _tally(trainer)
+    chunks = feed.chunks(Position())
+    try:
+        chunk = next(chunks, None)
+    finally:
+        chunks.close()
+    if chunk is None:
+        return
+    with trainer.builder.inference(cell):
+        outputs = trainer.builder.infer(cell, chunk)
+    try:
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        tally.add(outputs, chunk.num_samples, host_columns(chunk, tally.groups))
+    except (DataError, ValueError, TypeError) as error:
+        shapes = ", ".join(str(list(output.shape)) for output in outputs if hasattr(output, "shape"))
+        raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
+
+
+def _tally(trainer: Trainer) -> Tally:
+    loss_fn = trainer.loss_fn if trainer.eval_network is None else None
+    return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
+
+
 def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
     """Do what `Trainer.predict` says."""
-    if batch_size is None and all(hasattr(item, "shape") for item in data):
-        data, batch_size = (tuple(data),), max(1, len(data[0]))
+    data = tuple([declared_features.prepare(trainer, item, labelled=False) for item in data])
+    if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
+        data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
+        batch_size = max(1, len(data[0][0]))
     if len(data) != 1:
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
     feed = inference_feed(trainer, data[0], batch_size, predict=True)
@@ -80,6 +120,14 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
     return predictions
 
 
+def _is_array(item: Any) -> bool:
+    return hasattr(item, "shape") and not is_frame(item)
+
+
+def _is_list(item: Any) -> bool:
+    return isinstance(item, list) and not any(map(_is_array, item[:1]))
+
+
 def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     """Return what the last batch is to be filled up to; None: a program of its size is to be had, or is the first."""
     if source.size > 1:
@@ -95,7 +143,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
     with contextlib.closing(feed):
         read_tables(trainer, feed)
-        synchronize(trainer)
+        average_statistics(trainer.group, trainer.network)
         cell = trainer.builder.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
             yield from loop.predict(trainer, feed, cell)

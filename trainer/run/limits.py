@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from .. import checks
-from ..hooks import Every
+from ..cadence import Every
 from ..state import Progress
 
 __all__ = ["Every", "Limits"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ import numpy as np
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
+from ..data.position import Position
 from ..data.waiting import Interrupted
-from ..distributed.outputs import everyones_outputs
+from ..distributed.outputs import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
 from ..state import EvaluationState
@@ -31,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 def train(run: Run) -> None:
-    """Train until a limit is reached or somebody asks to stop; `state.stop_reason` says which."""
+    """Train until a limit is reached or a stop is requested; `state.stop_reason` says which."""
     trainer, call = run.trainer, run.callbacks.call
     try:
         call("on_train_begin", trainer)
         run.start_clocks()
-        with contextlib.suppress(Interrupted):  # data that a signal found us waiting for; the stop has its reason
+        with contextlib.suppress(Interrupted):  # raised while waiting for data; the stop has its reason
             while not run.stopped():
                 if run.at_epoch_start():
                     run.begin_epoch()
@@ -59,10 +61,14 @@ def end(run: Run) -> None:
             state.window = window
             if ended:
                 call("on_window_end", trainer)
+    if not run.options.guard:
+        warn_of_loss(
+            trainer, run.cursor.meter.value() if run.online is None else (state.window or {}).get("window_loss")
+        )
     logger.info("training ended: %s", state.stop_reason)
     call("on_train_end", trainer)
     trainer.saver.wait()
-    run.settle()
+    run.commit_durable()
 
 
 def _train_epoch(run: Run) -> bool:
@@ -103,14 +109,18 @@ def _after_step(run: Run, chunk: Chunk) -> None:
         window = run.online.after_step(chunk, state.outputs, state.progress.samples_seen)
         if window is not None:
             state.window = window
+            if not run.options.guard:
+                warn_of_loss(trainer, window["window_loss"])
             call("on_window_end", trainer)
-            run.tell_of_waiting()
+            run.warn_of_waiting()
             run.feed.clock.restart()
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
         run.end_epoch()
+        if not run.options.guard:
+            warn_of_loss(trainer, state.train_loss)
     if run.evaluate is not None and run.validation_due(chunk):
-        results = run.validate()
+        results = run.evaluate()
         if results:
             state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
             call("on_eval_end", trainer)
@@ -132,13 +142,13 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
 
     def leave() -> bool:
         nonlocal interrupted
-        interrupted = interruptible and trainer.state.wants_to_leave
+        interrupted = interruptible and trainer.state.own_interrupt_requested
         return interrupted
 
     def own_outputs() -> Iterator[tuple[Any, int]]:
         nonlocal empty
         chunk = None
-        for chunk in feed.chunks({}, should_stop=leave if trainer.group.size > 1 else _leaver(trainer)):
+        for chunk in feed.chunks(Position(), should_stop=leave if trainer.group.size > 1 else _leaver(trainer)):
             if leave():
                 return
             under_way.chunk = chunk
@@ -150,7 +160,7 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
         empty = chunk is None
 
     try:
-        for (outputs, columns), rows in everyones_outputs(trainer.group, own_outputs(), feed.stand_by):
+        for (outputs, columns), rows in lockstep_outputs(trainer.group, own_outputs(), feed.stand_by):
             tally.add(outputs if isinstance(outputs, tuple) else (outputs,), rows, columns)
     except Interrupted:
         interrupted = True
@@ -160,7 +170,9 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
         return {}
     if empty:
         raise DataError("evaluation: the dataset delivered no batches")
-    return tally.results()
+    results = tally.results()
+    warn_of_loss(trainer, results.get("loss"))
+    return results
 
 
 def evaluated(trainer: Trainer, results: dict[str, float]) -> None:
@@ -176,16 +188,36 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
     filled = feed.options.fill_up_to is not None
 
     def own_outputs() -> Iterator[tuple[Any, int]]:
-        for chunk in feed.chunks({}, should_stop=_leaver(trainer)):
-            if trainer.state.told_to_leave:
+        for chunk in feed.chunks(Position(), should_stop=_leaver(trainer)):
+            if trainer.state.interrupt_requested:
                 return
             yield trainer.builder.infer(cell, chunk), chunk.num_samples
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in everyones_outputs(trainer.group, own_outputs(), feed.stand_by):
-            yield _host(outputs, rows if filled else None)
+        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.stand_by):
+            predictions = _host(outputs, rows if filled else None)
+            for part in predictions if isinstance(predictions, tuple) else (predictions,):
+                if not isinstance(part, tuple) and part.dtype.kind == "f" and not np.isfinite(part).all():
+                    _warn_of_non_finite(trainer, "predictions are NaN or infinite: the inputs are, or the weights")
+            yield predictions
     call("on_predict_end", trainer)
+
+
+def warn_of_loss(trainer: Trainer, loss: float | None) -> None:
+    """Say once per call that a mean loss is not finite, and what would help."""
+    if loss is not None and not math.isfinite(loss):
+        _warn_of_non_finite(
+            trainer,
+            f"the loss is {loss}: a label or input is NaN or infinite, or the training diverges. The weights may be "
+            "spoilt; SkipNonFinite() leaves such updates out, TerminateOnNaN() ends the run at the first one",
+        )
+
+
+def _warn_of_non_finite(trainer: Trainer, text: str) -> None:
+    if not trainer.state.warned_of_non_finite:
+        trainer.state.warned_of_non_finite = True
+        logger.warning("step %d: %s", trainer.state.progress.global_step, text)
 
 
 def _leaver(trainer: Trainer) -> Callable[[], bool]:
@@ -195,9 +227,9 @@ def _leaver(trainer: Trainer) -> Callable[[], bool]:
     """
 
     def leave() -> bool:
-        if trainer.state.told_to_leave and trainer.group.size == 1:
+        if trainer.state.interrupt_requested and trainer.group.size == 1:
             raise Interrupted
-        return trainer.state.told_to_leave
+        return trainer.state.interrupt_requested
 
     return leave
 
@@ -217,9 +249,11 @@ def setup(trainer: Trainer) -> None:
     trainer.callbacks.call("setup", trainer)
 
 
-def restored(trainer: Trainer) -> None:
-    """Tell callbacks that a snapshot has been restored."""
-    trainer.callbacks.call("on_load_checkpoint", trainer)
+def restored(trainer: Trainer, path: Path, *, resumed: bool = False) -> None:
+    """Take note of the snapshot that was restored; callbacks learn of one that a run is `resumed` from."""
+    trainer.state.snapshot = path
+    if resumed:
+        trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
 def saved(trainer: Trainer, path: Path) -> None:
@@ -228,14 +262,14 @@ def saved(trainer: Trainer, path: Path) -> None:
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
-def drifted(trainer: Trainer, found: dict[str, Any]) -> None:
-    """Tell callbacks what a drift detector has found."""
-    trainer.state.drift = found
+def drifted(trainer: Trainer, drift: dict[str, Any]) -> None:
+    """Tell callbacks of a drift that a detector reports."""
+    trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
 def failed(trainer: Trainer, error: BaseException) -> None:
-    """Tell callbacks that an exception is leaving the call; all of them hear of it."""
+    """Tell callbacks that an exception is leaving the call; all of them are called."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)
 

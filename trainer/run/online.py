@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
-from ..data.shared_stream import Agreed
+from ..data.streaming.shared_stream import Agreed
 from ..distributed.group import SINGLE, Group
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
+from ..metrics.window_metric import Direction
 from ..state import Stateful, StepOutputs
 from .loss_meter import LossMeter
 from .scoring import Scoring
@@ -52,11 +54,12 @@ class OnlineMetrics(Stateful):
         self._opened = time.monotonic()
         self._rows_at_open = 0
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names a window has, for callbacks that monitor one."""
+    def directions(self) -> dict[str, Direction]:
+        """Return whether higher is better, None where it is not known, by the name of each value of a window."""
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
-        scored = () if self.scoring is None else self.scoring.names()
-        return ("window_loss", *losses, *scored, "lag", "staleness", "rows_per_second", "queue_depth")
+        scored = {} if self.scoring is None else self.scoring.directions()
+        figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
+        return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures}
 
     def start(self, rows_seen: int) -> None:
         """Open the first window; `rows_seen` is the number of rows trained on so far."""
@@ -83,8 +86,8 @@ class OnlineMetrics(Stateful):
     def _event_time(self) -> float:
         """Return the greatest event time of the chunk trained on last, seconds since the epoch; NaN without any."""
         if self._agreed is not None:
-            known = self._agreed.event_time == self._agreed.event_time
-            self._restored_event_time = self._agreed.event_time if known else self._restored_event_time
+            if not math.isnan(self._agreed.event_time):
+                self._restored_event_time = self._agreed.event_time
             return self._restored_event_time
         times = [extras["event_time"].max() for extras in self._newest_extras if extras and "event_time" in extras]
         return float(max(times)) if times else self._restored_event_time
@@ -94,15 +97,15 @@ class OnlineMetrics(Stateful):
         now = time.monotonic()
         rows = rows_seen - self._rows_at_open
         lag = self.feed.source.lag()
-        found = [
+        values = [
             float("nan") if lag is None else float(lag),
             time.time() - self._event_time(),
             rows / max(now - self._opened, 1e-9),
             float(self.feed.depth),
         ]
         if self.group.size > 1:
-            found = self.group.broadcast(np.array(found)).tolist()
-        return dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), found, strict=True))
+            values = self.group.broadcast(np.array(values)).tolist()
+        return dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
 
     def _close_window(self, rows_seen: int) -> dict[str, float]:
         results = {"window_loss": self.loss.value(), **self._task_losses()}
@@ -116,7 +119,7 @@ class OnlineMetrics(Stateful):
     def finish(self, ended: bool, rows_seen: int) -> dict[str, float] | None:
         """Return the results of the open window when the run ends; close it only when the stream `ended`.
 
-        After any other stop the run may be resumed, and the window then goes on as if nothing had happened. None when
+        After any other stop the run may be resumed, and the window then goes on. None when
         the open window has no rows.
         """
         if self.loss.value() is None:
@@ -132,15 +135,15 @@ class OnlineMetrics(Stateful):
             return {}
         return {f"window_{name}": value for name, value in self.tasks.read_losses(keep=keep).items()}
 
-    def put_together(self, group: Group) -> None:
-        """Let rank 0 have the open window of all processes; the mean loss and the clock are the same on all."""
+    def merge_on_main(self, group: Group) -> None:
+        """Move the open window of all processes to rank 0; the mean loss and the clock are the same on all."""
         if self.scoring is not None:
-            self.scoring.put_together(group)
+            self.scoring.merge_on_main(group)
 
-    def forget_open(self) -> None:
+    def clear_on_followers(self) -> None:
         """Leave the open window to rank 0."""
         if self.scoring is not None:
-            self.scoring.forget_open()
+            self.scoring.clear_on_followers()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""

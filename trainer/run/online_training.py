@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks import History
+
 from .. import checks
-from ..data import column_checks
-from ..data.shared_stream import JobHooks, SharedStream
-from ..data.sources import Source
-from ..data.stream_source import StreamSource, as_stream
-from ..distributed.supported import check_stream
-from ..hooks import History
+from ..data.source import Source
+from ..data.streaming.shared_stream import JobHooks, SharedStream
+from ..data.streaming.stream_source import StreamSource, as_stream
 from ..metrics.window import Window
 from ..state import Phase, StopReason
 from ..streams import Stream
+from . import declared_features
 from .call import call
 from .cursor import Cursor
 from .feeds import run_options, training_feed
 from .online import DEFAULT_WINDOW, OnlineMetrics
 from .run import train
 from .scoring import Scoring
+from .supported import check_stream
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -51,27 +52,36 @@ def online_train(
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     tasks = trainer.tasks
     scoring = None
-    if trainer.loss_fn is not None:
-        scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count)
+    if trainer.label_count:
+        scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count, trainer.prediction_activations)
     elif trainer.metrics:
-        logger.warning("windows count the loss alone: without a loss_fn the network's label is not known")
+        logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
+    declared_features.restore(trainer, resume, callbacks)
+    features, raw_rows = trainer.features, as_stream(stream)
+    label = window.label if isinstance(window.label, str) else None
+    if features is not None and label is None and len(features.labels) == 1:
+        label = features.labels[0]
+    weight = None if features is None else features.weight
     rows = StreamSource(
-        as_stream(stream),
+        raw_rows,
         batch_size,
-        inputs=column_checks.arguments_of(trainer.network)[2],
-        labelled=trainer.loss_fn is not None,
-        label=window.label if isinstance(window.label, str) else None,
+        inputs=declared_features.arguments_of(trainer, trainer.network)[2],
+        labelled=trainer.label_count > 0,
+        label=label,
         labels=() if tasks is None else tasks.label_names,
-        weight="weight" if trainer.label_count > 1 and tasks is None else None,
+        weight=weight or ("weight" if trainer.label_count > 1 and tasks is None else None),
         extras=() if scoring is None else scoring.groups,
+        counted=None if tasks is None else tasks.rows,
+        list_types=trainer.builder.list_types,
+        transform=declared_features.stream_transform(trainer, raw_rows),
         flush_after=flush_after,
         idle_timeout=idle_timeout if trainer.group.size == 1 else None,
+        # Lists and functions begin again with every call; an iterator, or an object with a state, goes on.
+        restarts=not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict")),
     )
-    # Lists and functions begin anew with every call; an iterator, or what keeps a state, goes on.
-    rows.private = not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict"))
     source: Source = rows
     if trainer.group.size > 1:
-        check_stream(trainer, rows.stream, scoring)
+        check_stream(trainer.group.size, rows.stream, [] if scoring is None else scoring.unmergeable)
         ahead = steps_per_call * trainer.accumulate
         source = SharedStream(rows, trainer.group, ahead, _hooks(trainer), idle_timeout)
     scored = scoring is not None and scoring.wanted
@@ -95,7 +105,7 @@ def online_train(
             )
         finally:
             del trainer.parts["online"]
-    signals.leave()
+    signals.leave(complete=True)
     return trainer.history
 
 
@@ -105,4 +115,6 @@ def _hooks(trainer: Trainer) -> JobHooks:
     def wish() -> StopReason | None:
         return trainer.state.stop_wish if trainer.run is None else trainer.run.wish()
 
-    return JobHooks(wish, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.settle)
+    return JobHooks(
+        wish, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.commit_durable
+    )

@@ -1,34 +1,40 @@
-"""One training: a `Run` is complete when it is made, and nobody but the loop changes anything in it afterwards."""
+"""`Run`: one call of `fit` or `online_train`. It is complete when created, and only the loop advances it."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Parameter
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
-from ..distributed.agreement import StopHooks, agree_to_stop, everyones_chunks, go_on
+from ..distributed.agreement import StopHooks, agree_to_stop
 from ..distributed.dense_state import align
 from ..errors import ConfigurationError, did_you_mean
 from ..graph.builder import TrainRunner
 from ..graph.dropout import repeatable
 from ..graph.program import StepOptions
+from ..metrics.registry import directions
+from ..metrics.window_metric import Direction
+from ..mindspore_internals.cell_structure import parameters_of
 from ..state import StepOutputs, StopReason
 from . import loop
+from .call import snapshot_folders
 from .cursor import Cursor
 from .feeds import steps_per_epoch
 from .limits import Limits
+from .lockstep import all_go_on, lockstep_chunks
+from .same_settings import check_settings
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from .online import OnlineMetrics
-    from .scoring import Scoring
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +43,15 @@ LEAST_WAIT_SECONDS = 2.0
 
 
 class Run:
-    """What one call of `fit` or `online_train` is made of.
+    """The parts of one call of `fit` or `online_train`.
 
     Args:
         trainer: passed to the hooks; its state is what the loop writes.
         feed: chunks from a position on.
         options: what each step does.
         limits: when the run ends.
-        cursor: place in the data, loss sums and cadence of validation.
-        evaluate: runs a validation and returns its results, or None.
+        cursor: position in the data, loss sums and cadence of validation.
+        evaluate: runs a validation and returns its results, empty when a signal interrupted it; None without one.
         valid_sets: names of the validation sets; an empty name for the only one.
         online: windows and progressive validation of a stream, or None.
 
@@ -77,7 +83,7 @@ class Run:
         self.online = online
         self.ended = False
         self._runners: dict[bool, TrainRunner] = {}
-        self._told_of_waiting = False
+        self._warned_of_waiting = False
 
     def start_clocks(self) -> None:
         """Start what counts seconds."""
@@ -89,19 +95,18 @@ class Run:
         """Train on a chunk; the first of its shapes compiles the program."""
         runner = self._runners.get(chunk.stacked)
         if runner is None:
-            if self.online is not None and self.online.scoring is not None and not self._runners:
-                self.options = self._decide(chunk, self.online.scoring)
-            size = len(chunk.arrays[0]) if chunk.stacked else None
-            runner = self._runners[chunk.stacked] = self.trainer.builder.train(
-                self.options, size, chunk, self.feed.options.filling
-            )
+            runner = self._runners[chunk.stacked] = self._compile(chunk)
         return runner(chunk)
 
-    def _decide(self, chunk: Chunk, scoring: Scoring) -> StepOptions:
-        """Let the first rows say what windows count; return the options, without predictions where nothing does."""
-        scoring.decide(chunk, self._sample(chunk), self.group)
-        check_monitors(self.trainer, produced_names(self.trainer, (), self.online))
-        return dataclasses.replace(self.options, keep_predictions=scoring.wanted)
+    def _compile(self, chunk: Chunk) -> TrainRunner:
+        options, scoring = self.options, None if self.online is None else self.online.scoring
+        if scoring is not None:
+            if not self._runners:  # the first rows decide what windows count
+                scoring.decide(chunk, self._sample(chunk), self.group)
+                check_monitors(self.trainer, produced_metrics(self.trainer, (), self.online))
+            options = dataclasses.replace(options, keep_predictions=scoring.wanted)
+        size = len(chunk.arrays[0]) if chunk.stacked else None
+        return self.trainer.builder.train(options, size, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
         outputs = self.trainer.builder.sample_outputs(chunk)
@@ -124,14 +129,14 @@ class Run:
         self.cursor.meter.clear()
         self.feed.clock.restart()
 
-    def tell_of_waiting(self) -> None:
-        """Say once what would help when more than a third of the time goes by waiting for data."""
+    def warn_of_waiting(self) -> None:
+        """Warn once, with a hint, when more than a third of the time is spent waiting for data."""
         clock, source = self.feed.clock, self.feed.source
-        if self._told_of_waiting or clock.share <= LONG_WAIT or clock.waited < LEAST_WAIT_SECONDS:
+        if self._warned_of_waiting or clock.share <= LONG_WAIT or clock.waited < LEAST_WAIT_SECONDS:
             return
         hint = source.when_slow()
         if hint:
-            self._told_of_waiting = True
+            self._warned_of_waiting = True
             logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
 
     def at_epoch_start(self) -> bool:
@@ -141,7 +146,7 @@ class Run:
     def end_epoch(self) -> None:
         """Count an epoch, and give its mean loss."""
         state = self.trainer.state
-        self.tell_of_waiting()
+        self.warn_of_waiting()
         state.train_loss = self.cursor.meter.value()
         if self.trainer.tasks is not None:
             state.task_losses = self.trainer.tasks.read_losses()
@@ -158,12 +163,7 @@ class Run:
         due = chunk.ends_epoch if every is None else every.due(self.trainer.state.progress)
         if every is not None and every.unit == "seconds":
             due = self.group.any(due)
-        return due and not self.trainer.state.told_to_leave
-
-    def validate(self) -> dict[str, float]:
-        """Evaluate on the validation data; empty when a signal interrupted it."""
-        assert self.evaluate is not None
-        return self.evaluate()
+        return due and not self.trainer.state.interrupt_requested
 
     def stopped(self) -> bool:
         """Return whether the run is to end, by request or by a limit."""
@@ -183,29 +183,31 @@ class Run:
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
         hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
-        # What the thread of graphs reads itself cannot ask the others anything meanwhile: they meet then. If one has to
-        # read so, all do, for they have to ask at the same times.
-        source = self.feed.source
-        source.thread_bound = self.group.any(source.thread_bound)
-        meet = self.group.wait_for_all if source.thread_bound else lambda: None
-        meet()  # connects them, before one of them is late
-        if source.separate:
-            return everyones_chunks(self.group, hooks, lambda wait: self.feed.chunks(position, left, wait), meet)
-        if source.in_step:  # it has agreements of its own
+        # A source that is read on the thread of graphs cannot take part in agreements meanwhile, so the processes meet
+        # before each one. If one source is read so, all are, so that they agree at the same times.
+        read_mode = self.feed.source.read_mode
+        inline = self.group.any(self.feed.source.thread_bound)
+        meet = self.group.wait_for_all if inline else lambda: None
+        meet()  # connects the processes before one of them is late
+        if read_mode.separate:
+            return lockstep_chunks(
+                self.group, hooks, lambda wait: self.feed.chunks(position, left, wait, inline=inline), meet
+            )
+        if read_mode.agrees_while_reading:
             return self.feed.chunks(position, left, self.stopped)
 
         def gate(ready: bool | None) -> bool:
             if self.stopped():
                 return False
             meet()
-            return go_on(self.group, hooks, ready)
+            return all_go_on(self.group, hooks, ready)
 
-        return self.feed.chunks(position, left, lambda: not gate(None), gate)
+        return self.feed.chunks(position, left, lambda: not gate(None), gate, inline=inline)
 
     def agree(self) -> None:
-        """Settle with the other processes whether to stop at the end of an epoch; within it each chunk begins so."""
+        """Agree with the other processes, at the end of an epoch, whether to stop; within it each chunk does so."""
         state = self.trainer.state
-        if self.group.size == 1 or state.stop_reason is not None or self.feed.source.in_step:
+        if self.group.size == 1 or state.stop_reason is not None or self.feed.source.read_mode.agrees_while_reading:
             return
         state.stop_reason = agree_to_stop(self.group, self.wish())
 
@@ -214,11 +216,11 @@ class Run:
         late = self.limits.out_of_time()
         return self.trainer.state.stop_wish or (None if late is None else StopReason("limit", late))
 
-    def settle(self) -> None:
-        """Let every process tell its source which rows are in durable snapshots; after the last one was written."""
-        if self.group.size > 1 and self.feed.source.in_step:
+    def commit_durable(self) -> None:
+        """Commit the rows in durable snapshots to the source on every process, after the last one was written."""
+        if self.group.size > 1 and self.feed.source.read_mode.agrees_while_reading:
             saver = self.trainer.saver
-            saver.settle(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
+            saver.commit_durable(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
 
 
 def train(
@@ -232,14 +234,16 @@ def train(
     max_steps: int | None,
     max_seconds: float | None,
     evaluate: Callable[[], dict[str, float]] | None = None,
+    before_first_step: Callable[[], Any] = lambda: None,
     valid_sets: Sequence[str] = (),
     online: OnlineMetrics | None = None,
 ) -> None:
-    """Restore a snapshot if asked, make the run and let it go; `feed` is closed afterwards.
+    """Restore a snapshot if asked, create the run and train; `feed` is closed afterwards.
 
     Args:
         trainer: whose call this is.
         feed, options, cursor, evaluate, online: see `Run`.
+        before_first_step: called when everything is restored, to detect mistakes before the first step.
         valid_sets: names of the validation sets that `evaluate` reads; an empty name for the only one.
         resume: as `Trainer.fit` takes it.
         epochs: epochs from where the cursor counts, or None for a stream.
@@ -247,19 +251,24 @@ def train(
         max_seconds: wall time of this call, or None.
     """
     state = trainer.state
+    seen: int | None = None
     try:
         loop.setup(trainer)
-        check_monitors(trainer, produced_names(trainer, valid_sets, online))
+        check_monitors(trainer, produced_metrics(trainer, valid_sets, online))
         trainer.builder.train_step(options)  # the snapshot restores its parameters
-        if resume is not None and trainer.saver.resume(resume, cursor):
-            loop.restored(trainer)
+        folders = snapshot_folders(trainer, trainer.callbacks)
+        snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)
+        if snapshot is not None:
+            loop.restored(trainer, snapshot.path, resumed=True)
             if not repeatable(trainer.network):
                 logger.warning(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
+        check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
         align(trainer.group, trained_parameters(trainer))
-        if not cursor.position.get("fill"):
-            trainer.builder.window.forget()  # what a training that was stopped inside one has left
+        before_first_step()
+        if not cursor.position.micro_batches:
+            trainer.builder.window.forget()  # left by a training that was stopped inside one
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
@@ -273,47 +282,54 @@ def train(
         seen = state.progress.samples_seen
         with trainer.builder.training():
             loop.train(run)
-        told = feed.report()
-        if told is not None:
-            logger.info("%s; %d programs compiled so far", told, trainer.builder.programs)
+        report = feed.report()
+        if report is not None:
+            logger.info("%s; %d programs compiled so far", report, trainer.builder.programs)
     finally:
         feed.close()
-    if state.stop_reason is not None and state.stop_reason.kind not in ("stream_end", "idle"):
-        feed.go_back(cursor.position, state.progress.samples_seen - seen)
+        drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
+        if seen is not None and not drained:  # after an exception too: rows read ahead are read again by the next call
+            feed.go_back(cursor.position, state.progress.samples_seen - seen)
 
 
 def trained_parameters(trainer: Trainer) -> list[Parameter]:
-    """Return what all processes must begin with alike: the network's parameters and the optimizer's."""
-    found = [*trainer.network.get_parameters()]
-    seen = {id(parameter) for parameter in found}
-    if trainer.optimizer is not None:
-        found += [parameter for parameter in trainer.optimizer.get_parameters() if id(parameter) not in seen]
-    return found
+    """Return the parameters of network and optimizer, which all processes must begin with alike."""
+    cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
+    return list({id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}.values())
 
 
-def produced_names(trainer: Trainer, valid_sets: Sequence[str], online: OnlineMetrics | None) -> tuple[str, ...]:
-    """Return the names of the metrics a run produces: training losses, each validation set's, windows."""
-    losses = [] if trainer.tasks is None else [f"{task}_loss" for task in trainer.tasks.tasks]
-    found = dict.fromkeys(["loss", *losses, *trainer.metrics])
-    names = [f"val_{part}_{name}" if part else f"val_{name}" for part in valid_sets for name in found]
-    of_training = () if online is not None else losses
-    return ("loss", *of_training, *names, *(() if online is None else online.names()))
+def produced_metrics(trainer: Trainer, valid_sets: Sequence[str], online: OnlineMetrics | None) -> dict[str, Direction]:
+    """Return the metrics a run produces, by name: training losses, each validation set's, windows.
+
+    The values say whether higher is better; None where the metric does not say.
+    """
+    losses = {} if trainer.tasks is None else dict.fromkeys((f"{task}_loss" for task in trainer.tasks.tasks), False)
+    evaluated = {"loss": False, **losses, **directions(trainer.metrics)}
+    produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
+    for part in valid_sets:
+        prefix = f"val_{part}_" if part else "val_"
+        produced |= {prefix + name: higher for name, higher in evaluated.items()}
+    return {**produced, **({} if online is None else online.directions())}
 
 
-def check_monitors(trainer: Trainer, names: Sequence[str]) -> None:
-    """Check that every metric a callback monitors is produced.
+def check_monitors(trainer: Trainer, produced: Mapping[str, Direction]) -> None:
+    """Check that every metric a callback monitors is produced, and tell the callback which direction is better.
 
     Raises:
         ConfigurationError: one is not; the nearest name is given.
     """
     for callback in trainer.callbacks:
         monitor = callback.monitor
-        if monitor is None or monitor in names:
+        if monitor is None:
             continue
-        hint = did_you_mean(monitor, names)
-        if monitor in produced_names(trainer, ("",), None):
+        base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
+        if monitor in produced or base in produced:
+            callback.use_direction(produced.get(monitor, produced.get(base)))
+            continue
+        hint = did_you_mean(monitor, produced)
+        if monitor in produced_metrics(trainer, ("",), None):
             hint = "; it comes from validation, and no valid_dataset was given"
         raise ConfigurationError(
             f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
-            f"available are {', '.join(names)}{hint}"
+            f"available are {', '.join(produced)}{hint}"
         )

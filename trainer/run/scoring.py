@@ -1,4 +1,4 @@
-"""Predictions and labels of trained rows, put aside as they come and given to the windows' metrics by thousands."""
+"""`Scoring`: collects predictions and labels of trained rows and updates the windows' metrics in large batches."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ import numpy as np
 
 from ..data.chunk import Chunk
 from ..distributed.group import SINGLE, Group
-from ..distributed.states import gather_states
+from ..distributed.packing import gather_states
 from ..errors import DataError
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.adapters import BySlice
-from ..metrics.defaults import expect_logits, metrics_of, possible_targets, target_of
+from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
+from ..metrics.loss import Loss
+from ..metrics.predictions import Activation, activate
 from ..metrics.prequential import PrequentialMetrics
-from ..metrics.registry import Loss, clear_metrics, group_of
+from ..metrics.registry import clear_metrics, group_of
 from ..metrics.tasks import of_task
 from ..metrics.window import Window
-from ..metrics.window_metric import WindowMetric
+from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
-from .output_buffer import OutputBuffer
+from .loss_meter import OutputBuffer
 from .tally import host_columns
 
 logger = logging.getLogger(__name__)
 
 SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
-_SLICED = {"binary": "auc", "real": "rmse", "classes": "accuracy"}
+_SLICED = {"binary": "auc", "labels": "auc", "real": "rmse", "count": "rmse", "classes": "accuracy"}
 
 
 class Scoring:
@@ -43,26 +45,38 @@ class Scoring:
         chosen: metrics by name; where that is the loss alone, windows count nothing else.
         loss_fn: the loss function.
         label_count: how many of the last columns go to the loss; the first of them is the label.
+        activations: what the user has declared by task; an empty name is the only task's.
 
     Attributes:
         groups: names of the columns that metrics read as groups.
     """
 
-    def __init__(self, window: Window, chosen: Mapping[str, Any], loss_fn: Any, label_count: int) -> None:
+    def __init__(
+        self,
+        window: Window,
+        chosen: Mapping[str, Any],
+        loss_fn: Any,
+        label_count: int,
+        activations: Mapping[str, Activation] | None = None,
+    ) -> None:
         self.window = window
         self.label_count = label_count
         self._loss_fn = loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
-        found = [group_of(metric) for metric in self._chosen.values()] + [window.group]
-        self.groups: tuple[str, ...] = tuple(dict.fromkeys(filter(None, found)))
+        declared = activations or {}
+        self._meanings = {task: meaning_of(self._loss_of(task), declared.get(task)) for task in self._tasks}
+        for task, meaning in self._meanings.items():
+            expect(of_task(self._chosen, task, self._tasks), meaning)
+        groups = [group_of(metric) for metric in self._chosen.values()] + [window.group]
+        self.groups: tuple[str, ...] = tuple(dict.fromkeys(filter(None, groups)))
         self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = self._silent
         self._restored: Mapping[str, Any] | None = None
         self._leave_open = False  # what is restored is not for this process to go on with
-        self._label_places: list[int] = []
+        self._label_indexes: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._row_size = 0  # numbers of a row's predictions
         self._predictions = OutputBuffer()
@@ -81,32 +95,29 @@ class Scoring:
             sliced = copy.deepcopy(able[0]) if able else None
         if sliced is None:
             return metrics
-        made = BySlice(sliced, column, self.window.max_groups, prefix="")
-        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), made.name)
-        return {**metrics, f"{name.partition('/')[0]}/{column}": made}
+        by_slice = BySlice(sliced, column, self.window.max_groups, prefix="")
+        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), by_slice.name)
+        return {**metrics, f"{name.partition('/')[0]}/{column}": by_slice}
 
     @property
     def wanted(self) -> bool:
         """Whether predictions are read: False once it is known that there is nothing to count."""
         return bool(self._windows) or not self._decided
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the results; before the first rows have decided, all that they may be."""
-        if self._decided:
-            return tuple(dict.fromkeys(name for windows in self._windows.values() for name in windows.names()))
-        found: dict[str, None] = {}
-        for task in self._tasks:
-            for target in possible_targets(self._loss_of(task)):
-                found |= dict.fromkeys(self._make(task, target).names())
-        return tuple(found)
+    def directions(self) -> dict[str, Direction]:
+        """Return whether higher is better by the name of each result; before the first rows, of all that may come."""
+        windows = list(self._windows.values())
+        if not self._decided:
+            windows = [self._make(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))]
+        return {name: higher for window in windows for name, higher in window.directions().items()}
 
     def _loss_of(self, task: str) -> Any:
         return self._loss_fn if self._multi is None else self._multi.losses[self._tasks.index(task)]
 
     def _make(self, task: str, target: str) -> PrequentialMetrics:
-        told, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
-        metrics = self._with_slices(told | chosen, target)
-        expect_logits(self._loss_of(task), metrics)
+        defaults, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
+        metrics = self._with_slices(defaults | chosen, target)
+        expect(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
 
@@ -116,7 +127,7 @@ class Scoring:
         return [name for name, metric in self._chosen.items() if not isinstance(metric, WindowMetric)]
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
-        """Find out what to count, and that the metrics chosen can read the first rows.
+        """Decide what to count, and check that the metrics chosen can read the first rows.
 
         Args:
             chunk: the first chunk.
@@ -129,7 +140,7 @@ class Scoring:
         if self._decided:
             return
         self._decided = True
-        self._label_places = self._find_labels(chunk)
+        self._label_indexes = self._find_labels(chunk)
         if predictions is None:
             shown = "the network's output does not have the rows of the batch on axis 0"
             if self._chosen:
@@ -139,7 +150,7 @@ class Scoring:
         self._shapes = [prediction.shape[1:] for prediction in predictions]
         self._row_size = sum(math.prod(shape) for shape in self._shapes)
         size = len(predictions[0])
-        labels = [chunk.rows(place)[:size] for place in self._label_places]
+        labels = [chunk.rows(index)[:size] for index in self._label_indexes]
         groups = {}
         if chunk.num_samples:
             groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
@@ -153,10 +164,12 @@ class Scoring:
             self.load_state_dict(self._restored)
             self._restored = None
             if self._leave_open:
-                self.forget_open()
+                self.clear_on_followers()
 
     def _decide_task(self, task: str, prediction: np.ndarray, label: np.ndarray, groups: Mapping[str, Any]) -> None:
-        target = target_of(self._loss_of(task), prediction, label)
+        activation = self._meanings[task].activation
+        shaped = activate(activation, prediction) if callable(activation) else prediction
+        target = target_of(self._loss_of(task), shaped, label)
         of = f" of task {task!r}" if task else ""
         shown = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
         chosen = of_task(self._chosen, task, self._tasks)
@@ -199,7 +212,7 @@ class Scoring:
         if not self._windows or not chunk.num_samples:
             return
         self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
-        self._labels.append([chunk.rows(place) for place in self._label_places])
+        self._labels.append([chunk.rows(index) for index in self._label_indexes])
         if self.groups:
             for name, values in host_columns(chunk, self.groups).items():
                 self._groups.setdefault(name, []).append(values)
@@ -245,8 +258,8 @@ class Scoring:
         finally:
             self._windows = kept
 
-    def put_together(self, group: Group) -> None:
-        """Let rank 0 have the open window of all processes, and the others empty ones."""
+    def merge_on_main(self, group: Group) -> None:
+        """Move the open window of all processes to rank 0, and leave the others empty ones."""
         if self._restored is not None:
             return
         self._score()
@@ -255,7 +268,7 @@ class Scoring:
             if group.is_main:
                 windows.put_window(states)
 
-    def forget_open(self) -> None:
+    def clear_on_followers(self) -> None:
         """Empty the open window, which rank 0 goes on with."""
         self._leave_open = self._restored is not None
         for windows in self._windows.values():
@@ -297,13 +310,13 @@ def _first_rows(
     made_up: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
     """Return the same of all processes one after the other, without made-up rows."""
-    arrays = {f"p{place}": array for place, array in enumerate(predictions)}
-    arrays |= {f"l{place}": array for place, array in enumerate(labels)}
+    arrays = {f"p{index}": array for index, array in enumerate(predictions)}
+    arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}
-    states = [one["arrays"] for one in gather_states(group, {"json": None, "arrays": {} if made_up else arrays})]
-    joined = {name: np.concatenate([one[name] for one in states if one]) for name in next(filter(None, states))}
+    states = [state["arrays"] for state in gather_states(group, {"json": None, "arrays": {} if made_up else arrays})]
+    joined = {name: np.concatenate([state[name] for state in states if state]) for name in next(filter(None, states))}
     return (
-        [joined[f"p{place}"] for place in range(len(predictions))],
-        [joined[f"l{place}"] for place in range(len(labels))],
+        [joined[f"p{index}"] for index in range(len(predictions))],
+        [joined[f"l{index}"] for index in range(len(labels))],
         {name[1:]: array for name, array in joined.items() if name.startswith("g")},
     )

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT during a run: the first asks for a clean stop, the second ends the process at once.
+"""SIGTERM, SIGHUP and SIGINT during a run: the first asks for a clean stop, the second ends the process at once.
 
 Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
-C++ for a pipeline, perhaps for ever. So their numbers also go through `signal.set_wakeup_fd` to a thread, which
+C++ for a pipeline, without end. So their numbers also go through `signal.set_wakeup_fd` to a thread, which
 ends the process at the second one whatever the main thread does, and winds the run up by itself when the main thread
 does not come back from a wait for data.
 """
@@ -25,7 +25,8 @@ from ..data.waiting import DATA_WAIT
 
 logger = logging.getLogger(__name__)
 
-HANDLED = (signal.SIGTERM, signal.SIGINT)
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTED = "interrupted"  # the reason given in an interactive session, where MindSpore makes SIGTERM of SIGINT
 GRACE_SECONDS = 1.0  # for the main thread to come back from a wait for data
 JOB_GRACE_SECONDS = 10.0  # the same where it cannot be replaced: the job goes without a last snapshot then
 _ENDED = 0  # among the numbers of signals: those before it were for a run that has ended
@@ -35,9 +36,10 @@ NO_WIND_UP = 1  # exit code then, which tells the supervisor to end the others t
 class StopOnSignal:
     """Context manager: calls `stop(name)` on the first signal, leaves the process on the second.
 
-    Both signals are handled because MindSpore turns a SIGINT that arrives inside a graph into SIGTERM. Outside the
-    main thread Python cannot install handlers, and nothing is changed. In an interactive session the process is left
-    at the third signal only; the second raises KeyboardInterrupt on the spot.
+    SIGINT and SIGTERM are both handled because MindSpore turns a SIGINT that arrives inside a graph into SIGTERM. A
+    signal that is ignored, as SIGHUP is under nohup, stays ignored. Outside the main thread Python cannot install
+    handlers, and nothing is changed. In an interactive session the process is left at the third signal only; the
+    second raises KeyboardInterrupt on the spot.
 
     Args:
         stop: asks the run to end after the step in flight.
@@ -70,8 +72,9 @@ class StopOnSignal:
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
-                self._before[number] = signal.signal(number, self._handle)
-            # a callback of one run may call another Trainer: what is there goes on afterwards
+                if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+                    self._before[number] = signal.signal(number, self._handle)
+            # a callback of one run may call another Trainer: the outer handlers are restored afterwards
             self._outside = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
             DATA_WAIT.before = self._reclaim
             DATA_WAIT.leaving = False
@@ -82,7 +85,7 @@ class StopOnSignal:
         signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a child made by fork, which is to end as if nothing were handled here
+        if os.getpid() != self._process:  # a forked child ends as if nothing were handled here
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -93,7 +96,7 @@ class StopOnSignal:
             os._exit(128 + number)
         self.received = number
         DATA_WAIT.leaving = True
-        self._stop(signal.Signals(number).name)
+        self._stop(INTERRUPTED if is_interactive() else signal.Signals(number).name)
         if self._alone:
             DATA_WAIT.leave()
 
@@ -125,11 +128,14 @@ class StopOnSignal:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             self._before.clear()
 
-    def leave(self) -> None:
-        """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(143) for SIGTERM.
+    def leave(self, *, complete: bool = False) -> None:
+        """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(128 + number) for the others.
 
-        In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for both.
+        In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for all; nothing if the result of
+        the call is `complete`, as the history of an interrupted training is.
         """
+        if complete and is_interactive():
+            return
         if self.received == signal.SIGINT or (self.received is not None and is_interactive()):
             raise KeyboardInterrupt
         if self.received is not None:
@@ -158,7 +164,7 @@ class _Watcher:
         self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def begin(self, guarded: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
-        """Watch for another one; return what `end` puts back."""
+        """Watch on behalf of `guarded`; return what `end` restores."""
         if self._pipe is None:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
@@ -168,7 +174,7 @@ class _Watcher:
         outside = self._guarded, self._fd_before
         self._guarded = guarded
         descriptor = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        if descriptor != self._pipe[1]:  # inside another one's it is, and what it hears stays as it is
+        if descriptor != self._pipe[1]:  # not nested in another run of ours: signals are passed on to it
             self._fd_before = descriptor
         return *outside, descriptor
 
@@ -177,13 +183,13 @@ class _Watcher:
         signal.set_wakeup_fd(descriptor)
         guarded._reclaim()  # after which Python has called the handlers of all signals that have come
         self._guarded, self._fd_before = outer, fd_before
-        # nobody is woken where nothing came: to be woken, the threads take the GIL in turn, which costs milliseconds
+        # without a signal the threads are not woken: they would take the GIL in turn, which costs milliseconds
         if guarded.called and guarded._process == os.getpid():
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([_ENDED]))
 
     def _forget(self) -> None:
-        """Keep what a child is sent from being read here as if it had been sent to its parent."""
+        """Keep signals of a forked child from being read here as if its parent had received them."""
         if self._guarded is not None:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(-1)
@@ -191,7 +197,7 @@ class _Watcher:
     def _read(self) -> None:
         while True:
             for number in os.read(self._pipe[0], 64):
-                if self._fd_before != -1 and number != _ENDED:  # somebody else's loop
+                if self._fd_before != -1 and number != _ENDED:  # of another event loop
                     with contextlib.suppress(OSError):
                         os.write(self._fd_before, bytes([number]))
                 self._numbers.put(number)

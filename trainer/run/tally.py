@@ -1,4 +1,4 @@
-"""What an evaluation adds up: losses and metrics, of one task or several."""
+"""`Tally`: losses and metrics of an evaluation, of one task or several."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from ..data.chunk import Chunk
 from ..graph.multi_task import MultiTaskLoss
-from ..metrics.defaults import expect_logits
-from ..metrics.registry import WeightedMean, clear_metrics, group_of, read_metrics, update_metrics
+from ..metrics.defaults import expect, meaning_of
+from ..metrics.loss import WeightedMean
+from ..metrics.predictions import Activation
+from ..metrics.registry import clear_metrics, group_of, read_metrics, update_metrics
 from ..metrics.tasks import of_task
 
 
@@ -20,13 +22,20 @@ class Tally:
     Args:
         metrics: by name; cleared here.
         eval_indexes: positions of loss, prediction and label in the outputs, or None.
-        loss_fn: the loss whose evaluation program of ours gives the outputs, or None.
+        loss_fn: the loss of the network, or None where a user's evaluation network gives the outputs.
+        activations: what the user has declared by task; an empty name is the only task's.
 
     Attributes:
         groups: names of the columns that metrics read besides the outputs.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], eval_indexes: Sequence[int] | None, loss_fn: Any = None) -> None:
+    def __init__(
+        self,
+        metrics: Mapping[str, Any],
+        eval_indexes: Sequence[int] | None,
+        loss_fn: Any = None,
+        activations: Mapping[str, Activation] | None = None,
+    ) -> None:
         self._metrics = metrics
         self._indexes = eval_indexes
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
@@ -35,10 +44,10 @@ class Tally:
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
         self.groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
-        clear_metrics(metrics)
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
-        for loss, read in zip(losses, self._of_task.values(), strict=True):
-            expect_logits(loss, read)
+        for loss, (task, of_this) in zip(losses, self._of_task.items(), strict=True):
+            expect(of_this, meaning_of(loss, (activations or {}).get(task)))
+        clear_metrics(metrics)
 
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch of `num_samples` rows; `columns` are those of `groups`."""
@@ -53,10 +62,10 @@ class Tally:
         update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
         host_labels = [np.array(label.asnumpy()) for label in labels]
         host_losses, host_counts = losses.asnumpy(), counts.asnumpy()
-        for place, rows in enumerate(self._tasks.rows(host_labels)):
-            task, kept = self._tasks.tasks[place], slice(None) if rows is None else rows
-            self._task_sums[task] += (float(host_losses[place]) * float(host_counts[place]), float(host_counts[place]))
-            read = (None, np.array(predictions[place].asnumpy())[kept], host_labels[place][kept])
+        for index, rows in enumerate(self._tasks.rows(host_labels)):
+            task, kept = self._tasks.tasks[index], slice(None) if rows is None else rows
+            self._task_sums[task] += (float(host_losses[index]) * float(host_counts[index]), float(host_counts[index]))
+            read = (None, np.array(predictions[index].asnumpy())[kept], host_labels[index][kept])
             of_rows = {name: column[kept] for name, column in columns.items()}
             update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
 
@@ -74,11 +83,11 @@ class Tally:
 
 
 def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return columns of a chunk of which metrics read the groups, those that did not go to the network included."""
-    found = {}
+    """Return the columns of a chunk that metrics read as groups, also those the network does not take."""
+    columns = {}
     for name in names:
         if name in chunk.names:
-            found[name] = chunk.rows(chunk.names.index(name))
+            columns[name] = chunk.rows(chunk.names.index(name))
         elif chunk.extras and all(of_batch and name in of_batch for of_batch in chunk.extras):
-            found[name] = np.concatenate([of_batch[name] for of_batch in chunk.extras])
-    return found
+            columns[name] = np.concatenate([of_batch[name] for of_batch in chunk.extras])
+    return columns

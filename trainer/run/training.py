@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks import History
+
 from .. import checks
 from ..data import column_checks
-from ..data.datasets import is_arrays, make_source
 from ..data.feed import Feed
-from ..data.shards import make_shard
+from ..data.finite.datasets import is_arrays, make_source
+from ..data.finite.shards import make_shard
+from ..data.position import Position
 from ..errors import ConfigurationError, DataError
-from ..hooks import History
 from ..state import Phase
-from .call import call, check_idle, make_callbacks
+from . import declared_features
+from .call import call, check_idle, make_callbacks, only_thread
 from .cursor import Cursor
 from .feeds import inference_feed, run_options, training_feed
-from .inference import evaluate_feed
+from .inference import evaluate_feed, try_metrics
 from .limits import Every
 from .run import train
 
@@ -35,15 +38,22 @@ def fit(
     callbacks: Any,
     steps_per_call: int | None,
     *,
-    batch_size: int | None,
-    shuffle: bool,
-    sharded: bool | None,
-    max_steps: int | None,
-    max_seconds: float | None,
-    resume: str | Path | None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    sharded: bool | None = None,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+    resume: str | Path | None = None,
+    first_epoch: int = 0,
 ) -> History:
-    """Do what `Trainer.fit` says."""
+    """Do what `Trainer.fit` says; `first_epoch` is the number of the first epoch of this call, as callbacks see it."""
     checks.epochs(epochs)
+    declared_features.restore(trainer, resume, callbacks)
+    if sharded:
+        declared_features.check_shared(trainer)
+    batch_size = declared_features.batch_size_for(trainer, train_dataset, batch_size)
+    train_dataset = declared_features.prepare(trainer, train_dataset, fit=True)
+    valid_dataset = declared_features.prepare(trainer, valid_dataset)
     with contextlib.ExitStack() as opened:
         valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, opened)
         in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
@@ -53,7 +63,9 @@ def fit(
             train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
         )
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
-        trainer.state.progress.step_in_epoch = 0
+        progress = trainer.state.progress
+        progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
+        trainer.state.first_epoch = first_epoch
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
             options = run_options(trainer, trainer.callbacks)
             feed = training_feed(trainer, source, options, steps_per_call)
@@ -67,9 +79,10 @@ def fit(
                 max_steps=max_steps,
                 max_seconds=max_seconds,
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
+                before_first_step=lambda: [try_metrics(trainer, feed) for feed in valid.values()],
                 valid_sets=tuple(valid),
             )
-    signals.leave()
+    signals.leave(complete=True)
     return trainer.history
 
 
@@ -111,10 +124,10 @@ def _validate(trainer: Trainer, feeds: Mapping[str, Feed]) -> dict[str, float]:
     """Return the results of every validation set, by its name and theirs; empty when a signal asked to leave."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
-        found = evaluate_feed(trainer, feed)
-        if not found:
+        values = evaluate_feed(trainer, feed)
+        if not values:
             return {}
-        results |= {f"{name}_{key}" if name else key: value for key, value in found.items()}
+        results |= {f"{name}_{key}" if name else key: value for key, value in values.items()}
     return results
 
 
@@ -128,15 +141,16 @@ def compile_program(
     if trainer.tables is not None:
         raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
     check_idle(trainer)
-    options = run_options(trainer, make_callbacks(callbacks if callbacks is not None else [])[0])
-    feed = training_feed(trainer, source, options, steps_per_call)
-    chunks = feed.chunks({})
-    try:
-        chunk = next(chunks, None)
-    finally:
-        chunks.close()
-        feed.close()
-    if chunk is None:
-        raise DataError("compile: the dataset delivered no batches")
-    size = len(chunk.arrays[0]) if chunk.stacked else None
-    trainer.builder.compile(options, size, chunk)
+    with only_thread("compile"):
+        options = run_options(trainer, make_callbacks(callbacks if callbacks is not None else [])[0])
+        feed = training_feed(trainer, source, options, steps_per_call)
+        chunks = feed.chunks(Position())
+        try:
+            chunk = next(chunks, None)
+        finally:
+            chunks.close()
+            feed.close()
+        if chunk is None:
+            raise DataError("compile: the dataset delivered no batches")
+        size = len(chunk.arrays[0]) if chunk.stacked else None
+        trainer.builder.compile(options, size, chunk)

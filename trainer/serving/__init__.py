@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..hooks import lazy_names
+from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .publisher import Publish

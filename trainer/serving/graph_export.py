@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,24 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
-from ..checkpoint import strict_json
+from ..checkpoint import strict_json, tensor_file
+from ..checkpoint.folder_writer import FolderWriter
 from ..data.ragged import RaggedInput, given_names
-from ..embedding.embedding_cells import embedding_cells
-from ..embedding.embedding_group import EmbeddingGroup
-from ..embedding.fields import FieldMap
-from ..embedding.layers import hide
-from ..embedding.planner import Planner
-from ..embedding.sparse_plan import TablePlan
-from ..embedding.table import SparseTable, TableSpec
-from ..embedding.tables import SparseTables
+from ..embedding.layers.embedding_cells import embedding_cells
+from ..embedding.layers.embedding_group import EmbeddingGroup
+from ..embedding.layers.network_tables import SparseTables
+from ..embedding.planning.layout import FieldMap
+from ..embedding.planning.planner import Planner
+from ..embedding.planning.read_sets import ReadSize
+from ..embedding.planning.sparse_plan import TablePlan
+from ..embedding.tables.spec import TableSpec
+from ..embedding.tables.table import SparseTable
+from ..features.features import Features
 from ..graph.inference_programs import PredictStep
+from ..mindspore_internals.cell_structure import cells_and_names, hide, parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 
-NETWORK, ABOUT = "network.mindir", "graph.json"
+NETWORK, ABOUT, FEATURES = "network.mindir", "graph.json", "features"
 
 
 def export_network(
@@ -56,8 +62,7 @@ def export_network(
         "fields": fields.to_json(),
         "tables": _sizes(tables, fields, columns) if tables is not None else [],
     }
-    holding_ids = {column for component in fields.components for column, _ in component.parts}
-    inputs = [column.astype(np.int32) if i in holding_ids else column for i, column in enumerate(columns)]
+    inputs = [column.astype(np.int32) if i in fields.id_columns else column for i, column in enumerate(columns)]
     step = PredictStep(network, cast=cast)
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
@@ -65,7 +70,9 @@ def export_network(
         with _windows_of_fixed_size(network, about["tables"]) as windows:
             for index, window in enumerate(windows):
                 step.insert_param_to_cell(f"window_{index}", window)
-            ms.export(step, *map(Tensor, inputs), file_name=str(folder / NETWORK), file_format="MINDIR")
+            with tempfile.TemporaryDirectory() as plain:  # MindSpore refuses spaces and other characters in a path
+                ms.export(step, *map(Tensor, inputs), file_name=f"{plain}/{NETWORK}", file_format="MINDIR")
+                shutil.copy(f"{plain}/{NETWORK}", folder / NETWORK)
     finally:
         network.set_train(training)
         ms.set_context(jit_syntax_level=syntax)  # an export that fails, as on a full disk, leaves it changed
@@ -76,8 +83,10 @@ def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]
     described: list[dict[str, Any]] = [{} for _ in tables.planner.tables]
     for component in fields.components:
         # of columns read as a whole the width may be another one than when their tables were found
-        widths = [columns[c].size if chosen is None else len(columns[c]) * len(chosen) for c, chosen in component.parts]
-        ids = sum(widths)
+        ids = sum(
+            columns[part.column].size if part.elements is None else len(columns[part.column]) * len(part.elements)
+            for part in component.parts
+        )
         for index in component.specs:
             spec = tables.planner.tables[index].spec
             described[index] = {
@@ -103,7 +112,7 @@ def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]
             blank = Tensor(np.zeros(one["map_size"]), mstype.int32)
             places = Parameter(blank, name=f"embedding.{one['name']}.places", requires_grad=False)
         windows[one["name"]] = (rows, places)
-    groups = [cell for _, cell in network.cells_and_names() if isinstance(cell, EmbeddingGroup)]
+    groups = [cell for _, cell in cells_and_names(network) if isinstance(cell, EmbeddingGroup)]
     try:
         for group in groups:
             group.is_shared = False
@@ -123,6 +132,23 @@ def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]
             group.refresh()
 
 
+def write_features(features: Features, folder: FolderWriter) -> None:
+    """Write the declaration of the features and what they have learned."""
+    state = features.state_dict()
+    body = {"declaration": features.declaration(), "state": state["json"]}
+    folder.write(f"{FEATURES}.json", [strict_json.dumps(body).encode()])
+    folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))
+
+
+def read_features(folder: Path) -> Features:
+    """Return the features that `write_features` wrote."""
+    body = strict_json.parse((folder / f"{FEATURES}.json").read_bytes())
+    path = folder / f"{FEATURES}.safetensors"
+    features = Features.from_declaration(body["declaration"])
+    features.load_state_dict({"json": body["state"], "arrays": tensor_file.parse(path.read_bytes(), str(path))})
+    return features
+
+
 class ServedGraph:
     """An exported network with empty tables.
 
@@ -135,6 +161,8 @@ class ServedGraph:
         batch: rows of one call.
         ragged: what the network takes of ragged columns, by name.
         given: names of the columns that callers give.
+        features: the declared columns that raw rows are transformed by, or None.
+        activation: name of what turns the first output into the quantity that is compared with the label, or None.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -143,8 +171,10 @@ class ServedGraph:
         self.batch: int = about["batch"]
         self.ragged = {name: RaggedInput(tuple(made), *rest) for name, (made, *rest) in about.get("ragged", {}).items()}
         self.given = given_names(about["columns"], self.ragged)
+        self.features = read_features(folder) if about.get("features") else None
+        self.activation: str | None = about.get("activation")
         self._cell = nn.GraphCell(ms.load(str(folder / NETWORK)))
-        parameters = {parameter.name: parameter for parameter in self._cell.get_parameters()}
+        parameters = {parameter.name: parameter for parameter in parameters_of(self._cell)}
         self._windows, self._places, self.tables = [], [], {}
         for one in about["tables"]:
             spec = TableSpec(one["name"], one["dim"], initializer="zeros", padding=one["padding"])
@@ -154,7 +184,7 @@ class ServedGraph:
             self._places.append(Mirror(parameters.pop(places)) if one["map_size"] else None)
         self.weights = parameters
         fields = FieldMap.from_json(about["fields"])
-        sizes = [(one["size"], one["map_size"]) for one in about["tables"]]
+        sizes = [ReadSize(one["size"], one["map_size"]) for one in about["tables"]]
         trainable = [False] * len(self.tables)
         self._planner = Planner(list(self.tables.values()), trainable, fields, read_sizes=sizes)
 
@@ -172,7 +202,7 @@ class ServedGraph:
                 stack.enter_context(table.lock)
             changed, plan = self._planner.plan(columns, False, 1, train=False)
             for part in plan.tables:
-                self._load(part, plan.sizes[part.group])
+                self._load(part, plan.sizes[part.stack])
         outputs = self._cell(*(Tensor(column) for column in changed))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(output.asnumpy() for output in outputs)

@@ -13,17 +13,18 @@ checksum of itself. See `trainer.checkpoint.manifest`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoint import durable, manifest, tensor_file
+from ..checkpoint import catalog, durable, manifest, tensor_file
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 CURRENT = "current.json"
@@ -93,8 +94,12 @@ class Current:
             CheckpointError: no permission, or written by a newer version of this package.
         """
         path = root / CURRENT
-        if not os.path.lexists(path):
-            raise CheckpointNotFoundError(f"no model has been published at {root}")
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointNotFoundError(f"no model has been published at {root}") from None
+        except OSError as error:
+            raise durable.read_error(path, error) from error
         try:
             body = manifest.unseal(path, "current")
         except CheckpointDamagedError as error:
@@ -117,6 +122,29 @@ class Current:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not describe a published model: {error!r}") from None
+
+
+@contextlib.contextmanager
+def held(root: Path, current: Current) -> Iterator[None]:
+    """Keep `Publish` from removing the folders of a model while they are read, however long that takes."""
+    with contextlib.ExitStack() as locks:
+        for name in (current.graph.name, *(part.name for part in current.chain)):
+            with contextlib.suppress(OSError):  # gone already: reading it says so
+                locks.callback(os.close, durable.lock_folder(root / name, shared=True))
+        yield
+
+
+def remove(path: Path) -> None:
+    """Remove a published folder, unless a server is reading it; the next sweep removes it then."""
+    try:
+        lock = durable.lock_folder(path)
+    except OSError:
+        return
+    try:
+        catalog.delete(path)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _seconds(value: Any) -> float:
@@ -161,7 +189,7 @@ class Folder:
             manifest.verified(self.path / name, *sums)
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of one checked file as read-only views of it; CheckpointDamagedError as `verify`."""
+        """Return the arrays of one checked file as read-only views of a copy; CheckpointDamagedError as `verify`."""
         file = f"{name}.safetensors"
         if file not in self._files:
             raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")

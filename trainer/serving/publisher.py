@@ -17,17 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from callbacks import Callback
+
+from ..cadence import Every
 from ..checkpoint import catalog, durable, strict_json, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
 from ..checkpoint.folder_writer import FolderWriter
 from ..checkpoint.manifest import digest
 from ..checks import choice, whole
 from ..data.ragged import Ragged, RaggedInput
-from ..embedding.tables import SparseTables
+from ..embedding.layers.network_tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError
-from ..hooks import Callback, Every
-from .graph_export import ABOUT, export_network
-from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions
+from ..features.feature import Kind
+from ..features.features import Features
+from ..metrics.defaults import BINARY, meaning_of
+from ..mindspore_internals.cell_structure import parameters_of
+from .graph_export import ABOUT, export_network, write_features
+from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions, remove
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -109,6 +115,8 @@ class Publish(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         """Take the folder, remove what killed runs left in it, and go on after its newest version."""
+        if trainer.features is not None:
+            check_publishable(trainer.features)
         trainer.group.from_main(self._take_folder)
         self._chain, self._graph, self._tried = [], None, False
 
@@ -123,7 +131,7 @@ class Publish(Callback):
         """Publish the first version at once, and each later one when it is due; of many processes rank 0 decides."""
         due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
         if due:
-            self._try(trainer)
+            self._try(lambda: self.publish(trainer))
 
     def _is_due(self, trainer: Trainer) -> bool:
         busy = self._thread is not None and self._thread.is_alive()
@@ -133,18 +141,21 @@ class Publish(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait for it."""
-        if trainer.state.outputs is not None and _takes_part(trainer):
-            self._try(trainer)
-            self._try(None)
+        if trainer.state.outputs is None or not _takes_part(trainer):
+            return
+        for _ in range(2):  # no later version makes up for a failure of the last one
+            written = self._try(lambda: self.publish(trainer)) and self._try(self.wait)
+            if _decide(trainer, lambda result=written: result):
+                return
 
-    def _try(self, trainer: Trainer | None) -> None:
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Publish or wait; return whether that went well."""
         try:
-            if trainer is None:
-                self.wait()
-            else:
-                self.publish(trainer)
+            action()
+            return True
         except (CheckpointError, OSError) as error:
             logger.error("%s; the next version will hold everything", error)
+            return False
 
     def teardown(self, trainer: Trainer) -> None:
         """Wait for the version being written and give the folder back."""
@@ -189,7 +200,7 @@ class Publish(Callback):
         everything = tables.take(CONSUMER + ".full", full=True) if compact and tables is not None else None
         if not trainer.group.is_main:
             return
-        weights = {p.name: np.array(p.asnumpy()) for p in trainer.network.get_parameters()}
+        weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
         self._version += 1
         times = [extras["event_time"].max() for extras in trainer.state.outputs.chunk.extras if _has_time(extras)]
         event_time = float(max(times)) if times else None
@@ -201,7 +212,7 @@ class Publish(Callback):
 
     def _begin(self, trainer: Trainer) -> tuple[bool, bool]:
         """Wait for the version before; return whether to start over and whether to write all rows besides."""
-        self.wait()
+        self._try(self.wait)
         if self._graph is None:
             self._graph = self._export(trainer, trainer.tables.tables if trainer.tables is not None else None)
         full = not self._chain
@@ -270,7 +281,7 @@ class Publish(Callback):
             needed = set()
         for name in os.listdir(self.root):
             if name not in needed and is_proven(self.root / name):
-                catalog.delete(self.root / name)
+                remove(self.root / name)
 
     def _send(self, version: int, packed: Mapping[str, np.ndarray]) -> None:
         for key in [key for key in packed if key.endswith("/ids")]:
@@ -299,7 +310,7 @@ class Publish(Callback):
             dtype = np.int64 if array.dtype.kind in "USO" else array.dtype
             shape = array.shape[2:] if chunk.stacked else array.shape[1:]
             if name in ragged:
-                within = shape if "_offsets" in ragged[name].made else shape[1:]
+                within = shape if "_offsets" in ragged[name].suffixes else shape[1:]
                 empty = Ragged(np.zeros((0, *within), dtype), np.zeros(self.batch + 1, np.int64))
                 numbers = ragged[name]._replace(padding=0)
                 blank |= numbers.arrays(name, empty, numbers.capacity(self.batch))
@@ -314,6 +325,10 @@ class Publish(Callback):
             about["ragged"] = {name: [list(made), *rest] for name, (made, *rest) in ragged.items()}
             for file in os.listdir(folder.path):
                 folder.adopt(file)
+            about["activation"] = activation_name(trainer)
+            about["features"] = trainer.features is not None
+            if trainer.features is not None:
+                write_features(trainer.features, folder)
             folder.write(ABOUT, [strict_json.dumps(about).encode()])
             return self._place(folder, GRAPH, name, {})
 
@@ -332,6 +347,28 @@ def ragged_inputs(trainer: Trainer) -> dict[str, RaggedInput]:
                 "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
             )
     return found
+
+
+def check_publishable(features: Features) -> None:
+    """Check that raw rows can be transformed elsewhere, before anything is trained.
+
+    Raises:
+        ConfigurationError: a list has no longest row, or a custom function cannot be imported.
+    """
+    features.declaration()
+    for feature in features.features:
+        if any(output.kind is Kind.LIST for output in feature.outputs()) and feature.max_length is None:
+            raise ConfigurationError(
+                f"Publish: lists of feature {feature.name!r} may have any length, and a published program has one; "
+                "give max_length, as ListFeature(..., max_length=50)"
+            )
+
+
+def activation_name(trainer: Trainer) -> str | None:
+    """Return the name of what turns the network's output into the quantity of the label; None where none is known."""
+    meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
+    activation = meaning.activation or ("identity" if meaning.target == BINARY else None)
+    return activation if isinstance(activation, str) else None
 
 
 def _takes_part(trainer: Trainer) -> bool:

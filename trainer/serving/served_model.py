@@ -13,12 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import choice
 from ..data.ragged import Ragged
-from ..embedding.table import DEFAULT_ROW, SparseTable
-from ..errors import CheckpointDamagedError, CheckpointError, DataError
+from ..embedding.tables.spec import DEFAULT_ROW
+from ..embedding.tables.table import SparseTable
+from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
+from ..features.feature_data import is_raw
+from ..metrics.predictions import activate
+from ..mindspore_internals.forked import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
-from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, table_rows
+from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, held, table_rows
 from .publisher import unpack_rows
 
 logger = logging.getLogger(__name__)
@@ -73,30 +78,51 @@ class ServedModel:
             self._thread = threading.Thread(target=self._follow, name="model-consumer", daemon=True)
             self._thread.start()
 
-    def predict(self, batch: Any) -> Any:
+    def predict(self, batch: Any = None, *, output: str = "network", **columns: Any) -> Any:
         """Return the predictions for a batch of any size.
 
         Args:
-            batch: one array a column, [n, ...], as the network takes them, ids raw: integers or strings; of ragged
+            batch: where the Trainer had features, raw rows: a mapping of columns, a list of mappings, one mapping, or a
+                table of pandas, polars or Arrow; labels are not needed. Else as follows.
+                One array a column, [n, ...], as the network takes them, ids raw: integers or strings; of ragged
                 columns n lists, without masks and the like. A mapping from column names, a sequence of arrays, or the
                 array of an only column.
+            output: "network" for its output itself; "probability" for what the loss compares with the label: sigmoid of
+                the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
+                `Trainer(prediction_activation=...)` names.
+            columns: the columns by name, in place of `batch`.
 
         Returns:
-            float32 array with n rows, or a tuple of them.
+            float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it,
+            unless `output` says otherwise.
 
         Raises:
-            DataError: columns are missing, or differ in their number of rows, or have another shape than in training.
+            ConfigurationError: "probability" of a model whose loss does not say what its outputs mean.
+            DataError: a row that the features' declaration forbids; columns are missing, or differ in their number of
+                rows, or have another shape than in training.
+            ConfigurationError: this process was forked from one that has run graphs.
         """
+        check_not_forked()
+        choice("output", output, ("network", "probability"))
+        if batch is not None and columns:
+            raise DataError("predict takes a batch, or columns as keywords, not both")
+        batch = columns if batch is None else batch
         with self._run:
             self._replaced = None
             graph = self._graph
-            columns = self._columns(graph, batch)
+            if graph.features is not None and is_raw(batch):
+                batch = graph.features.transform(batch)
+            arrays = self._columns(graph, batch)
             if self._waiting is not None:
                 weights, self._waiting = self._waiting, None
                 graph.set_weights(weights)
-            count = len(columns[0])
-            parts = [graph.run(inputs_of(graph, columns, start)) for start in range(0, count, graph.batch)]
+            count = len(arrays[0])
+            parts = [graph.run(inputs_of(graph, arrays, start)) for start in range(0, count, graph.batch)]
         outputs = tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
+        if output == "probability":
+            if graph.activation is None:
+                raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
+            outputs = (activate(graph.activation, outputs[0]).astype(np.float32), *outputs[1:])
         return outputs if len(outputs) > 1 else outputs[0]
 
     def graph_tables(self) -> dict[str, SparseTable]:
@@ -126,7 +152,10 @@ class ServedModel:
             wrong = name not in graph.ragged and list(column.shape[1:]) != shape
             if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
                 raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-            columns.append(column.astype(graph.about["dtypes"][place]) if column.dtype.kind == "f" else column)
+            dtype = graph.about["dtypes"][place]
+            if column.dtype.kind == "O":  # lists without any value
+                column = column.astype("U1" if column.padding == "" else dtype)
+            columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
         return columns
 
     # -- following -----------------------------------------------------------------------------------------------
@@ -145,7 +174,8 @@ class ServedModel:
                     now = Current.read(self.root)
                     changed = now != self._current
                     if changed:
-                        self._apply(now)
+                        with held(self.root, now):
+                            self._apply(now)
                     break
                 except CheckpointError as error:
                     # a version may be removed between reading its name and its files: a newer one is there then
@@ -236,7 +266,9 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
     folder = Folder(root, GRAPH, part)
     folder.verify()
     try:
-        return ServedGraph(folder.path)
+        graph = ServedGraph(folder.path)
+        folder.verify()  # MindSpore reads the file itself: it was the verified one where it still is
+        return graph
     except CheckpointError:
         raise
     except Exception as error:

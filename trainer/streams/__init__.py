@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..hooks import lazy_names
+from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .base import Batch, Position, Span, Stream, advance, concat
+    from .base import Sharing, Stream
+    from .batch import Batch, Position, Span, advance, concat
     from .dead_letter import DeadLetter
-    from .files import FileStream
-    from .iterable import IterableStream
-    from .join import DelayedLabelJoin
-    from .kafka import KafkaStream
-    from .redis import RedisStream
-    from .replay import ReplayStream
+    from .formats.schema import Column, Schema
     from .retry import Retry
-    from .schema import Column, Schema
+    from .sources.files import FileStream
+    from .sources.iterable import IterableStream
+    from .sources.join import DelayedLabelJoin
+    from .sources.kafka import KafkaStream
+    from .sources.redis import RedisStream
+    from .sources.replay import ReplayStream
+    from .sources.segment_checksum import write_checksum
 
 __all__ = [
     "Batch",
@@ -34,30 +36,34 @@ __all__ = [
     "ReplayStream",
     "Retry",
     "Schema",
+    "Sharing",
     "Span",
     "Stream",
     "advance",
     "concat",
+    "write_checksum",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Batch": ".base",
-        "Position": ".base",
-        "Span": ".base",
+        "Batch": ".batch",
+        "Position": ".batch",
+        "Sharing": ".base",
+        "Span": ".batch",
         "Stream": ".base",
-        "advance": ".base",
-        "concat": ".base",
+        "advance": ".batch",
+        "concat": ".batch",
         "DeadLetter": ".dead_letter",
-        "FileStream": ".files",
-        "IterableStream": ".iterable",
-        "DelayedLabelJoin": ".join",
-        "KafkaStream": ".kafka",
-        "RedisStream": ".redis",
-        "ReplayStream": ".replay",
+        "FileStream": ".sources.files",
+        "IterableStream": ".sources.iterable",
+        "DelayedLabelJoin": ".sources.join",
+        "KafkaStream": ".sources.kafka",
+        "RedisStream": ".sources.redis",
+        "ReplayStream": ".sources.replay",
         "Retry": ".retry",
-        "Column": ".schema",
-        "Schema": ".schema",
+        "Column": ".formats.schema",
+        "Schema": ".formats.schema",
+        "write_checksum": ".sources.segment_checksum",
     },
 )

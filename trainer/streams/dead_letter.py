@@ -1,20 +1,41 @@
-"""Where records go that cannot be trained on, and when there are too many of them."""
+"""Bad rows: a file that keeps them, and an error when there are too many."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from ..checks import number, whole
 from ..errors import StreamError
+from .batch import Span
 
 logger = logging.getLogger(__name__)
 
 _MAX_RAW = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be trained on.
+
+    Attributes:
+        message: which of the messages read together it is from.
+        row: its number within the message.
+        reason: why it is bad.
+        raw: the payload: bytes or text, or any value that JSON can hold.
+    """
+
+    message: int
+    row: int
+    reason: str
+    raw: Any
 
 
 class DeadLetter:
@@ -22,13 +43,13 @@ class DeadLetter:
 
     Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``reason`` and ``raw`` (the
     payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A record that is read again
-    after a resume is written again, with the same place.
+    after a resume is written again, with the same numbers.
 
     Args:
         path: JSON-lines file to append to; None: bad rows are counted and the first is logged.
         max_bad_share: largest share of bad rows tolerated, 0 to 1.
-        min_rows: rows to see before the share counts. Older rows are forgotten gradually (counts are halved every
-            10 * `min_rows` rows), so a source that turns bad late is noticed as soon as one that is bad from the start.
+        min_rows: rows to see before the share counts. Counts are halved every 10 * `min_rows` rows, so a source that
+            turns bad late is noticed as soon as one that is bad from the start.
 
     Raises:
         ConfigurationError: `max_bad_share` or `min_rows` out of range.
@@ -46,6 +67,7 @@ class DeadLetter:
         self._recent_bad = 0.0
         self._file: Any = None
         self._warned = False
+        self._newest = ""
         self._lock = Lock()
 
     @classmethod
@@ -55,30 +77,41 @@ class DeadLetter:
             return value
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
 
-    def record(self, source: str, partition: str, offset: int | str, row: int, reason: str, raw: Any) -> None:
-        """Keep one bad row; count it with `count` afterwards.
+    def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
+        """Keep bad rows; count them with `count` afterwards.
 
         Args:
-            raw: the payload: bytes or text, or any value that JSON can hold.
+            source: name of the stream.
+            rows: the bad rows.
+            origins: partition and offset of each of the messages read together.
 
         Raises:
-            StreamError: the file cannot be written.
+            StreamError: the file cannot be written. The stream then stays before these rows.
         """
+        if not rows:
+            return
+        self._newest = rows[-1].reason
         if self.path is None:
             if not self._warned:
                 self._warned = True
-                logger.warning("%s: bad record at %s %s row %d: %s", source, partition, offset, row, reason)
+                first, origin = rows[0], origins[rows[0].message]
+                logger.warning(
+                    "%s: bad record at %s %s row %d: %s",
+                    source, origin.partition, origin.offset, first.row, first.reason,
+                )  # fmt: skip
             return
-        entry = {"source": source, "partition": partition, "offset": offset, "row": row, "reason": reason}
-        entry.update(_raw(raw))
-        try:
-            with self._lock:
-                if self._file is None:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = self.path.open("a", encoding="utf-8")
-                self._file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise StreamError(f"cannot write the dead-letter file {self.path}: {error}") from error
+        lines = []
+        for bad in rows:
+            origin = origins[bad.message]
+            line = {"source": source, "partition": origin.partition, "offset": origin.offset}
+            lines.append(json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
+        with self._lock:
+            try:
+                self._write("".join(lines).encode())
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._close()
+                raise self._failure("written", error) from error
 
     def count(self, good: int, bad: int) -> None:
         """Add rows to the counts.
@@ -86,8 +119,6 @@ class DeadLetter:
         Raises:
             StreamError: the share of bad rows among recent ones exceeds `max_bad_share`.
         """
-        if bad and self._file is not None:
-            self._file.flush()
         self.good += good
         self.bad += bad
         self._recent_good += good
@@ -97,18 +128,53 @@ class DeadLetter:
             where = f"; they are in {self.path}" if self.path else ""
             raise StreamError(
                 f"{self._recent_bad:.0f} of the last {rows:.0f} rows are bad, more than max_bad_share="
-                f"{self.max_bad_share:g} allows{where}"
+                f"{self.max_bad_share:g} allows{where}; the newest: {self._newest}"
             )
         if rows > 10 * self.min_rows:
             self._recent_good /= 2
             self._recent_bad /= 2
 
+    def _write(self, lines: bytes) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: nothing of a failed write stays behind to be written later or to fail again at the close.
+            self._file = self.path.open("ab", buffering=0)
+            if not self._ends_in_newline():
+                lines = b"\n" + lines
+        left = memoryview(lines)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def _ends_in_newline(self) -> bool:
+        """Return whether the file can be appended to: not after a write that failed in the middle of a line."""
+        if not self.path.is_file() or self._file.tell() == 0:
+            return True
+        with self.path.open("rb") as content:
+            content.seek(-1, 2)
+            return content.read(1) == b"\n"
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _failure(self, action: str, error: OSError) -> StreamError:
+        return StreamError(
+            f"the dead-letter file {self.path} cannot be {action}: {error.strerror or error}. The stream stays before "
+            "the rows that were to go there; make room or give dead_letter another path, and go on"
+        )
+
     def close(self) -> None:
-        """Close the file; a later record opens it again."""
+        """Close the file; a later record opens it again.
+
+        Raises:
+            StreamError: the file system reports a failed write only now.
+        """
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            try:
+                self._close()
+            except OSError as error:
+                raise self._failure("closed", error) from error
 
 
 def _raw(raw: Any) -> dict[str, str]:

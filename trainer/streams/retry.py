@@ -1,4 +1,4 @@
-"""Waiting for a source that is down: exponential back-off with jitter, a message at both ends, no spinning."""
+"""Waits for a source that is down: exponential back-off with jitter, a message at both ends."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from threading import Event
 from time import monotonic
 
 from ..errors import ConfigurationError, StreamError
-from ..hooks import mask_text
+from ..masking import mask_text
 
 logger = logging.getLogger(__name__)
 
 
 class Retry:
-    """Decides when to try again and says so.
+    """Decides when to try again, and logs it.
 
     The n-th wait is ``min(cap, first * factor ** n)``, of which a random share up to `jitter` is taken off, so that
     many clients of one server do not return all at once.
 
     Args:
-        what: what is tried, for messages ("Redis at localhost:6379").
+        what: name of the source in messages ("Redis at localhost:6379").
         first: the first wait in seconds.
         factor: growth of the wait.
         cap: the longest wait in seconds.
@@ -55,35 +55,35 @@ class Retry:
         self._random = random.Random()
 
     def failed(self, error: BaseException | str) -> None:
-        """Note a failure and plan the next attempt; warn on the first of a row.
+        """Record a failure and plan the next attempt; warn of the first in a row.
 
         Raises:
             StreamError: the source has been failing for `give_up_after` seconds.
         """
-        now, told = monotonic(), mask_text(str(error))
+        now, text = monotonic(), mask_text(str(error))
         if self.failures == 0:
             self._since = now
-            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, told, self.cap)
+            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, text, self.cap)
         down = now - self._since
         if self.give_up_after is not None and down >= self.give_up_after:
             cause = error if isinstance(error, BaseException) else None
             raise StreamError(
                 f"{self.what} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
-                f"longer than give_up_after={self.give_up_after} s; the last error: {told}"
+                f"longer than give_up_after={self.give_up_after} s; the last error: {text}"
             ) from cause
         wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
         self._next = now + wait * (1 - self.jitter * self._random.random())
         self.failures += 1
 
     def succeeded(self) -> None:
-        """Note a success; say so when it ends a row of failures."""
+        """Record a success; log it when it ends a row of failures."""
         if self.failures:
             down = monotonic() - self._since
             logger.warning("%s is back after %.1f s and %d failed attempts", self.what, down, self.failures)
             self.failures = 0
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the next attempt is due, at most `timeout` seconds; return whether it may be made now."""
+        """Wait until the next attempt is due, at most `timeout` seconds; return whether it is."""
         if not self.failures:
             return not self._stop.is_set()
         due = self._next - monotonic()
@@ -96,5 +96,5 @@ class Retry:
         self._stop.wait(max(0.0, seconds))
 
     def stop(self) -> None:
-        """End every wait now and for good; may be called from another thread."""
+        """End every wait, present and future; may be called from another thread."""
         self._stop.set()

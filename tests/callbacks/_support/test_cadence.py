@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callbacks._support.cadence import Every, cadence
+from trainer.cadence import Every, cadence
 
 
 @given(st.integers(1, 20), st.lists(st.integers(1, 50), max_size=30))

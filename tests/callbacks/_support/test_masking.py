@@ -1,7 +1,7 @@
 import pytest
 
-from callbacks._support.masking import is_masked, is_secret, mask_text, mask_value, remember_secret
 from trainer.errors import StreamError
+from trainer.masking import is_masked, is_secret, mask_text, mask_value, remember_secret
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,10 @@ def test_what_was_remembered_is_masked_wherever_it_stands():
     assert mask_text("the value s3cr3t-of-the-test was refused") == "the value s3cr3t-of-the-test was refused"
     remember_secret("s3cr3t-of-the-test")
     assert mask_text("the value s3cr3t-of-the-test was refused") == "the value *** was refused"
+
+
+def test_very_long_words_are_searched_once():
+    """Searched again from each letter, these would take an hour."""
+    for word in ("x" * 10**6, "a." * 500_000, "a://" * 250_000, "a " * 500_000):
+        assert mask_text(f"{word} a:@ password=abcdef") == f"{word} a:@ password=***"
+    assert mask_text("x-token=abc 'b.secret': 'c'") == "x-token=*** 'b.secret': '***'"

@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
+from mindspore.train.checkpoint_pb2 import Checkpoint
 
 from trainer.checkpoint.ckpt_files import compare, load_ckpt
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
@@ -37,6 +38,68 @@ def test_what_cannot_be_read_says_why(tmp_path):
     (tmp_path / "model.pth").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"named \*\.ckpt"):
         load_ckpt(tmp_path / "model.pth")
+
+
+def forged(path, *parameters):
+    """Write a file of (name, sizes, type, bytes) that says what it likes."""
+    content = Checkpoint()
+    for name, sizes, kind, values in parameters:
+        part = content.value.add(tag=name)
+        part.tensor.dims.extend(sizes)
+        part.tensor.tensor_type, part.tensor.tensor_content = kind, values
+    path.write_bytes(content.SerializeToString())
+    return path
+
+
+FOUR = np.arange(4, dtype=np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ([("w", [1, 4], "Float32", FOUR[:-1])], r"'w' holds 15 bytes, which are no Float32 of shape \[1, 4\]"),
+        ([("w", [1, 4], "Float32", 1000 * FOUR)], "'w' holds 16,000 bytes"),
+        ([("w", [1 << 62, 4], "Float32", FOUR)], "are no Float32 of shape"),
+        ([("w", [-1, -4], "Float32", FOUR)], r"of shape \[-1, -4\]"),
+        ([("w", [1] * 200, "Float32", FOUR[:4])], "holds 4 bytes"),
+        ([("w", [4], "Flaot32", FOUR)], "unknown type 'Flaot32'; .* did you mean 'Float32'"),
+        ([("w", [4], "Float32", FOUR), ("w", [4], "Float32", FOUR)], "'w' holds 32 bytes"),
+        (
+            [("w", [4], "Float32", FOUR), ("b", [4], "Float32", FOUR), ("w", [4], "Float32", FOUR)],
+            "two parameters named",
+        ),
+        ([], "holds no parameter"),
+    ],
+    ids=["short", "long", "huge", "negative", "dimensions", "type", "twice", "apart", "empty"],
+)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path, parameters, message):
+    with pytest.raises(CheckpointDamagedError, match=message):
+        load_ckpt(forged(tmp_path / "net.ckpt", *parameters))
+
+
+def test_slices_are_put_together_and_names_are_only_names(tmp_path):
+    name = "../../x\x00/y"
+    path = forged(tmp_path / "net.ckpt", (name, [2, 2], "Float32", FOUR[:8]), (name, [2, 2], "Float32", FOUR[8:]))
+    np.testing.assert_array_equal(load_ckpt(path)[name], np.arange(4.0).reshape(2, 2))
+    assert os.listdir(tmp_path) == ["net.ckpt"]
+
+
+def test_every_type_and_appended_values_are_read_and_a_checksum_is_checked(tmp_path):
+    path, values = str(tmp_path / "net.ckpt"), np.array([[0, 1], [2, 3]])
+    kinds = ("int8", "uint16", "int64", "float16", "float64", "bfloat16", "bool")
+    given = [{"name": kind, "data": ms.Tensor(values, getattr(ms, kind.replace("bool", "bool_")))} for kind in kinds]
+    ms.save_checkpoint(given, path, append_dict={"note": "text", "epoch": 3}, crc_check=True)
+    arrays = load_ckpt(path)
+    assert {name: str(array.dtype) for name, array in arrays.items()} == {kind: kind for kind in (*kinds, "epoch")} | {
+        "epoch": "int64"
+    }
+    assert arrays["epoch"] == 3
+    np.testing.assert_array_equal(arrays["bfloat16"].astype(np.float32), values)
+    content = bytearray((tmp_path / "net.ckpt").read_bytes())
+    content[20] ^= 1
+    (tmp_path / "net.ckpt").write_bytes(content)
+    with pytest.raises(CheckpointDamagedError, match="checksum is wrong"):
+        load_ckpt(path)
 
 
 class TestCompare:

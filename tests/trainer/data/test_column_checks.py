@@ -5,8 +5,8 @@ import pytest
 from mindspore import nn, ops
 
 from trainer import Trainer
+from trainer.data.as_columns import describe_non_finite
 from trainer.data.column_checks import ColumnCheck, arguments_of, label_columns
-from trainer.data.finite_values import describe_non_finite
 from trainer.data.ragged import Ragged
 from trainer.errors import DataError
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.chunk import ChunkTransform, FeedOptions
-from trainer.data.datasets import make_source
 from trainer.data.feed import Feed, to_tensor
+from trainer.data.finite.datasets import make_source
+from trainer.data.position import Position
 from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
-from trainer.data.stream_source import StreamSource
+from trainer.data.streaming.stream_source import StreamSource
 from trainer.data.waiting import DATA_WAIT
 from trainer.errors import DataError
 from trainer.streams import ReplayStream
@@ -28,7 +29,7 @@ def numbered(count, rows=4):
 def chunks(data, size=1, accumulate=1, position=None, max_steps=None, **options):
     feed = Feed(make_source(data), FeedOptions(size, accumulate, **options))
     try:
-        return list(feed.chunks(position or {}, max_steps))
+        return list(feed.chunks(position or Position(), max_steps))
     finally:
         feed.close()
 
@@ -66,14 +67,14 @@ class TestGrouping:
     @pytest.mark.parametrize("kind", ["U", "S"])
     def test_text_is_grouped_whatever_its_width_and_nothing_is_cut_off(self, kind):
         class Kept(ChunkTransform):
-            def prepare(self, group):
-                seen.append(group)
-                return (np.zeros(group.columns[0].shape, np.int32),), None
+            def prepare(self, columns, chunk, now):
+                seen.append(columns[0][: chunk.num_batches])
+                return (np.zeros(columns[0].shape, np.int32),), None
 
         texts, seen = ["a", "longest", "be", "sea", "d"], []
         found = chunks([(np.array([text] * 2, kind),) for text in texts], 4, transform=Kept())
         assert [(chunk.num_batches, chunk.stacked) for chunk in found] == [(4, True), (1, True)]
-        read = [row[0] for group in seen for row in group.columns[0][: group.num_batches].astype(str)]
+        read = [row[0] for batches in seen for row in batches.astype(str)]
         assert read == texts
 
     def test_many_shapes_are_told_with_what_they_cost(self, caplog):
@@ -119,11 +120,11 @@ class TestRows:
 
 class TestPositions:
     def test_a_chunk_carries_the_place_after_its_last_batch(self):
-        found = chunks(numbered(5), 2, position={"epoch": 3, "batch": 0})
+        found = chunks(numbered(5), 2, position=Position(3))
         assert [chunk.position for chunk in found] == [
-            {"epoch": 3, "batch": 2},
-            {"epoch": 3, "batch": 4},
-            {"epoch": 4, "batch": 0},
+            Position(3, 2),
+            Position(3, 4),
+            Position(4, 0),
         ]
 
     def test_going_on_from_any_of_them_gives_the_rest(self):
@@ -182,7 +183,7 @@ class TestAccumulation:
             (2, 0, False),
             (1, 1, True),
         ]
-        assert found[1].position == {"epoch": 0, "batch": 6, "fill": 2}
+        assert found[1].position == Position(0, 6, micro_batches=2)
 
     def test_a_full_last_window_needs_no_flush(self):
         assert [(chunk.num_steps, chunk.flush) for chunk in chunks(numbered(4), 2, accumulate=2)] == [(1, False)] * 2
@@ -243,7 +244,7 @@ class TestPrefetch:
                 yield batch
 
         feed = Feed(make_source(source), FeedOptions(1))
-        delivered = feed.chunks({})
+        delivered = feed.chunks(Position())
         next(delivered)
         deadline = time.monotonic() + 5
         while feed.depth < 2 and time.monotonic() < deadline:
@@ -258,7 +259,7 @@ class TestPrefetch:
     def test_reads_a_stream_further_ahead_where_its_batches_are_small(self, columns, ahead):
         rows = {"x": np.arange(400, dtype=np.float32).repeat(columns).reshape(400, columns)}
         feed = Feed(StreamSource(ReplayStream(rows), 4, inputs=("x",), labelled=False), FeedOptions(1))
-        delivered = feed.chunks({})
+        delivered = feed.chunks(Position())
         deadline = time.monotonic() + 5
         try:
             assert next(delivered).arrays[0][0, 0] == 0
@@ -276,7 +277,7 @@ class TestPrefetch:
         monkeypatch.setattr("trainer.data.feed.Prefetch", lambda *args: started.append(1) or Prefetch(*args))
         x = np.arange(batches * 4, dtype=np.float32)
         feed = Feed(make_source((x,), batch_size=4), FeedOptions(1))
-        delivered = feed.chunks({"epoch": 0, "batch": 2})
+        delivered = feed.chunks(Position(0, 2))
         try:
             assert next(delivered).arrays[0][0] == 8
             assert len(started) == threads
@@ -305,14 +306,14 @@ class TestPrefetch:
         feed = Feed(make_source(source), FeedOptions(1))
         asked = []
         # the last batch of a finite source is held back until the source says whether more follows
-        assert list(feed.chunks({}, should_stop=lambda: asked.append(1) or len(asked) > 1)) == []
+        assert list(feed.chunks(Position(), should_stop=lambda: asked.append(1) or len(asked) > 1)) == []
         release.set()
         feed.close()
 
     def test_a_transform_runs_there_and_its_result_rides_along(self):
         class Increment(ChunkTransform):
-            def prepare(self, group):
-                return tuple(column + 1 for column in group.columns), (group.stacked, group.num_batches)
+            def prepare(self, columns, chunk, now):
+                return tuple(column + 1 for column in columns), (chunk.stacked, chunk.num_batches)
 
         first, last = chunks(numbered(3), 2, transform=Increment())
         assert (first.sparse, last.sparse) == ((True, 2), (True, 1))
@@ -338,9 +339,9 @@ class Noting(ChunkTransform):
         self.on_graph_thread = on_graph_thread
         self.prepared, self.released = [], 0
 
-    def prepare(self, group):
-        self.prepared.append(int(group.columns[0].flat[0]))
-        return group.columns, None
+    def prepare(self, columns, chunk, now):
+        self.prepared.append(int(columns[0].flat[0]))
+        return columns, None
 
     def release(self):
         self.released += 1
@@ -350,7 +351,7 @@ class Noting(ChunkTransform):
 def test_what_was_prepared_and_not_trained_is_released_when_chunks_are_left(on_graph_thread):
     noting = Noting(on_graph_thread)
     feed = Feed(make_source(lambda: numbered(9)), FeedOptions(1, transform=noting))
-    left = feed.chunks({})
+    left = feed.chunks(Position())
     assert content(next(left)) == [0]
     left.close()
     feed.close()
@@ -367,7 +368,7 @@ def test_a_reading_that_was_left_while_its_source_blocked_prepares_nothing_more(
     noting = Noting()
     feed = Feed(make_source(blocking), FeedOptions(2, transform=noting))
     with mock.patch.object(DATA_WAIT, "leaving", True):  # so a blocked source is waited for a moment only
-        for chunk in feed.chunks({}, should_stop=lambda: bool(found)):
+        for chunk in feed.chunks(Position(), should_stop=lambda: bool(found)):
             found.append(content(chunk))
     assert found == [[0, 1]]
     (reading,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
@@ -392,6 +393,6 @@ def test_how_a_chunk_is_trained_does_not_depend_on_how_far_ahead_is_read(on_grap
         return far.wait(20) or True
 
     feed = Feed(make_source(changing), FeedOptions(2, transform=Noting(on_graph_thread)))
-    found = [(content(chunk), chunk.stacked) for chunk in feed.chunks({}, gate=wait)]
+    found = [(content(chunk), chunk.stacked) for chunk in feed.chunks(Position(), gate=wait)]
     feed.close()
     assert found == [([0], True), *[([number], False) for number in range(1, 6)]]

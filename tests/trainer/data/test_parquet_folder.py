@@ -7,7 +7,7 @@ from mindspore import nn
 from pyarrow import parquet
 
 from trainer import ParquetFolder, Trainer
-from trainer.data import parquet_folder
+from trainer.data.finite import parquet_folder
 from trainer.errors import ConfigurationError, DataError
 
 ROWS = 1000
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
-    monkeypatch.setattr(parquet_folder, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(parquet_folder, "SHUFFLED_ROWS", 100)
 
 
 def flat(lists):
@@ -92,12 +92,13 @@ def test_a_network_is_trained_and_evaluated_on_it(folder):
     network = nn.SequentialCell(nn.Dense(2, 1), nn.Flatten(0))
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1e-9))
     columns = ["x", "label"]
-    history = trainer.fit(
-        ParquetFolder(folder, 100, columns), 2, ParquetFolder(folder, 500, columns, shuffle=False), callbacks=[]
-    )
+    valid = ParquetFolder(folder, 500, columns, shuffle=False)
+    history = trainer.fit(ParquetFolder(folder, 100, columns), 2, valid, callbacks=[])
     assert trainer.state.progress.samples_seen == 2 * ROWS
-    assert history is not None
-    assert "val_loss" in trainer.state.metrics
+    numbers = np.arange(ROWS)
+    x, label = np.repeat(numbers, 2).reshape(-1, 2).astype(np.float32), (numbers % 2).astype(np.float32)
+    expected = np.mean((trainer.predict(x) - label) ** 2)
+    assert history.history["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_mistakes_are_named(folder, tmp_path):
@@ -116,3 +117,30 @@ def test_mistakes_are_named(folder, tmp_path):
     parquet.write_table(pa.table({"x": [[1.0], [2.0, 3.0]]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="lists of different lengths"):
         next(ParquetFolder(tmp_path, 2).batches(0, 0))
+
+
+def test_a_damaged_page_is_named_where_pages_have_checksums(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": np.arange(100.0)}), path, write_page_checksum=True, compression="none")
+    content = bytearray(path.read_bytes())
+    content[content.index(np.float64(50).tobytes()) + 6] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet, row group 0: .*CRC"):
+        next(ParquetFolder(tmp_path, 2).batches(0, 0))
+
+
+def test_a_footer_whose_row_groups_do_not_add_up_is_damaged(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": np.arange(30.0)}), path, row_group_size=10, compression="none")
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    refused = []
+    for place in [
+        at for at in range(footer, len(content)) if content[at] == 0x3C
+    ]:  # 30 rows, or a list of three structures
+        path.write_bytes(content[:place] + b"\x1c" + content[place + 1 :])
+        try:
+            assert len(next(ParquetFolder(path, 30).batches(0, 0)).columns[0]) == 30
+        except DataError as error:
+            refused.append(str(error))
+    assert any("row groups; it says" in text for text in refused), refused

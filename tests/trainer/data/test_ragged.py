@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from mindspore import nn, ops
 
 from trainer import Trainer
-from trainer.data.ragged import Ragged, RaggedColumns, round_up
-from trainer.data.sources import Item, Source
-from trainer.data.summed_source import SummedSource
+from trainer.data.ragged import Ragged, RaggedColumns
+from trainer.data.source import Item, Source
+from trainer.data.streaming.stream_source import SummedSource
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
+from trainer.native.padded_sizes import bucket
 
 LISTS = [[5, 1, 2], [], [3], [4, 4], [7, 8, 9, 1, 2]]
 _rows = st.lists(st.lists(st.integers(-9, 9), max_size=6), min_size=1, max_size=8)
@@ -57,9 +58,9 @@ class TestRagged:
         assert as_lists(Ragged.of(column)) == LISTS
 
     def test_padded_lengths_are_few(self):
-        assert sorted({round_up(n) for n in range(1000)}) == [2**n for n in range(11)]
-        assert sorted({round_up(n, 4) for n in range(8, 33)}) == [8, 10, 12, 14, 16, 20, 24, 28, 32]
-        assert all(n <= round_up(n, 16) <= n * 17 / 16 + 1 for n in range(1, 5000))
+        assert sorted({bucket(n) for n in range(1000)}) == [2**n for n in range(11)]
+        assert sorted({bucket(n, 4) for n in range(8, 33)}) == [8, 10, 12, 14, 16, 20, 24, 28, 32]
+        assert all(n <= bucket(n, 16) <= n * 17 / 16 + 1 for n in range(1, 5000))
 
     @pytest.mark.parametrize(
         ("make", "error", "message"),

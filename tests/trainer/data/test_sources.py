@@ -6,8 +6,8 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.data.datasets import make_source
-from trainer.data.sources import IterableSource, PipelineSource
+from trainer.data.finite.datasets import make_source
+from trainer.data.finite.sources import IterableSource, PipelineSource
 from trainer.errors import ConfigurationError, DataError
 from trainer.mindspore_internals.pipelines import is_bounded
 

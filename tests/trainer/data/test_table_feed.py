@@ -18,7 +18,7 @@ from mindspore import Tensor, nn
 from tests.trainer.contents import assert_same, content
 from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad
-from trainer.embedding.hashing import first_rows
+from trainer.embedding.tables.hashing import first_rows
 from trainer.errors import CheckpointMismatchError, ConfigurationError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 

@@ -4,9 +4,9 @@ import mindspore.dataset as ds
 import numpy as np
 import pytest
 
-from trainer.data.datasets import make_source
-from trainer.data.sources import PipelineSource
-from trainer.mindspore_internals import shuffled_rows
+from trainer.data.finite.datasets import make_source
+from trainer.data.finite.sources import PipelineSource
+from trainer.mindspore_internals import pipelines
 
 X, Y = np.arange(46, dtype=np.float64).reshape(23, 2), np.arange(23)
 READ_AS_ARRAYS = {
@@ -82,10 +82,10 @@ def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remaind
 
 
 def test_an_order_of_another_c_plus_plus_library_is_noticed(monkeypatch, caplog):
-    monkeypatch.setattr(shuffled_rows, "reshuffled", lambda order, seed: np.random.default_rng(seed).permutation(order))
-    shuffled_rows.is_known.cache_clear()
+    monkeypatch.setattr(pipelines, "reshuffled", lambda order, seed: np.random.default_rng(seed).permutation(order))
+    pipelines.is_known.cache_clear()
     try:
         assert not make_source(ds.NumpySlicesDataset((X, Y), ["x", "y"]).batch(5)).in_memory
     finally:
-        shuffled_rows.is_known.cache_clear()
+        pipelines.is_known.cache_clear()
     assert "order of shuffled pipelines" in caplog.text

@@ -135,7 +135,7 @@ class Trained:
         for key, held in parameters(trainer).items():
             # on CPU this is a live view
             held.asnumpy()[...] = self.first.get(key, -1 if held.name == "trainer.bad_steps" else 0)
-        trainer.state, trainer.saver = State(), Saver(trainer)
+        trainer.state, trainer.saver = State(), Saver(trainer.group, trainer)
         return trainer
 
     def train(self, name, stream, *, stop_at=None, callbacks=(), trainer=None, **arguments):

@@ -1,6 +1,8 @@
 """The supervisor: what it starts, how it passes signals on, how it ends a job, and that it leaves nothing behind."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,7 @@ def leave(number, frame):
 if "deaf" not in sys.argv:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGHUP, leave)
 else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(f"{folder}/pid_{rank}.new", "w") as file:
@@ -95,6 +98,39 @@ def test_a_process_that_fails_after_a_signal_ends_the_job(script, tmp_path):
     assert job.returncode == 1
     assert "rank 1" in output
     assert not jobs.is_running(zero)
+
+
+def test_what_has_not_ended_after_the_grace_period_is_killed_and_named(script, tmp_path):
+    job = jobs.start(script, tmp_path, "deaf", options=["--grace-seconds", "1"])
+    zero, one = pids(tmp_path)
+    job.send_signal(signal.SIGTERM)
+    output = jobs.finish(job, timeout=20)
+    assert job.returncode == 137
+    assert f"rank 1 (pid {one}) had not ended 1 s after the signal (--grace-seconds) and was killed" in output
+    assert not jobs.is_running(zero)
+
+
+def test_a_stopped_process_is_named_and_let_go_on_to_end_by_a_signal(script, tmp_path):
+    job = jobs.start(script, tmp_path)
+    _, one = pids(tmp_path)
+    os.kill(one, signal.SIGSTOP)
+    job.send_signal(signal.SIGHUP)
+    output = jobs.finish(job, timeout=20)
+    assert job.returncode == 129, output
+    assert f"rank 1 (pid {one}) is stopped (SIGSTOP)" in output
+    assert (tmp_path / "snapshot_1").exists()
+
+
+def test_a_stopped_process_is_blamed_where_the_scheduler_gives_it_up(script, tmp_path):
+    job = jobs.start(script, tmp_path, "deaf")
+    _, one = pids(tmp_path)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(one, signal.SIGSTOP)
+    jobs.kill(int(children[0]))
+    output = jobs.finish(job, timeout=20)
+    assert job.returncode != 0
+    assert f"rank 1 (pid {one}) is stopped (SIGSTOP), so MindSpore's scheduler has given it up" in output
+    assert "scheduler (pid" not in output
 
 
 def test_no_process_outlives_a_killed_supervisor(script, tmp_path):

@@ -10,19 +10,21 @@ import pytest
 
 from trainer.data.chunk import Chunk
 from trainer.data.feed import Feed, FeedOptions
+from trainer.data.position import Position
 from trainer.data.ragged import RaggedColumns
-from trainer.data.shared_stream import JobHooks, SharedStream
-from trainer.data.sources import Item, Source
-from trainer.data.stream_source import StreamSource
+from trainer.data.source import Item, ReadMode, Source
+from trainer.data.streaming.shared_stream import JobHooks, SharedStream
+from trainer.data.streaming.stream_source import StreamSource
 from trainer.distributed import barrier
-from trainer.distributed.agreement import StopHooks, everyones_chunks
+from trainer.distributed.agreement import StopHooks
 from trainer.distributed.barrier import Barrier
 from trainer.distributed.group import Group
 from trainer.errors import TrainerError
 from trainer.run.limits import Limits
+from trainer.run.lockstep import lockstep_chunks
 from trainer.run.run import Run
 from trainer.state import Progress, StopReason
-from trainer.streams import Batch, Span, Stream
+from trainer.streams import Batch, Sharing, Span, Stream
 
 
 class Threads(Group):
@@ -72,8 +74,8 @@ def on_both(run):
 
 
 def chunk(number, last):
-    position = {"epoch": 1, "batch": 0} if last else {"epoch": 0, "batch": number + 1}
-    return Chunk((), (), (), (), False, 1, 1, 8, 8, False, last, position)
+    position = Position(1) if last else Position(0, number + 1)
+    return Chunk([], (), False, 1, 1, 8, 8, False, last, Position(), position)
 
 
 def chunks(group, *, stops=False):
@@ -91,7 +93,7 @@ def chunks(group, *, stops=False):
 
     reasons = []
     hooks = StopHooks(lambda: wishes[0] if wishes else None, reasons.append)
-    found = [(one.num_samples, one.all_samples) for one in everyones_chunks(group, hooks, open_chunks, lambda: None)]
+    found = [(one.num_samples, one.all_samples) for one in lockstep_chunks(group, hooks, open_chunks, lambda: None)]
     return found, group.gathered, [reason.kind for reason in reasons]
 
 
@@ -180,7 +182,8 @@ def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
         group.wait_for_all = lambda: group.gather(np.zeros(1))
         source = Source()
         source.names = ("x",)
-        source.thread_bound, source.separate = group.rank == 1, separate
+        source.thread_bound = group.rank == 1
+        source.read_mode = ReadMode.SEPARATE if separate else ReadMode.COMMON
         threads = []
 
         def batches(epoch, start, state=None):
@@ -194,7 +197,7 @@ def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
         )
         trainer = SimpleNamespace(group=group, callbacks=[], state=state)
         feed = Feed(source, FeedOptions(lambda item: 1))
-        cursor = SimpleNamespace(position={"epoch": 0, "batch": 0})
+        cursor = SimpleNamespace(position=Position())
         run = Run(trainer, feed, None, Limits(epochs=1, steps=None, seconds=None), cursor)
         rows = [one.num_samples for one in run.chunks()]
         return rows, {*threads} == {threading.current_thread()}, group.gathered
@@ -208,7 +211,7 @@ def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
 class Histories(Stream):
     """Lists of which every process has its own, in batches of two rows."""
 
-    partitioned = True
+    sharing = Sharing.PARTITIONED
     parts = (
         [[[1, 2], [3, 4]], [[5, 6, 7, 8, 9], [1]], [[1, 2, 3], [1, 2, 3]], [[4, 5], [6, 7]]],
         [[[1], [2, 3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]],

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.bulk_plan import plan_alike, plan_together, takes
-from trainer.embedding.table import SparseTable, TableSpec
+from trainer.embedding.tables.bulk_plan import plan_alike, plan_together, takes
+from trainer.embedding.tables.table import SparseTable, TableSpec
 
 
 def make(names="ab", **options):

@@ -9,8 +9,8 @@ from trainer import Trainer
 network = nn.Dense(4, 1)
 trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
 trainer.fit((np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)), batch_size=4, callbacks=[])
-tables = ("trainer.embedding.layers", "trainer.embedding.tables", "trainer.data.table_feed")
-print("imported:", *[name for name in (*tables, "trainer.data.shared_stream") if name in sys.modules])
+tables = ("trainer.embedding.layers.embedding", "trainer.embedding.layers.network_tables", "trainer.data.table_feed")
+print("imported:", *[name for name in (*tables, "trainer.data.streaming.shared_stream") if name in sys.modules])
 """
 
 

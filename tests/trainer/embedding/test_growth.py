@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.embedding import Eviction, buckets
-from trainer.embedding.buckets import ODD_ID
-from trainer.embedding.hashing import mix64
-from trainer.embedding.id_map import IdMap
-from trainer.embedding.memory import Memory
-from trainer.embedding.row_columns import Columns
-from trainer.embedding.table import SparseTable, TableSpec
-from trainer.embedding.table_state import take
-from trainer.embedding.unique_indexer import UniqueIndexer
+from trainer.embedding import Eviction
+from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.tables import buckets
+from trainer.embedding.tables.buckets import ODD_ID
+from trainer.embedding.tables.hashing import mix64
+from trainer.embedding.tables.id_map import IdMap
+from trainer.embedding.tables.table import SparseTable, TableSpec
+from trainer.embedding.tables.table_state import take
+from trainer.native.memory import Columns, Memory
 
 # zero is what an empty cell holds, and the odd id is what cannot be kept in one
 POOL = np.concatenate((np.arange(-600, 600), np.arange(1, 400) << np.int64(48), [ODD_ID]))
@@ -137,7 +137,7 @@ def grown(growing):
 
 def test_snapshots_do_not_show_that_a_table_grew(monkeypatch):
     """Deltas and full states, plans ahead and undone ones included, are the same bit by bit."""
-    monkeypatch.setattr("trainer.embedding.table.CELLS_A_PLAN", 64)
+    monkeypatch.setattr("trainer.embedding.tables.table.CELLS_PER_PLAN", 64)
     rng, distinct = np.random.default_rng(4), UniqueIndexer()
     tables = grown(True), grown(False)
     middle = 0

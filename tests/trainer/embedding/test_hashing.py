@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.embedding.hashing import first_rows, hash_strings, mix64, stable_seed, to_ids, uniform64
+from trainer.embedding.tables.hashing import first_rows, hash_strings, mix64, stable_seed, to_ids, uniform64
 from trainer.errors import DataError
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
-from trainer.embedding.host_rows import HostRows, find_kernel
-from trainer.embedding.sparse_plan import TablePlan
-from trainer.embedding.spec import TableSpec
-from trainer.embedding.table import SparseTable
+from trainer.embedding.layers.host_rows import HostRows, find_kernel
+from trainer.embedding.planning.sparse_plan import TablePlan
+from trainer.embedding.tables.spec import TableSpec
+from trainer.embedding.tables.table import SparseTable
 
 DIM = 3
+TOKEN = np.zeros(1, np.float32)
 
 
 def tables_of(optimizer, count=2, rows=50):
@@ -29,7 +30,7 @@ def everything(table):
 def sgd():
     optimizer = RowSGD()
     tables = tables_of(optimizer)
-    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, find_kernel(optimizer))
+    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, optimizer)
     # positions 1 to 3 are rows of the first table, 4 and 5 of the second
     parts = [
         TablePlan(0, np.array([7, 2, 50], np.int32), 0, 1),
@@ -50,7 +51,7 @@ def test_an_update_changes_the_rows_it_names_and_no_other(sgd):
     tables, rows = sgd
     before = [everything(table) for table in tables.values()]
     gradients = np.arange(12, dtype=np.float32).reshape(4, DIM)
-    rows.update(gradients, np.array([0, 3, 4, 0], np.int32), np.float32(0.5))
+    rows.update(gradients, np.array([0, 3, 4, 0], np.int32), np.array([0.5], np.float32), TOKEN)
     before[0][50] -= np.float32(0.5) * gradients[1]
     before[1][2] -= np.float32(0.5) * gradients[2]
     for table, expected in zip(tables.values(), before, strict=True):
@@ -68,8 +69,8 @@ def test_a_frozen_view_keeps_the_values_from_before_an_update_in_place(sgd):
     tables, rows = sgd
     before = everything(tables[0])
     view = tables[0].store.view(np.ones(len(before), np.bool_))
-    rows.update(np.ones((2, DIM), np.float32), np.array([1, 3], np.int32), np.float32(1))
-    rows.update(np.ones((2, DIM), np.float32), np.array([1, 4], np.int32), np.float32(1))
+    rows.update(np.ones((2, DIM), np.float32), np.array([1, 3], np.int32), np.array([1], np.float32), TOKEN)
+    rows.update(np.ones((2, DIM), np.float32), np.array([1, 4], np.int32), np.array([1], np.float32), TOKEN)
     assert np.array_equal(view.values(), before)
     np.testing.assert_allclose(everything(tables[0])[7], before[7] - 2, rtol=1e-5)
 
@@ -77,11 +78,11 @@ def test_a_frozen_view_keeps_the_values_from_before_an_update_in_place(sgd):
 @pytest.mark.parametrize("optimizer", [RowSGD(), RowAdagrad(), RowAdam()], ids=["SGD", "Adagrad", "Adam"])
 def test_nan_and_infinity_stay_what_they_are_in_their_row(optimizer):
     tables = tables_of(optimizer, 1)
-    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, find_kernel(optimizer))
+    rows = HostRows({index: table.store for index, table in tables.items()}, DIM, optimizer)
     rows.choose([TablePlan(0, np.array([1, 2, 3], np.int32), 0, 1)], 4)
     gradients = np.ones((3, DIM), np.float32)
     gradients[0], gradients[1, 1] = np.nan, np.inf
-    rows.update(gradients, np.array([1, 2, 3], np.int32), np.float32(0.1))
+    rows.update(gradients, np.array([1, 2, 3], np.int32), np.array([0.1], np.float32), TOKEN)
     values = everything(tables[0])
     assert np.isnan(values[1, :DIM]).all()
     assert np.isfinite(values[2, :DIM]).tolist() == [True, False, True]
@@ -97,11 +98,11 @@ def test_many_rows_at_once_become_what_few_at_a_time_do(optimizer):
     trained, read = [], []
     for step in (count, 1_000):
         tables = tables_of(optimizer, 1, count)
-        rows = HostRows({0: tables[0].store}, DIM, find_kernel(optimizer))
+        rows = HostRows({0: tables[0].store}, DIM, optimizer)
         rows.choose([TablePlan(0, np.arange(1, count + 1, dtype=np.int32), 0, 1)], count + 1)
         for start in range(0, count, step):
             some = slice(start, start + step)
-            rows.update(gradients[some], positions[some], np.float32(0.1))
+            rows.update(gradients[some], positions[some], np.array([0.1], np.float32), TOKEN)
         read.append(np.concatenate([rows.read(positions[at : at + step]) for at in range(0, count, step)]))
         trained.append(everything(tables[0]))
     assert np.array_equal(*trained)
@@ -109,15 +110,23 @@ def test_many_rows_at_once_become_what_few_at_a_time_do(optimizer):
     assert np.array_equal(read[0], trained[0][positions][:, :DIM])
 
 
-def test_a_users_own_row_optimizer_has_no_kernel():
+def test_a_row_optimizer_has_the_kernel_that_its_own_class_declares():
     class Own(RowSGD):
         pass
 
     class Other(RowOptimizer):
         pass
 
+    class Twice(RowSGD):
+        def kernel(self):
+            return RowSGD.kernel(self)
+
+        def construct(self, rows, gradients, lr, step):
+            return rows - lr * gradients
+
     assert find_kernel(Own()) is None
     assert find_kernel(Other()) is None
+    assert find_kernel(Twice()) == find_kernel(RowSGD())
 
 
 def test_rows_of_a_call_that_failed_count_as_changed():

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from trainer import Trainer
 from trainer.checkpoint import tensor_file
 from trainer.embedding import Embedding, EmbeddingBag, RowSGD
-from trainer.embedding.hashing import to_ids
+from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
 
 IDS = np.array([[5, 9, -1], [-1, -1, -1], [9, 9, 7]])
@@ -84,6 +84,9 @@ def test_vectors_come_from_arrays_text_and_safetensors(tmp_path):
     for index, source in enumerate((glove, word2vec, tensors)):
         cell = Embedding.from_pretrained(source, name=f"words_{index}")
         np.testing.assert_array_equal(cell(question).asnumpy(), answer)
+    glove.write_text("the 1_0 2\n")
+    with pytest.raises(ConfigurationError, match="line 1: expected a word and numbers"):
+        Embedding.from_pretrained(glove)
     cell = Embedding.from_pretrained(VECTORS, ids=words, name="words")
     np.testing.assert_array_equal(cell(question).asnumpy(), answer)
     numbered = Embedding.from_pretrained(Tensor(VECTORS), name="numbers")

@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from trainer import Trainer
 from trainer.embedding import Embedding
-from trainer.embedding.row_gradients import ReadRows, RowGradients
+from trainer.embedding.layers.host_rows import ReadRows, RowGradients
 
 ROWS, DIM, FIELDS, BATCH, STEPS = 40, 4, 3, 16, 3
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowSGD
-from trainer.embedding.row_optimizers import row_optimizer_like
+from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
+from trainer.embedding.layers import row_optimizers
+from trainer.embedding.layers.host_rows import find_kernel
+from trainer.embedding.layers.row_optimizers import row_optimizer_like
 from trainer.errors import ConfigurationError
 
 DIM, ROWS, STEPS, LR = 5, 12, 6, 0.05
@@ -62,6 +64,34 @@ def some_rows(rng):
 def test_touched_rows_equal_the_dense_optimizer(make_dense, row_optimizer, touched):
     dense, rows = dense_and_rows(make_dense, row_optimizer, touched)
     np.testing.assert_allclose(rows, dense, rtol=2e-5, atol=2e-6)
+
+
+OPTIONS = {"RowAdagrad": [{}, {"row_wise": True}], "RowFTRL": [{"l1": 0.02, "l2": 0.3}, {"lr_power": -0.7}]}
+ALL = [
+    (kind, options)
+    for name, kind in vars(row_optimizers).items()
+    if isinstance(kind, type) and issubclass(kind, RowOptimizer) and kind is not RowOptimizer
+    for options in OPTIONS.get(name, [{}])
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), ALL, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_kernel_does_what_the_graph_code_does(kind, options):
+    optimizer = kind(**options)
+    kernel, numbers = find_kernel(optimizer)
+    rng = np.random.default_rng(5)
+    weights, slots = rng.standard_normal((ROWS, DIM)), np.tile(optimizer.first_slots(DIM), (ROWS, 1))
+    by_graph = np.concatenate((weights, slots), axis=1).astype(np.float32)
+    in_place = by_graph.copy()
+    bases, positions = np.array([in_place.ctypes.data]), np.arange(ROWS, dtype=np.int32)
+    for step in range(1, STEPS + 1):
+        gradients = rng.standard_normal((ROWS, DIM)).astype(np.float32)
+        lr, step = Tensor(LR, ms.float32), Tensor(step, ms.float32)
+        by_graph = optimizer.compile_and_run(Tensor(by_graph), Tensor(gradients), lr, step).asnumpy()
+        own = np.array([optimizer.rate(lr, step).asnumpy(), *numbers], np.float32)
+        width = in_place.shape[1]
+        kernel.ready()(bases, np.arange(ROWS), positions, width, gradients, width, own)
+    np.testing.assert_allclose(in_place, by_graph, rtol=2e-5, atol=3e-5)
 
 
 def test_ftrl_shrinks_towards_zero_as_in_the_paper():

@@ -9,13 +9,13 @@ import pytest
 
 from trainer import checkpoint
 from trainer.distributed.group import World
-from trainer.embedding import Eviction, MinSightings, sharded_state
-from trainer.embedding.row_owners import Shards
-from trainer.embedding.saved_tables import check_states
-from trainer.embedding.sharded_state import gather_table, own_states, renumbered
-from trainer.embedding.table import SparseTable, TableSpec
-from trainer.embedding.table_state import restore, take
-from trainer.embedding.unique_indexer import SortingIndexer, UniqueIndexer
+from trainer.embedding import Eviction, MinSightings
+from trainer.embedding.planning import sharded_state
+from trainer.embedding.planning.sharded_state import gather_table, own_states, renumbered
+from trainer.embedding.planning.unique_indexer import SortingIndexer, UniqueIndexer
+from trainer.embedding.tables.row_shards import Shards
+from trainer.embedding.tables.table import SparseTable, TableSpec
+from trainer.embedding.tables.table_state import check_states, restore, take
 
 SNAPSHOTS = Path(__file__).parents[2] / "data" / "snapshots_0_1_0"
 OPTIONS = {"capacity": 230, "admission": MinSightings(2, width=1024), "eviction": Eviction("lru", ttl=60.0)}

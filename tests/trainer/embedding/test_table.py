@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings, Probability
-from trainer.embedding.evicted_rows import PINNED_PLANS
-from trainer.embedding.eviction import least
-from trainer.embedding.hashing import first_rows
-from trainer.embedding.spec import DEFAULT_ROW
-from trainer.embedding.table import SparseTable, TableSpec
-from trainer.embedding.unique_indexer import UniqueIndexer
+from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.tables.eviction import PINNED_PLANS, least
+from trainer.embedding.tables.hashing import first_rows
+from trainer.embedding.tables.spec import DEFAULT_ROW
+from trainer.embedding.tables.table import SparseTable, TableSpec
 
 DIM = 3
 distinct = UniqueIndexer()

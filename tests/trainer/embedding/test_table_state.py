@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.row_store import RowStore
-from trainer.embedding.table import SparseTable, TableSpec
-from trainer.embedding.table_state import restore, take
-from trainer.embedding.unique_indexer import UniqueIndexer
+from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.tables.row_store import RowStore
+from trainer.embedding.tables.table import SparseTable, TableSpec
+from trainer.embedding.tables.table_state import check_states, restore, take
 from trainer.errors import CheckpointDamagedError, CheckpointMismatchError
 
 distinct = UniqueIndexer()
@@ -68,6 +68,12 @@ def saved(state):
     """What a file would hold."""
     arrays, meta = state
     return {name: np.array(array) for name, array in arrays.items()}, json.loads(json.dumps(meta))
+
+
+def all_tables(state):
+    """The state of a network whose one table is "t"."""
+    arrays, meta = saved(state)
+    return {"json": {"t": {**meta, "updates": 0}}, "arrays": {f"t/{name}": array for name, array in arrays.items()}}
 
 
 def test_a_restored_table_goes_on_exactly_as_the_interrupted_one():
@@ -154,18 +160,18 @@ def test_another_table_is_refused():
     table.follow("snapshot")
     state = take(table, "snapshot", full=True)
     with pytest.raises(CheckpointMismatchError, match="width 6, the saved one 5: they differ in optimizer"):
-        restore(SparseTable(TableSpec("t", 3), np.zeros(3, np.float32)), *saved(state))
+        check_states({"t": SparseTable(TableSpec("t", 3), np.zeros(3, np.float32))}, [all_tables(state)])
 
 
 def test_a_delta_without_its_base_is_noticed():
     table, other = make(admission=None, eviction=None), make(admission=None, eviction=None)
-    table.follow("snapshot")
-    plan(table, 0)
-    commit(table)
-    plan(other, 1)
-    commit(other)
+    for turn, each in enumerate((table, other)):
+        each.follow("snapshot")
+        plan(each, turn)
+        commit(each)
+    chain = [all_tables(take(other, "snapshot", full=True)), all_tables(take(table, "snapshot", full=False))]
     with pytest.raises(CheckpointDamagedError, match="does not fit the state before it"):
-        restore(other, *saved(take(table, "snapshot", full=False)))
+        check_states({"t": make(admission=None, eviction=None)}, chain)
 
 
 def test_states_taken_while_another_thread_plans_are_exact():
@@ -203,7 +209,7 @@ def test_what_was_frozen_stays_when_the_table_begins_anew():
     table.put(np.arange(2000), np.ones((2000, 3), np.float32))
     table.follow("folder")
     arrays, _ = take(table, "folder", full=True)
-    ids, weights = table.begin_anew(np.zeros(2, np.float32), table.shards)
+    ids, weights = table.rebuild(np.zeros(2, np.float32), table.shards)
     table.put(ids, 2 * weights)
     assert sorted(ids.tolist()) == list(range(2000))
     assert (np.asarray(arrays["values"])[1:] == 1).all()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from trainer import Trainer
 from trainer.embedding import (
     Embedding,
     EmbeddingBag,
@@ -119,7 +120,7 @@ def trained(embedding, per_call, columns, accumulate=1, make=nn.Adam, build=Deep
     network = build(embedding)
     optimizer = make(network.trainable_params(), LR)
     inputs = [column[0] for column in columns[:-1]]
-    tables = SparseTables.find(network, inputs, ("ids", "other")[: len(inputs)], optimizer, accumulate)
+    tables = SparseTables(network, inputs, ("ids", "other")[: len(inputs)], optimizer, accumulate)
     step = Step(network, tables, optimizer, accumulate)
     return train(step, tables, columns, per_call), network, tables
 
@@ -149,7 +150,7 @@ def test_sgd_equals_an_ordinary_dense_embedding():
     losses, _, tables = trained(Embedding(DIM, name="t"), 4, (ids, labels), make=nn.SGD)
     ms.set_seed(1)
     network = Deep(nn.Embedding(200, DIM, embedding_table="zeros"))
-    fresh = SparseTables.find(Deep(embedding := Embedding(DIM, name="t")), [ids[0]], ("ids",))
+    fresh = SparseTables(Deep(embedding := Embedding(DIM, name="t")), [ids[0]], ("ids",))
     fresh.tables["t"].plan(np.arange(200)[None] * 1_000_003 - 5)
     start = fresh.tables["t"].store.read(fresh.tables["t"].map.get(np.arange(200) * 1_000_003 - 5))
     network.embedding.embedding_table.set_data(Tensor(start[:, :DIM]))
@@ -297,7 +298,7 @@ def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(p
     assert len(separate.params) == 2 * FIELDS
     assert len(together.params) == 2
     assert together.input_count == 1
-    assert network.deep[0].window is network.deep[1].window if build is Fields else network.deep.is_shared
+    assert network.deep[0].working_set is network.deep[1].working_set if build is Fields else network.deep.is_shared
 
 
 def test_many_tables_accumulate_as_one():
@@ -364,7 +365,7 @@ def test_gradients_are_added_up_in_place_only_where_no_order_of_reads_can_change
     ids = data()[1]
     for times, in_place in ((1, True), (2, False)):
         network = Twice(times)
-        tables = SparseTables.find(network, [ids[0]], ("ids",), nn.SGD([ms.Parameter(Tensor([1.0]), name="w")], LR))
+        tables = SparseTables(network, [ids[0]], ("ids",), nn.SGD([ms.Parameter(Tensor([1.0]), name="w")], LR))
         # where they are, the network's gradient is of one number that stands for the rows
         assert (tables.params[0].shape == (1,)) is in_place
 
@@ -415,23 +416,23 @@ class Computed(nn.Cell):
 
 def test_ids_that_were_computed_with_are_refused():
     with pytest.raises(ConfigurationError, match=r"'computed' receives do not come unchanged .*columns: user.*field="):
-        SparseTables.find(Computed(), [np.zeros((4, 2), np.int64)], ("user",))
+        SparseTables(Computed(), [np.zeros((4, 2), np.int64)], ("user",))
 
 
 def test_a_dense_table_takes_computed_numbers():
-    tables = SparseTables.find(Computed(10), [np.zeros((4, 2), np.int64)], ("user",))
+    tables = SparseTables(Computed(10), [np.zeros((4, 2), np.int64)], ("user",))
     assert not tables.tables
 
 
 def test_a_field_must_exist():
     with pytest.raises(ConfigurationError, match=r"field 'usr' is no input column; .*did you mean 'user'"):
-        SparseTables.find(Deep(Embedding(DIM, field="usr")), [np.zeros((4, FIELDS), np.int64)], ("user",))
+        SparseTables(Deep(Embedding(DIM, field="usr")), [np.zeros((4, FIELDS), np.int64)], ("user",))
 
 
 def test_small_tables_are_dense_parameters_with_checked_ids():
     network = Deep(Embedding(DIM, 100, name="small"))
     assert network.embedding.weight.shape == (100, DIM)
-    tables = SparseTables.find(network, [np.zeros((4, FIELDS), np.int64)], ("user",))
+    tables = SparseTables(network, [np.zeros((4, FIELDS), np.int64)], ("user",))
     assert not tables.tables
     with pytest.raises(DataError, match=r"'small' takes ids from 0 to 99; received 100.*mode='sparse'"):
         tables.planner.plan((np.full((4, FIELDS), 100),), False, 1)
@@ -440,4 +441,6 @@ def test_small_tables_are_dense_parameters_with_checked_ids():
 
 
 def test_networks_without_embeddings_have_no_tables():
-    assert SparseTables.find(nn.Dense(2, 2), [np.zeros((4, 2), np.float32)]) is None
+    trainer = Trainer(nn.Dense(2, 2))
+    trainer.predict(np.zeros((4, 2), np.float32))
+    assert trainer.tables is None

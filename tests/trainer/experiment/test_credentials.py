@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,43 @@ def test_a_variable_that_is_not_set_or_does_not_fit_is_named(project, capfd, mon
     for wrong in ("${env:}", "${env:a b}"):
         with pytest.raises(ConfigErrors, match="names no environment variable"):
             load_config(project(f"'{wrong}'", "1", "x"))
+
+
+FAILING = """
+import numpy as np
+from callbacks import Callback
+
+
+class Reach(Callback):
+    def __init__(self, url: str):
+        self.url = url
+
+    def on_train_step_end(self, trainer):
+        raise ValueError(f"cannot log in as {self.url.split(':')[2].split('@')[0]}")
+
+
+def rows():
+    return [{"x": np.zeros((4, 3), np.float32), "label": np.zeros((4, 1), np.float32)}] * 3
+"""
+
+
+@pytest.mark.parametrize("written", [SECRET, "${env:PW_OF_THE_TEST}"], ids=["written out", "referred to"])
+def test_a_failure_of_the_users_own_code_shows_no_credential_either(written, project, monkeypatch):
+    """It prints the password by itself: known from a URL of the configuration, it is masked everywhere."""
+    Path("reach_of_the_credentials_test.py").write_text(FAILING)
+    text = Path(project("x", "2", "unused")).read_text()
+    text = text[: text.index("data:")] + (
+        "data: {stream: {class_path: reach_of_the_credentials_test.rows}}\ncallbacks:\n"
+        "  - {class_path: callbacks.HealthFile, init_args: {path: health.json}}\n"
+        f"  - {{class_path: callbacks.TensorBoard, init_args: {{hparams: {{url: 'a://b:{written}@c'}}}}}}\n"
+        f"  - {{class_path: reach_of_the_credentials_test.Reach, init_args: {{url: 'db://me:{written}@host'}}}}\n"
+    )
+    Path("stream.yaml").write_text(text)
+    command = [sys.executable, "-m", "trainer", "online", "stream.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, "ValueError: cannot log in as ***" in ended.stderr) == (1, True), ended.stderr
+    Path("stream.yaml").unlink()
+    assert SECRET not in ended.stdout + ended.stderr
+    assert SECRET.encode() not in everything_written()
+    assert "cannot log in as ***" in Path("health.json").read_text()

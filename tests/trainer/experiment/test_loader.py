@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.experiment import tree
 from trainer.experiment.experiment_config import ExperimentConfig, ObjectSpec
 from trainer.experiment.loader import load_config
 from trainer.experiment.problems import ConfigErrors
@@ -142,6 +143,22 @@ def test_anchors_that_multiply_are_refused_instead_of_filling_the_memory(tmp_pat
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     assert "expands to more than 100,000 values" in problems(tmp_path, "\n".join(lines))[0]
+
+
+def test_a_file_that_holds_data_is_refused_before_it_is_parsed_to_its_end(tmp_path, monkeypatch):
+    refused = "is longer than 1,048,576 bytes; a configuration names data and does not hold them"
+    assert problems(tmp_path, f"a: {'x' * 2**20}") == [f"experiment.yaml: {refused}"]
+    assert f"--set seed={'1' * (2**20 + 1)}: {refused}" in problems(tmp_path, GOOD, f"seed={'1' * (2**20 + 1)}")
+    monkeypatch.setattr(tree, "MAX_VALUES", 100)
+    (problem,) = problems(tmp_path, "a:\n" + "- 1\n" * 300)
+    assert problem.startswith("experiment.yaml:199:3: invalid YAML: expands to more than")
+
+
+def test_of_very_many_problems_the_first_are_told(tmp_path):
+    told = problems(tmp_path, GOOD.replace("[auc, ", "[" + "1, " * 900))
+    assert len(told) == 201
+    assert told[0].startswith("experiment.yaml:10:11: metrics.0: received 1 (int)")
+    assert told[-1] == "configuration: there may be more that is wrong; these are the first 200 problems"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -317,3 +334,19 @@ def test_what_may_make_the_right_kind_is_accepted(mine, section, class_paths):
     for class_path in class_paths:
         load(mine, GOOD, f"{section}={{class_path: {class_path}}}")
     load(mine, GOOD, "optimizer={class_path: mindspore.experimental.optim.SGD, init_args: {lr: 0.1}}")
+
+
+@pytest.mark.parametrize(
+    ("section", "class_path", "advice"),
+    [
+        ("callbacks.0", "mindspore.train.LossMonitr", "no 'LossMonitr'; did you mean 'LossMonitor'?"),
+        ("metrics.0", "mindspore.train.LossMonitr", "no 'LossMonitr'; did you mean 'Loss'?"),
+        ("metrics.0", "callbacks.EarlyStoping", "no 'EarlyStoping'"),
+        ("optimizer", "mindspore.nn.Adm", "no 'Adm'; did you mean 'Adam'?"),
+        ("network", "mindspore.nn.Momentm", "no 'Momentm'; did you mean 'Moments'?"),
+        ("network", "mindspore.nnn.Dense", "no 'nnn'; did you mean 'nn'?"),
+    ],
+)
+def test_only_what_is_of_the_kind_that_a_section_takes_is_suggested(tmp_path, section, class_path, advice):
+    (problem, *_) = problems(tmp_path, GOOD, f"{section}={{class_path: {class_path}}}")
+    assert problem.endswith(advice)

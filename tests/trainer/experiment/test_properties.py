@@ -105,10 +105,15 @@ def load(text: str | bytes, *overrides: str) -> None:
         path = Path(folder) / "experiment.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         try:
-            told = dump(load_config(path, overrides).to_dict())
+            config = load_config(path, overrides).to_dict()
         except ConfigErrors as errors:
-            told = str(errors)
-    assert told.encode()  # there is something to say, and it can be printed
+            messages = [problem.message for problem in errors.problems]
+        else:
+            path.write_text(dump(config))
+            assert repr(load_config(path).to_dict()) == repr(config)  # NaN equals itself so
+            return
+    assert messages
+    assert all(message.encode() for message in messages)
 
 
 @many

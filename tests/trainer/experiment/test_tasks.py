@@ -33,6 +33,15 @@ def test_losses_masks_weights_and_metrics_of_tasks_come_from_a_file(tmp_path):
     assert set(trainer.metrics) == {"liked_auc", "loved_auc", "liked_log_loss", "loved_gauc"}
 
 
+def test_an_activation_by_task_comes_from_a_file_and_a_wrong_one_is_named(tmp_path):
+    path = tmp_path / "tasks.yaml"
+    path.write_text(CONFIG + "trainer: {prediction_activation: {loved: exp}}")
+    assert build(load_config(path), datasets=[]).trainer.prediction_activations == {"loved": "exp"}
+    path.write_text(CONFIG + "trainer: {prediction_activation: sigmoyd}")
+    with pytest.raises(ConfigErrors, match=r"received 'sigmoyd'; did you mean 'sigmoid'"):
+        load_config(path)
+
+
 def test_a_misspelt_metric_of_a_task_is_named(tmp_path):
     path = tmp_path / "tasks.yaml"
     path.write_text(CONFIG.replace("liked_log_loss", "liked_log_los"))

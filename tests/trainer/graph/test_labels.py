@@ -1,4 +1,4 @@
-"""Labels are converted to what MindSpore's losses take, and a broadcast that nobody meant is named."""
+"""Labels are converted to what MindSpore's losses take, in its shape too."""
 
 import functools
 import logging
@@ -6,7 +6,7 @@ import logging
 import mindspore
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import DataError, GraphError
@@ -104,14 +104,79 @@ def test_a_grid_of_class_numbers_that_are_floats_is_not_cut_to_integers():
         trainer.fit((X, np.full((12, 2), 0.6, np.float32)), callbacks=[], batch_size=4)
 
 
-def test_labels_that_would_be_broadcast_are_named_once(caplog):
+class Flat(nn.Dense):
+    def construct(self, x):
+        return super().construct(x).reshape(-1)
+
+
+class OwnLoss(nn.Cell):
+    """Broadcasts; one term is given by weights."""
+
+    def construct(self, prediction, label, weight):
+        return (weight * (prediction - label) ** 2).mean()
+
+
+def own_bce(prediction, label):
+    return ops.binary_cross_entropy(ops.sigmoid(prediction), label, ops.ones_like(label))  # fails rather than broadcast
+
+
+def squeezing(prediction, label):
+    return ((prediction.reshape(-1) - label.reshape(-1)) ** 2).mean()
+
+
+def squared(prediction, label):
+    return ((prediction - label) ** 2).mean()
+
+
+@functools.cache
+def of_shapes(loss, flat, column, online=False, several=False):
+    """Return the loss of a training, and the results of an evaluation, for predictions and labels of such shapes."""
+    kind = Flat if flat else nn.Dense
+    network = kind(3, 1, weight_init=mindspore.Tensor(np.ones((1, 3), np.float32)), bias_init="zeros")
+    trainer = Trainer(network, loss(), nn.SGD(network.trainable_params(), 0.1), metrics=["mae", "rmse", "mse"])
+    label = LIKED[:, :1] if column else LIKED[:, 0]
+    data = {"x": X, "label": label} | ({"weight": np.ones_like(label)} if several else {})
+    if online:
+        trainer.online_train(ReplayStream(data), [], batch_size=4, window=12)
+        results = {name: trainer.state.window[f"window_{name}"] for name in ("loss", "mae", "rmse", "mse")}
+        results = {f"window_{name}": value for name, value in results.items()}
+    else:
+        trainer.fit(data, 2, callbacks=[], batch_size=4, shuffle=False, sink_size=1)
+        results = {"trained": trainer.history.history["loss"][-1]}
+    return results | trainer.evaluate(data, batch_size=5)  # odd last batch, which may be filled up
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "online"),
+    [
+        (nn.MSELoss, False),
+        (nn.MSELoss, True),
+        (nn.BCEWithLogitsLoss, False),
+        (lambda: squared, True),
+        (lambda: own_bce, False),
+        (lambda: squeezing, False),
+    ],
+)
+def test_a_label_gets_the_shape_of_the_prediction_in_every_verb(loss, flat, online):
+    same = of_shapes(loss, flat, not flat, online)
+    assert of_shapes(loss, flat, flat, online) == pytest.approx(same, rel=1e-5)
+
+
+def test_the_label_and_the_weight_of_a_users_loss_get_the_shape_of_the_prediction():
+    same = of_shapes(OwnLoss, False, True, several=True)
+    assert of_shapes(OwnLoss, False, False, several=True) == pytest.approx(same, rel=1e-5)
+
+
+def test_a_changed_shape_is_said_once_and_right_ones_are_not(caplog):
+    caplog.set_level(logging.INFO)
     trained(nn.MSELoss(), LIKED[:, 0], outputs=1)
-    (told,) = [record for record in caplog.records if "each prediction with each label" in record.message]
-    assert told.levelno == logging.WARNING
-    assert "labels have the shape [4] and predictions [4, 1]: MSELoss" in told.message
+    (said,) = [record.message for record in caplog.records if "labels get the shape" in record.message]
+    assert "[4, 1] of the predictions instead of [4]: MSELoss" in said
     caplog.clear()
     trained(nn.MSELoss(), LIKED[:, :1], outputs=1)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    trained(squeezing, LIKED[:, 0], outputs=1)
+    assert "labels get the shape" not in caplog.text
 
 
 class TwoOutputs(nn.Dense):

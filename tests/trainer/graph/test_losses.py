@@ -94,6 +94,6 @@ def test_only_the_plain_loss_is_replaced():
 def test_shapes_that_do_not_fit_are_refused_as_by_mindspore():
     network = nn.Dense(3, 1)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
-    data = {"x": np.ones((8, 3), np.float32), "label": np.ones(8, np.float32)}
+    data = {"x": np.ones((8, 3), np.float32), "label": np.ones((8, 2), np.float32)}
     with pytest.raises(Exception, match="shape"):
         trainer.fit(data, batch_size=4, callbacks=[], sink_size=1)

@@ -5,7 +5,7 @@ import pytest
 from mindspore import amp, nn
 
 from trainer import Trainer
-from trainer.mindspore_internals.moving_statistics import moving_statistics
+from trainer.mindspore_internals.cell_structure import moving_statistics
 
 RATE = 0.5
 

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 
 from trainer import Trainer
 from trainer.embedding import Embedding
@@ -81,3 +81,44 @@ def test_compiled_it_is_refused_and_so_are_sparse_tables_uncompiled():
         make(nn.SequentialCell(Embedding(1, name="ids", mode="sparse"), nn.Dense(1, 1)), compile=False)
     with pytest.raises(ConfigurationError, match="compile takes True or False"):
         make(Plain(), compile="no")
+
+
+class Scores(nn.Cell):
+    """Loss, decisions and labels; `decide` is a function that MindSpore may not be able to compile."""
+
+    def __init__(self, network, decide):
+        super().__init__(auto_prefix=False)
+        self.network, self.decide = network, decide
+
+    def construct(self, x, y):
+        logits = self.network(x)
+        return ops.square(logits - y).mean(), self.decide(logits), y
+
+
+def test_an_evaluation_cell_that_cannot_be_compiled_runs_operator_by_operator(caplog):
+    network = Plain()
+    cell = Scores(network, lambda logits: logits > 0)
+    trainer = Trainer(
+        network,
+        nn.BCEWithLogitsLoss(),
+        nn.Adam(network.trainable_params(), 1e-2),
+        metrics={"accuracy": mindspore.train.Accuracy("multilabel")},
+        eval_network=cell,
+        eval_indexes=(0, 1, 2),
+    )
+    trainer.fit((X, Y), 2, (X, Y), callbacks=[], batch_size=8)
+    told = [line for line in caplog.messages if "eval_network Scores cannot be compiled" in line]
+    assert len(told) == 1
+    assert "a lambda that is written inside a call" in told[0]
+    expected = ((trainer.predict(X) > 0) == Y).mean()
+    assert trainer.evaluate((X, Y))["accuracy"] == pytest.approx(expected)
+    with pytest.raises(GraphError, match=r"columns \(column_0: float32\[24, 2\]"):
+        trainer.evaluate((X[:, :2], Y))
+
+
+def test_an_evaluation_cell_that_fails_either_way_is_a_graph_error():
+    network = Plain()
+    cell = Scores(network, lambda logits: ops.matmul(logits, logits))
+    trainer = Trainer(network, eval_network=cell, eval_indexes=(0, 1, 2), metrics={"loss"})
+    with pytest.raises(GraphError, match=r"a lambda that is written inside a call.*Trainer\(..., compile=False\)"):
+        trainer.evaluate((X, Y))

@@ -56,7 +56,7 @@ def test_where_mindspore_does_more_than_run_the_program_it_is_left_to_do_so(call
 
 
 def test_where_the_program_has_another_name_mindspore_is_left_to_find_it(calls, caplog, monkeypatch):
-    monkeypatch.setattr("trainer.mindspore_internals.graph_executor.program_of", lambda cell: "elsewhere")
+    monkeypatch.setattr("trainer.mindspore_internals.execution.program_of", lambda cell: "elsewhere")
     assert totals(Count(), 4) == [3, 6, 9, 12]
     assert len(calls) == 4
     assert "cannot be run by its name" in caplog.text

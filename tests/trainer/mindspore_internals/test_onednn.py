@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from trainer.mindspore_internals import onednn
+from trainer.mindspore_internals import cpu_kernels
 
-pytestmark = pytest.mark.skipif(not onednn.is_affected(), reason="needs a CPU with AVX-512")
+pytestmark = pytest.mark.skipif(not cpu_kernels.is_affected(), reason="needs a CPU with AVX-512")
 
 PROGRAM = """
 import logging
@@ -47,7 +47,7 @@ def run(tmp_path_factory):
     path.write_text(PROGRAM)
 
     def run(when, *names, **variables):
-        environment = {name: value for name, value in os.environ.items() if name not in onednn.VARIABLES}
+        environment = {name: value for name, value in os.environ.items() if name not in cpu_kernels.VARIABLES}
         environment |= {"ONEDNN_VERBOSE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
         command = [sys.executable, path, when, *names]
         done = subprocess.run(command, env=environment, cwd=path.parent, capture_output=True, text=True, check=True)

@@ -338,7 +338,7 @@ class Net(nn.Cell):
 class TestEvaluationsOfManySizes:
     def make(self, network, loss=None):
         optimizer = nn.SGD(network.trainable_params(), 0.1)
-        metrics = {"rows": Rows(), "mae": "mae", "loss": "loss"}
+        metrics = {"rows": Rows(), "mae": MAE(), "loss": "loss"}
         return Trainer(network, loss or nn.BCEWithLogitsLoss(), optimizer, metrics)
 
     def check(self, results, logits, labels):

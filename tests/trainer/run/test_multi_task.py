@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score, root_mean_squared_error
 from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, TensorBoard
 from tests.callbacks.test_tensorboard import read
 from trainer import MultiTaskLoss, Trainer
-from trainer.errors import ConfigurationError, TrainerError
+from trainer.errors import ConfigurationError, DataError, TrainerError
 from trainer.streams import ReplayStream
 
 TASKS = ("odd", "large", "ink")
@@ -158,6 +158,38 @@ def test_windows_count_each_task_by_its_target_sunk_or_not(digits):
     assert "lifetime_ink_r2" in first
     for name in ("lifetime_large_auc", "lifetime_ink_rmse", "window_large_loss"):
         assert windows[tuple][name] == pytest.approx(first[name], rel=1e-4)
+
+
+VERBS = {
+    "fit": lambda trainer, data: trainer.fit(data, batch_size=128, callbacks=[]),
+    "compile": lambda trainer, data: trainer.compile(data, batch_size=128),
+    "valid": lambda trainer, data: trainer.fit(tuple(data.values()), 1, data, callbacks=[], batch_size=128),
+    "evaluate": lambda trainer, data: trainer.evaluate(data, batch_size=128),
+    "online_train": lambda trainer, data: trainer.online_train(ReplayStream(data), callbacks=[], batch_size=128),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_label_columns_of_other_names_are_asked_for_by_every_verb(digits, verb):
+    ordered = {name: digits[name][:256] for name in ("features", *TASKS)}
+    renamed = {{"odd": "is_odd", "ink": "inc"}.get(name, name): column for name, column in ordered.items()}
+    with pytest.raises(DataError, match=r"no column 'odd', 'ink' among features, is_odd.*MultiTaskLoss\(labels="):
+        VERBS[verb](make(), renamed)
+
+
+def test_label_columns_are_found_by_labels_or_in_a_tuple_by_position(digits):
+    """Columns in another order train the same, and tuples are taken alike by finite data and streams."""
+    ordered = [digits[name][:256] for name in ("features", *TASKS)]
+    shuffled = {f"{name}_y" if name in TASKS else name: digits[name][:256] for name in reversed(digits)}
+    network = ThreeHeads()
+    named = Trainer(
+        network, loss(labels={task: f"{task}_y" for task in TASKS}), nn.Adam(network.trainable_params(), 1e-2)
+    )
+    by_position = make()
+    named.fit(shuffled, 1, callbacks=[], batch_size=128, shuffle=False)
+    by_position.online_train([tuple(column[i : i + 128] for column in ordered) for i in (0, 128)], callbacks=[])
+    for mine, other in zip(network.get_parameters(), by_position.network.get_parameters(), strict=True):
+        assert mine.asnumpy() == pytest.approx(other.asnumpy(), abs=1e-6), mine.name
 
 
 def test_mistakes_are_named_when_the_loss_is_made():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -225,6 +226,8 @@ class FirstFour(Callback):
     def on_train_step_end(self, trainer):
         self.rows += trainer.state.outputs.chunk.rows(1)[:, 0].astype(int).tolist()
         if self.stops and len(self.rows) >= 64:
+            if self.stops == "fails":
+                raise OSError("a side output of the callback's own")
             trainer.stop("enough")
 
 
@@ -236,9 +239,10 @@ def test_a_further_call_goes_on_behind_the_row_trained_last(table, tmp_path):
     schema = Schema({"features": Column("float32", (30,)), "label": Column("float32", (1,))}, label="label")
     stream, rows = FileStream(tmp_path, schema), []
     trainer = make()
-    for stops in (True, True, False):
+    for stops in (True, "fails", False):
         notes = FirstFour(stops)
-        trainer.online_train(stream, notes, batch_size=16, sink_size=1)
+        with pytest.raises(OSError, match="of the callback's own") if stops == "fails" else contextlib.nullcontext():
+            trainer.online_train(stream, notes, batch_size=16, sink_size=1)
         rows += notes.rows
         assert len(notes.rows) == 64 or not stops
     assert rows == list(range(800))

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 from sklearn.datasets import load_diabetes, load_digits
-from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score, root_mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    mean_absolute_error,
+    mean_poisson_deviance,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 
 from callbacks import Callback, DriftMonitor, EarlyStopping, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
@@ -89,6 +98,108 @@ def test_classes_are_counted_by_accuracy_and_log_loss_also_in_sunk_steps(digits)
     assert windows[1]["lifetime_accuracy"] > 0.5
     for name in ("lifetime_accuracy", "lifetime_log_loss"):
         assert windows[4][name] == pytest.approx(windows[1][name], rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def labelled(digits):
+    """Three labels of a digit: above 4, odd, a multiple of 3; float32 [1797, 3]."""
+    digit = digits["label"]
+    labels = np.stack([digit > 4, digit % 2 == 1, digit % 3 == 0], 1).astype(np.float32)
+    return {"features": digits["features"], "labels": labels}
+
+
+def test_several_labels_have_an_auc_and_a_log_loss_each_and_their_means(labelled):
+    seen = Predictions()
+    trainer = make(nn.BCEWithLogitsLoss(), 64, 3, metrics={"auc": "auc", "log_loss": "log_loss", "right": "accuracy"})
+    trainer.online_train(ReplayStream(labelled), [seen], batch_size=64, sink_size=4, window=900)
+    window = trainer.state.window
+    default = make(nn.BCEWithLogitsLoss(), 64, 3)
+    watch = EarlyStopping("lifetime_auc_2", patience=100)
+    default.online_train(ReplayStream(labelled), [watch], batch_size=64, sink_size=4, window=900)
+    assert watch.watched.mode == "max"
+    evaluated = trainer.evaluate(labelled, batch_size=100)
+    offline = trainer.predict(labelled["features"])
+    for values, prefix, logits in (
+        (window, "lifetime_", seen.all()),
+        (default.state.window, "lifetime_", seen.all()),
+        (evaluated, "", offline),
+    ):
+        y, p = labelled["labels"], 1 / (1 + np.exp(-logits.astype(np.float64)))
+        each = [log_loss(y[:, label], p[:, label]) for label in range(3)]
+        aucs = roc_auc_score(y, logits, average=None)
+        assert [values[f"{prefix}auc_{label}"] for label in range(3)] == pytest.approx(list(aucs), abs=1e-6)
+        assert values[f"{prefix}auc"] == pytest.approx(roc_auc_score(y, logits), abs=1e-6)
+        assert [values[f"{prefix}log_loss_{label}"] for label in range(3)] == pytest.approx(each, rel=1e-5)
+        assert values[f"{prefix}log_loss"] == pytest.approx(np.mean(each), rel=1e-5)
+    assert evaluated["right"] == pytest.approx(accuracy_score(labelled["labels"] > 0, offline > 0))
+
+
+class Quantile(nn.Cell):
+    """The pinball loss of three quantiles; metrics compare the middle one with the label."""
+
+    def __init__(self):
+        super().__init__()
+        self.prediction_activation = middle
+
+    def construct(self, prediction, label):
+        error = label - prediction
+        levels = ms.Tensor([0.1, 0.5, 0.9])
+        return ops.maximum(levels * error, (levels - 1) * error).mean()
+
+
+def middle(predictions):
+    return predictions[:, 1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "options", "rate"),
+    [
+        (nn.PoissonNLLLoss(), 1, {}, lambda p: np.exp(p[:, 0])),
+        (nn.PoissonNLLLoss(log_input=False), 1, {"prediction_activation": "identity"}, lambda p: p[:, 0]),
+        (nn.MSELoss(), 1, {"prediction_activation": "exp"}, lambda p: np.exp(p[:, 0])),
+        (Quantile(), 3, {}, lambda p: p[:, 1]),
+    ],
+)
+def test_metrics_compare_what_the_loss_says_is_comparable_with_the_label(diabetes, loss, outputs, options, rate):
+    counts = np.random.default_rng(0).poisson(np.exp(diabetes["label"])).astype(np.float32)
+    data = {"features": np.abs(diabetes["features"]), "label": counts}
+    seen = Predictions()
+    metrics = {"mae": "mae", "rmse": "rmse", "bias": "bias", "theirs": ms.train.MAE(), "mae_by": "mae/clinic"}
+    trainer = make(loss, outputs=outputs, metrics=metrics if outputs == 1 else ["mae", "rmse", "bias"], **options)
+    trainer.network.dense.bias.set_data(ms.Tensor(np.full(outputs, 0.1, np.float32)))
+    clinic = {"clinic": diabetes["clinic"]}
+    columns = {**clinic, **data} if outputs == 1 else data
+    trainer.online_train(ReplayStream(columns), [seen], batch_size=64, window=10_000)
+    window = trainer.state.window
+    evaluated, offline = trainer.evaluate(columns, batch_size=512), trainer.predict(data["features"])
+    y = counts[:, 0].astype(np.float64)
+    for values, prefix, raw in ((window, "lifetime_", seen.all()), (evaluated, "", offline)):
+        p = rate(raw.astype(np.float64))
+        assert values[f"{prefix}mae"] == pytest.approx(mean_absolute_error(y, p), rel=1e-5)
+        assert values[f"{prefix}rmse"] == pytest.approx(root_mean_squared_error(y, p), rel=1e-5)
+        assert values[f"{prefix}bias"] == pytest.approx((p - y).mean(), rel=1e-4, abs=1e-5)
+        if isinstance(loss, nn.PoissonNLLLoss) and prefix:
+            assert values[f"{prefix}poisson_deviance"] == pytest.approx(mean_poisson_deviance(y, p), rel=1e-5)
+    if outputs == 1:
+        own = diabetes["clinic"] == 3
+        expected = mean_absolute_error(y[own], rate(offline.astype(np.float64))[own])
+        assert evaluated["mae_by/clinic=3"] == pytest.approx(expected, rel=1e-5)
+        assert evaluated["theirs"] == pytest.approx(mean_absolute_error(y, offline[:, 0]), rel=1e-5), "MindSpore's own"
+
+
+def test_an_activation_that_is_none_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigurationError, match=r"prediction_activation=.*'exp'.*received 'exq'; did you mean 'exp'"):
+        make(prediction_activation="exq")
+    with pytest.raises(ConfigurationError, match=r"for the only task; received 'click'"):
+        make(prediction_activation={"click": "exp"})
+
+
+def test_fit_names_a_metric_that_cannot_read_the_validation_before_the_first_step(diabetes):
+    data = {name: diabetes[name] for name in ("features", "label")}
+    trainer = make(metrics=["auc"])
+    with pytest.raises(DataError, match=r"cannot read the first validation batch.*\[64, 1\].*labels of a binary"):
+        trainer.fit(data, 2, data, callbacks=[], batch_size=64)
+    assert trainer.state.progress.global_step == 0
 
 
 def test_what_is_neither_trains_with_the_loss_alone_and_says_so_once(diabetes, caplog):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the step ends, a snapshot is written, handlers are put back; the second one leaves at once."""
+"""Signals: the step ends, a snapshot is written, handlers are put back; the second one leaves at once."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from mindspore import nn
 
 from trainer import Callback, Every, ModelCheckpoint, Trainer, checkpoint
 from trainer.data import waiting
+from trainer.errors import ConfigurationError
 from trainer.run.signals import StopOnSignal
 
 SCRIPT = """
@@ -47,14 +48,14 @@ def processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("signals")
     (folder / "script.py").write_text(SCRIPT)
     started = {}
-    for name in ("term", "int", "hang"):
+    for name in ("term", "hup", "int", "hang"):
         root = folder / name
         command = [sys.executable, str(folder / "script.py"), str(root), name]
         started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), root
     try:
         for name, (process, _) in started.items():
             assert process.stdout.readline() == "ready\n", process.stderr.read()
-            process.send_signal(signal.SIGINT if name == "int" else signal.SIGTERM)
+            process.send_signal({"int": signal.SIGINT, "hup": signal.SIGHUP}.get(name, signal.SIGTERM))
             if name == "hang":
                 assert process.stdout.readline() == "stopping\n"
                 process.send_signal(signal.SIGTERM)
@@ -68,9 +69,10 @@ def processes(tmp_path_factory):
 
 
 class TestProcesses:
-    def test_sigterm_saves_and_exits_with_143(self, processes):
-        process, root = processes["term"]
-        assert process.returncode == 143
+    @pytest.mark.parametrize(("name", "code"), [("term", 143), ("hup", 129)])
+    def test_sigterm_and_sighup_save_and_exit_with_128_and_their_number(self, name, code, processes):
+        process, root = processes[name]
+        assert process.returncode == code
         snapshot = checkpoint.find(root)
         assert snapshot.step == snapshot.state["progress"]["global_step"] >= 3
 
@@ -191,6 +193,66 @@ def test_an_interactive_session_gets_a_keyboard_interrupt_and_goes_on(trainer, b
         with pytest.raises(KeyboardInterrupt):
             trainer.evaluate(batches(64), Send("on_eval_step_end", number, trainer.state.progress.global_step % 9))
     assert trainer.evaluate(batches(64))["loss"] > 0
+
+
+def test_a_training_interrupted_in_a_notebook_returns_its_history_and_goes_on(trainer, batches, monkeypatch, caplog):
+    monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
+    trainer.state.progress.global_step = 0
+    for number, step in ((signal.SIGINT, 0), (signal.SIGINT, 4), (signal.SIGTERM, 2)):
+        with caplog.at_level("INFO"):
+            history = trainer.fit(batches(64), 5, callbacks=[Send("on_train_step_begin", number, step)], sink_size=1)
+        assert trainer.state.progress.global_step == step + 1
+        assert trainer.state.stop_reason.detail == "interrupted"
+        assert history is trainer.history
+        trainer.state.progress.global_step = 0
+    assert "SIG" not in caplog.text
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    trainer.fit(batches(64), 1, callbacks=[])
+    assert trainer.state.progress.global_step == 9
+    trainer.state.progress.global_step = 0
+
+
+def test_sighup_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopOnSignal(lambda name: None) as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not signals.called
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_thread_is_told_which_thread_trains(trainer, batches):
+    network = nn.Dense(30, 1)
+    other = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    refused = []
+
+    def call_verbs():
+        calls = (
+            lambda: other.fit(batches(64), callbacks=[]),
+            lambda: other.predict(batches(64)),
+            lambda: other.compile(batches(64)),
+            lambda: trainer.evaluate(batches(64)),
+        )
+        for verb in calls:
+            try:
+                verb()
+            except ConfigurationError as error:
+                refused.append(str(error))
+
+    class Meanwhile(Callback):
+        def on_train_step_end(self, trainer):
+            thread = threading.Thread(target=call_verbs, name="second")
+            thread.start()
+            thread.join()
+
+    trainer.fit(batches(64, 1), callbacks=[Meanwhile()])
+    assert len(refused) == 4
+    assert "called on thread 'second' while thread 'MainThread' is inside fit" in refused[0]
+    call_verbs()
+    assert len(refused) == 4
+    trainer.state.progress.global_step = 0
 
 
 def test_wherever_a_signal_strikes_a_wait_the_wait_is_over():

@@ -1,6 +1,7 @@
 """Whatever happens to the files of a published model: the right predictions or a documented error, and no litter."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from trainer.errors import (
     ConfigurationError,
     FolderInUseError,
 )
+from trainer.serving import served_model
 from trainer.serving.publisher import Publish
 from trainer.serving.served_model import ServedModel
 
@@ -303,6 +305,49 @@ def test_what_kills_leave_is_removed_by_the_next_run(trained, tmp_path):
         np.testing.assert_allclose(model.predict(QUESTION), trained[0].predict(QUESTION), rtol=1e-5, atol=1e-6)
 
 
+def test_the_last_version_is_written_again_when_it_fails(trained, tmp_path, caplog, monkeypatch):
+    trainer, _ = trained
+    rename, calls = os.rename, []
+
+    def fail(*arguments):
+        if Path(arguments[1]).name.startswith("v_"):
+            calls.append(arguments)
+            if len(calls) < 3:  # the first version, and the last
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", fail)
+    publish = Publish(tmp_path, every=1e-6, batch=8)
+    trainer.online_train(clicks, max_steps=1, callbacks=[publish])
+    assert (len(calls), caplog.text.count("Input/output error")) == (3, 2)
+    with ServedModel(tmp_path, follow=False) as model:
+        assert model.step == trainer.state.progress.global_step
+        np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
+
+
+def test_a_server_that_opens_a_model_slowly_is_waited_for(trained, tmp_path, monkeypatch):
+    """Versions that are old by then are removed once it has read them."""
+    trainer, _ = trained
+    publish = Publish(tmp_path, every=1e-6, compact=1, batch=8)
+    trainer.online_train(clicks, max_steps=2, callbacks=[publish])
+    verify, opened = served_model.Folder.verify, []
+
+    def slow(folder):
+        opened.append(folder)
+        if len(opened) == 1:
+            trainer.online_train(clicks, max_steps=6, callbacks=[publish, Copies(publish, tmp_path.with_suffix(".x"))])
+        verify(folder)
+
+    monkeypatch.setattr(served_model.Folder, "verify", slow)
+    with ServedModel(tmp_path, follow=False) as model:
+        first = model.version
+        assert len(set(opened)) == 1  # verified before and after it is loaded
+        model.refresh()
+        assert model.version > first + 4
+    trainer.online_train(clicks, max_steps=1, callbacks=[publish])
+    assert f"v_{first:08d}" not in os.listdir(tmp_path)
+
+
 def test_two_runs_do_not_publish_to_one_folder(trained, tmp_path):
     trainer, _ = trained
     publish = Publish(tmp_path / "root", batch=8)
@@ -324,3 +369,27 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(traine
 
 def test_what_is_refused_is_documented():
     assert issubclass(FolderInUseError, CheckpointError)
+
+
+def test_files_that_change_while_a_model_is_opened_are_not_served(published, answers, monkeypatch):
+    check, load = served_model.table_rows, served_model.ServedGraph
+
+    def check_and_spoil(tensors, dims, where):
+        rows = check(tensors, dims, where)
+        file = Path(f"{where}.safetensors")
+        file.write_bytes(bytes(file.stat().st_size))
+        return rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served_model, "table_rows", check_and_spoil)
+        with ServedModel(published(4), follow=False) as model:
+            np.testing.assert_array_equal(model.predict(QUESTION), answers[4])
+
+    def load_and_spoil(path):
+        graph = load(path)
+        flip(path / "network.mindir", 0.5)
+        return graph
+
+    monkeypatch.setattr(served_model, "ServedGraph", load_and_spoil)
+    with pytest.raises(CheckpointDamagedError, match=r"network\.mindir does not match its checksum"):
+        ServedModel(published(4), follow=False)

@@ -81,6 +81,7 @@ class MockKafka:
                 ctypes.c_int,
                 [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
             ),
+            ("rd_kafka_mock_topic_delete", ctypes.c_int, [ctypes.c_void_p, ctypes.c_char_p]),
             ("rd_kafka_mock_broker_set_down", ctypes.c_int, [ctypes.c_void_p, ctypes.c_int32]),
             ("rd_kafka_mock_broker_set_up", ctypes.c_int, [ctypes.c_void_p, ctypes.c_int32]),
             (
@@ -138,6 +139,11 @@ class MockKafka:
         """Remove the messages before `offset`, as retention does."""
         deleted = self.lib.rd_kafka_mock_partition_delete_records(self.cluster, self.topic.encode(), partition, offset)
         assert deleted == 0
+
+    def create_again(self, partitions=1):
+        """Delete the topic and create it, empty, under the same name."""
+        assert self.lib.rd_kafka_mock_topic_delete(self.cluster, self.topic.encode()) == 0
+        assert self.lib.rd_kafka_mock_topic_create(self.cluster, self.topic.encode(), partitions, 1) == 0
 
     def close(self):
         self.lib.rd_kafka_mock_cluster_destroy(self.cluster)

@@ -5,7 +5,7 @@ import pytest
 
 pyarrow = pytest.importorskip("pyarrow")
 
-from trainer.streams import arrow  # noqa: E402
+from trainer.streams.formats import arrow  # noqa: E402
 
 LONG = "x" * 100
 

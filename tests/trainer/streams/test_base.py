@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from trainer.data.stream_source import StreamSource, as_stream
+from trainer.data.position import Position
+from trainer.data.streaming.stream_source import StreamSource, as_stream
 from trainer.errors import ConfigurationError, DataError
 from trainer.streams import Batch, Span, Stream, advance, concat
 
@@ -60,9 +61,9 @@ def test_a_stream_of_a_users_own_needs_to_say_no_more_than_where_its_rows_are():
     items = list(source.batches(0, 0))
     assert [item.columns[1].tolist() for item in items] == [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
     again = StreamSource(as_stream(Squares(10)), 4)
-    position = again.resolve({"state": items[0].state})["state"]
-    assert next(again.batches(0, 1, position)).columns[0].tolist() == [4, 5, 6, 7]
-    again.commit({"state": position})
+    position = again.resolve(Position(state=items[0].state))
+    assert next(again.batches(0, 1, position.state)).columns[0].tolist() == [4, 5, 6, 7]
+    again.commit(position)
     assert again.ended is None
     assert source.ended == "stream_end"
 

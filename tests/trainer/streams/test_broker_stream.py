@@ -30,14 +30,14 @@ def open_stream(request, schema):
 
 
 def test_a_first_position_that_nobody_tells_is_an_error(open_stream, monkeypatch):
-    monkeypatch.setattr("trainer.streams.broker_stream._START_SECONDS", 1.0)
-    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.2)
-    with pytest.raises(StreamError, match=rf"at .*{NOWHERE} did not answer for 1 s; where .* cannot be told"):
+    monkeypatch.setattr("trainer.streams.sources.broker_stream._START_SECONDS", 1.0)
+    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.2)
+    with pytest.raises(StreamError, match=rf"at .*{NOWHERE} did not answer for 1 s; the .* unknown"):
         open_stream().position()
 
 
 def test_a_server_that_stays_away_is_given_up(open_stream, monkeypatch):
-    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.2)
     with pytest.raises(StreamError, match=rf"at .*{NOWHERE} has been failing .* longer than give_up_after=0.3"):
         open_stream(give_up_after=0.3).poll(5, 20.0)
 
@@ -47,6 +47,11 @@ def test_wrong_arguments_are_refused_before_anything_is_asked(open_stream):
         open_stream(on_missing="skipp")
     with pytest.raises(ConfigurationError, match="max_bad_share takes a share"):
         open_stream(max_bad_share=2.0)
+
+
+def test_the_schema_is_declared_as_that_of_every_stream(open_stream):
+    assert open_stream().schema.label == "label"
+    assert open_stream().schema.event_time == "ts"
 
 
 def test_a_closed_stream_may_be_closed_again_and_reads_nothing(open_stream):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import FileStream, KafkaStream, RedisStream, ReplayStream
+from trainer.streams import FileStream, KafkaStream, RedisStream, ReplayStream, Sharing
 
 NUMBERS = [1, 2, 4, 3, 1]  # processes, one after the other
 
@@ -161,7 +161,6 @@ def test_too_many_processes_for_a_folder_are_refused(folder, schema):
 
 
 def test_only_what_can_be_divided_says_so(folder, schema):
-    assert FileStream(folder, schema).partitioned
+    assert FileStream(folder, schema).sharing is Sharing.PARTITIONED
     replay = ReplayStream({"x": [1.0, 2.0]})
-    assert replay.repeatable
-    assert not replay.partitioned
+    assert replay.sharing is Sharing.REPEATABLE

@@ -1,12 +1,14 @@
+import hashlib
 import json
 import os
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import FileStream, advance
+from trainer.streams import FileStream, advance, write_checksum
 
 
 def jsonl(rows):
@@ -68,7 +70,7 @@ def test_small_blocks_give_the_same_rows_and_positions(folder, schema, rows, rea
     write(folder / "a.jsonl", rows(0, 40))
     whole = FileStream(folder, schema, end="at_last")
     at = advance({}, whole.poll(25, 0))
-    monkeypatch.setattr("trainer.streams.segments.BLOCK_BYTES", 200)
+    monkeypatch.setattr("trainer.streams.formats.segments.BLOCK_BYTES", 200)
     resumed = FileStream(folder, schema, end="at_last")
     resumed.seek(at)
     assert read(resumed).columns["user"].tolist() == list(range(25, 40))
@@ -216,8 +218,10 @@ def test_what_is_no_segment_is_named_once_and_read_over(folder, schema, rows, re
     assert read(stream).columns["user"].tolist() == [9, 10, 11]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    for stray in ("README.txt", "a.jsonl.1", "archive", "b.jsonl", "b.jsonl~", "z.jsonl"):
-        assert stray in told[0] or "more" in told[0]
+    strays = ("README.txt", "a.jsonl.1", "archive", "b.jsonl", "b.jsonl~", "z.jsonl")
+    named = [stray for stray in strays if f"{stray}" in told[0].split("segments: ")[1]]
+    left_out = re.search(r"(\d+) more", told[0])
+    assert len(named) + int(left_out.group(1) if left_out else 0) == len(strays)
     assert told[1].split("segments: ")[1].startswith("notes;")
 
 
@@ -264,7 +268,7 @@ def test_a_segment_with_other_rows_is_never_read_on_as_if_it_were_the_old_one(
     position = advance(first.position(), read(first, rows=3))
     rewrite(path, rows(50, 50 + count), way)
     resumed = FileStream(folder, schema, end="at_last")
-    with pytest.raises(StreamError, match=r"a\..* replaced or written anew.*on_change='restart'"):
+    with pytest.raises(StreamError, match=r"a\..* replaced or written again.*on_change='restart'"):
         resumed.seek(position)
     resumed = FileStream(folder, schema, end="at_last", on_change="restart")
     resumed.seek(position)
@@ -281,7 +285,7 @@ def test_other_rows_are_noticed_while_a_segment_is_followed(folder, schema, rows
         assert read(stream).rows == 10
     rewrite(path, rows(50, 62), way)
     write(folder / f"b.{suffix}", rows(90, 92))
-    with pytest.raises(StreamError, match="written anew"):
+    with pytest.raises(StreamError, match="written again"):
         read(streams[0])
     assert read(streams[1]).columns["user"].tolist() == [*range(50, 62), 90, 91]
 
@@ -306,13 +310,13 @@ def test_positions_without_a_fingerprint_are_read_on(folder, schema, rows, read)
         assert read(stream).columns["user"].tolist() == list(range(left, 12))
     shorter = FileStream(folder, schema, end="at_last")
     shorter.seek({"files": ["a.jsonl@100000", 0]})
-    with pytest.raises(StreamError, match="written anew"):
+    with pytest.raises(StreamError, match="written again"):
         read(shorter)
 
 
 def test_rows_emptied_away_unread_are_an_error(folder, schema, rows, read, monkeypatch):
     write(folder / "a.jsonl", rows(0, 40))
-    monkeypatch.setattr("trainer.streams.segments.BLOCK_BYTES", 200)
+    monkeypatch.setattr("trainer.streams.formats.segments.BLOCK_BYTES", 200)
     stream = FileStream(folder, schema)
     stream.poll(1, 0)
     (folder / "a.jsonl").write_bytes(b"")
@@ -358,3 +362,43 @@ def test_wrong_arguments_are_refused(folder, schema):
     for name in ("../a.jsonl", "a.xyz"):
         with pytest.raises(StreamError, match="no segment"):
             FileStream(folder, schema).seek({"files": [f"{name}@0", 1]})
+
+
+def test_an_arrow_stream_that_lacks_its_end_is_damaged_once_it_is_read(folder, schema, rows, read):
+    pytest.importorskip("pyarrow")
+    write(folder / "a.arrows", rows(0, 9))
+    content = (folder / "a.arrows").read_bytes()
+    (folder / "a.arrows").write_bytes(content[:-8])
+    stream = FileStream(folder, schema)
+    assert read(stream).columns["user"].tolist() == list(range(9))
+    write(folder / "b.arrows", rows(9, 12))
+    with pytest.raises(StreamError, match=r"a\.arrows is damaged: it ends before its end-of-stream mark"):
+        stream.poll(1, 0)
+    (folder / "a.arrows").write_bytes(content)
+    assert read(FileStream(folder, schema)).rows == 12
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+def test_a_segment_is_compared_with_the_checksum_beside_it(folder, schema, rows, read, caplog, suffix):
+    first, second = folder / f"0.{suffix}", folder / f"1.{suffix}"
+    write(first, rows(0, 4))
+    written = write_checksum(first)
+    assert written.read_text() == f"{hashlib.sha256(first.read_bytes()).hexdigest()}  {first.name}\n"
+    write(second, rows(4, 8))
+    assert write_checksum(second, folder / "other").name == "other.sha256"
+    assert read(FileStream(folder, schema, end="at_last")).rows == 8
+    assert "ignored" not in caplog.text
+
+    content = bytearray(first.read_bytes())
+    place = content.rindex(b"1000") if suffix in ("jsonl", "csv") else content.index(np.float64(1003).tobytes())
+    content[place + 3] ^= 1  # another value, which nothing else would tell
+    first.write_bytes(content)
+    stream = FileStream(folder, schema, end="at_last")
+    for _ in range(2):
+        with pytest.raises(StreamError, match=rf"0\.{suffix} is damaged: .* checksum in 0\.{suffix}\.sha256"):
+            stream.poll(10, 0)
+    written.write_text("no checksum\n")
+    with pytest.raises(StreamError, match=r"holds no SHA-256: .*sha256sum 0"):
+        read(FileStream(folder, schema, end="at_last"))
+    written.unlink()
+    assert read(FileStream(folder, schema, end="at_last")).rows == 8

@@ -5,7 +5,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
 from trainer.streams import DelayedLabelJoin, IterableStream, advance
-from trainer.streams.pending import PendingRows
+from trainer.streams.sources.pending import PendingRows
 
 WITHIN = 50.0
 
@@ -122,9 +122,11 @@ def test_a_resumed_join_resumes_again(logs, read):
 
 
 def test_what_lies_far_behind_is_forgotten_also_without_checkpoints(monkeypatch):
-    monkeypatch.setattr("trainer.streams.join._KEPT_ROWS", 200)
+    monkeypatch.setattr("trainer.streams.sources.join._KEPT_ROWS", 200)
     pending = []
-    monkeypatch.setattr("trainer.streams.join.PendingRows", lambda: pending.append(PendingRows()) or pending[-1])
+    monkeypatch.setattr(
+        "trainer.streams.sources.join.PendingRows", lambda: pending.append(PendingRows()) or pending[-1]
+    )
     n = 20_000
     joined = join(((np.arange(n), np.arange(n) * 1.0), (np.arange(0, n, 10), np.arange(0, n, 10) * 1.0)), (50,), (5,))
     start, held = joined.position(), []

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import KafkaStream, advance
-from trainer.streams.round_robin_merger import RoundRobinMerger
+from trainer.streams.sources.round_robin_merger import RoundRobinMerger
 
 # Seconds; long enough for a busy machine, never waited for when things go well.
 LONG = 20.0
@@ -162,7 +162,7 @@ def test_brokers_that_go_down_and_fetches_that_fail_lose_nothing(make_kafka, str
     assert "is back" in caplog.records[-1].message
 
     cluster.down()
-    monkeypatch.setattr("trainer.streams.kafka._ASK_SECONDS", 0.3)
+    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.3)
     with pytest.raises(StreamError, match="give_up_after"):
         stream(cluster, config=fast, give_up_after=0.3).poll(5, LONG)
 
@@ -183,6 +183,43 @@ def test_messages_deleted_unread_are_an_error_that_names_the_first_one_left(make
     resumed.seek({"clicks:0": [99, 0]})
     with pytest.raises(StreamError, match="behind its end, 10"):
         resumed.poll(5, LONG)
+
+
+def test_a_topic_created_again_is_named_while_reading_and_at_a_resume(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 10)])
+    readers = [stream(cluster), stream(cluster, on_missing="skip")]
+    begun = [reader.position() for reader in readers]
+    positions = [advance(at, read(reader, timeout=LONG, rows=10)) for at, reader in zip(begun, readers, strict=True)]
+    cluster.create_again()
+    cluster.produce([json.dumps(row) for row in rows(20, 23)])
+    again = "offset 10 of clicks:0 lies behind its end, 3: the topic was deleted .* holds 3 messages from offset 0 on"
+    with pytest.raises(StreamError, match=again):
+        readers[0].poll(5, LONG)
+    assert read(readers[1], timeout=LONG, rows=3).columns["user"].tolist() == [20, 21, 22]
+    resumed = stream(cluster, on_missing="skip")
+    resumed.seek(positions[1])
+    assert read(resumed, timeout=LONG, rows=3).columns["user"].tolist() == [20, 21, 22]
+
+
+def test_partitions_that_are_added_are_read_from_their_first_message_on(
+    make_kafka, stream, rows, read, monkeypatch, caplog
+):
+    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    cluster = make_kafka("clicks", 2)
+    for partition, first in enumerate((0, 10)):
+        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition)
+    alone = stream(cluster, partitions=[0])
+    position = advance(alone.position(), read(alone, timeout=LONG, rows=5))
+    resumed = stream(cluster, start="latest", turn_timeout=0.0)
+    resumed.seek(position)
+    assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [10, 11, 12, 13, 14]
+    assert "clicks:1 was added to the topic: its 5 messages are read from the first on" in caplog.text
+
+    cluster.create_again(partitions=3)  # this cluster cannot add any; what was read is put back
+    for partition, first in enumerate((0, 10, 20)):
+        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition)
+    assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [20, 21, 22, 23, 24]
 
 
 def test_a_close_ends_a_wait(make_kafka, stream):

@@ -6,6 +6,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import Column, RedisStream, Schema, advance
+from trainer.streams.sources.redis_removals import Removals
 
 
 def arrow_payload(rows):
@@ -105,7 +106,9 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(redis_server, stre
     client.xadd("clicks", {"data": json.dumps(rows(3, 4)[0])})
     assert one.poll(2, 10.0).columns["user"].tolist() == [3]
     messages = [record.message for record in caplog.records]
-    assert [("growing waits" in text, "is back" in text) for text in messages if "could not be noted" not in text] == [
+    assert [
+        ("growing waits" in text, "is back" in text) for text in messages if "could not be written" not in text
+    ] == [
         (True, False),
         (False, True),
     ]
@@ -147,6 +150,93 @@ def test_entries_trimmed_away_unread_are_an_error_that_names_the_first_one_left(
     resumed = stream(on_missing="skip")
     resumed.seek(begun)
     assert read(resumed, timeout=0.2).columns["user"].tolist() == [4, 4, 5, 5]
+
+
+def fill(client, rows, first=1, key="clicks"):
+    """Append rows with the ids <first>-0, <first + 1>-0, ..."""
+    for number, row in enumerate(rows, start=first):
+        client.xadd(key, {"data": json.dumps(row)}, id=f"{number}-0")
+
+
+REMOVALS = {
+    "deleted": (lambda client, rows: client.delete("clicks"), "was deleted; the last id seen in it was 10-0", []),
+    "created again with older ids": (
+        lambda client, rows: (client.delete("clicks"), fill(client, rows(20, 23))),
+        "was deleted and created again; the last id seen in it was 10-0: now it holds 3 entries, up to 3-0",
+        [20, 21, 22],
+    ),
+    "all trimmed": (
+        lambda client, rows: client.xtrim("clicks", maxlen=0, approximate=False),
+        r"has lost entries after 4-0 before they were read .*; none is left",
+        [],
+    ),
+    "the newest deleted": (
+        lambda client, rows: client.xdel("clicks", "9-0", "10-0"),
+        r"has lost entries after [48]-0 before they were read .*; (none is left|the first id available is 5-0)",
+        [4, 5, 6, 7],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REMOVALS)
+def test_entries_that_go_unread_are_named_while_reading_and_at_a_resume(redis_server, stream, rows, read, way):
+    remove, message, left = REMOVALS[way]
+    client = redis_server.client()
+    fill(client, rows(0, 10))
+    readers = {missing: stream(count=4, on_missing=missing) for missing in ("error", "skip")}
+    for reader in readers.values():
+        assert reader.poll(4, 1.0).rows == 4
+    position = readers["error"].resolve(readers["error"].position())
+    remove(client, rows)
+    for expected in (f"stream 'clicks' {message}.*on_missing='skip'", r"was deleted|has lost entries after [48]-0"):
+        with pytest.raises(StreamError, match=expected):
+            read(readers["error"], timeout=1.0)
+    assert users_of(read(readers["skip"], timeout=0.1)) == left
+    if "trimmed" in way or "newest" in way:
+        resumed = stream()
+        resumed.seek(position)
+        with pytest.raises(StreamError, match=r"has lost entries after [48]-0 before they were read"):
+            read(resumed, timeout=1.0)
+    fill(client, rows(30, 32), first=40)
+    assert users_of(read(readers["skip"], timeout=0.1)) == [30, 31], "what comes later is read"
+
+
+def users_of(batch):
+    return [] if batch is None else batch.columns["user"].tolist()
+
+
+def test_an_entry_deleted_from_the_middle_is_noticed_where_the_server_counts(redis_server, stream, rows, read):
+    client = redis_server.client()
+    fill(client, rows(0, 10))
+    client.xdel("clicks", "3-0")  # before anything is read: no reader has missed it
+    reader = stream(count=4)
+    assert users_of(reader.poll(2, 1.0)) == [0, 1]
+    resumed = stream()
+    resumed.seek(json.loads(json.dumps(reader.resolve(reader.position()))))
+    assert users_of(read(resumed, timeout=0.1)) == [3, 4, 5, 6, 7, 8, 9]
+    client.xdel("clicks", "8-0")
+    assert users_of(reader.poll(2, 1.0)) == [3, 4]
+    if "max-deleted-entry-id" in client.xinfo_stream("clicks"):
+        with pytest.raises(StreamError, match=r"has lost entries after 5-0 .*first id available is 6-0"):
+            reader.poll(2, 1.0)
+    else:  # Redis 6.2 keeps no counters
+        assert users_of(read(reader, timeout=0.1)) == [5, 6, 8, 9]
+
+
+def test_counters_of_a_newer_server_tell_how_many_entries_went_unread():
+    def info(last, added, deleted="0-0", first="1-0"):
+        names = ("last-generated-id", "entries-added", "max-deleted-entry-id", "first-entry", "length")
+        return dict(zip(names, (last, added, deleted, (first, {}), 5), strict=True))
+
+    removals = Removals(begun=False)
+    assert removals.look(info("5-0", 5, "3-0"), (0, 0), [(1, 0), (2, 0), (4, 0), (5, 0)], False, None) is None
+    assert removals.look(info("7-0", 7, "3-0"), (5, 0), [(6, 0), (7, 0)], False, None) is None
+    loss = removals.look(info("12-0", 12, "11-0"), (7, 0), [(8, 0), (10, 0), (12, 0)], False, None)
+    assert "has lost 2 entries after 7-0 before they were read" in loss.what
+    assert loss.upto == (11, 0)
+    again = removals.look(info("15-0", 3, first="13-0"), (12, 0), [(13, 0), (14, 0), (15, 0)], False, None)
+    assert again.restart
+    assert "created again; the last id seen in it was 12-0: now it holds 5 entries, up to 15-0" in again.what
 
 
 def test_wrong_arguments_are_refused(redis_server, stream, schema):

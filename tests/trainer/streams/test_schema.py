@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import Column, DeadLetter, Schema
-from trainer.streams.decode import Decoder
+from trainer.streams import Column, DeadLetter, Schema, Span
+from trainer.streams.formats.decode import Decoder
 
 COLUMNS = {
     "user": Column("int32", minimum=0, maximum=99),
@@ -28,7 +28,7 @@ def make(tmp_path):
 
 def decode(decoder, payloads):
     decoded = decoder.decode(payloads)
-    batch = decoder.batch(decoded, [("p", 100 + n, 101 + n) for n in range(len(payloads))])
+    batch = decoder.batch(decoded, [Span("p", 100 + n, 0, 0, 101 + n) for n in range(len(payloads))])
     decoder.dead_letter.close()
     path = decoder.dead_letter.path
     return batch, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

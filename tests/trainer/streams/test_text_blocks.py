@@ -11,7 +11,9 @@ pytest.importorskip("pyarrow")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer.streams import Column, FileStream, Schema, number_lines, segments, text_blocks
+from trainer.streams import Column, DeadLetter, FileStream, Schema
+from trainer.streams.formats import number_lines, segments, text_blocks
+from trainer.streams.formats.decode import Decoder
 
 SCHEMA = Schema(
     {
@@ -61,7 +63,8 @@ def both(tmp_path, monkeypatch):
         for number, by_blocks in enumerate((True, False)):
             with monkeypatch.context() as patch:
                 if not by_blocks:
-                    patch.setattr(text_blocks, "available", lambda: False)
+                    for parsers in ("json_parsers", "csv_parsers"):
+                        patch.setattr(text_blocks, parsers, lambda *described: [])
                 folder, letters = tmp_path / name, tmp_path / f"letters-{number}.jsonl"
                 folder.mkdir(exist_ok=True)
                 (folder / f"part.{name}").write_bytes(data)
@@ -250,3 +253,20 @@ def test_what_is_no_whole_number_never_becomes_one(both, odd):
         values = ", ".join(re.findall(r"'a': \('<i8', \[(.*?)\]\)", found))
         assert values == ", ".join(["1"] * 1000 + ["3"] * 1000)
         assert '"row": 1000' in found
+
+
+@pytest.mark.parametrize("odd", ["1_0", "\uff11\uff10", "1\uff10", "\u0661", "5\u3000", "5\x1f"])
+@pytest.mark.parametrize("name", ["whole", "real", "yes", "list"])
+def test_what_only_python_takes_for_a_number_is_a_bad_cell(both, odd, name):
+    columns = {"whole": "int64", "real": "float32", "yes": "bool", "list": Column("int64", (2,))}
+    good = {"whole": "1", "real": "2.5", "yes": "1", "list": "1 2"}
+    rows = [good, {**good, name: f"1 {odd}" if name == "list" else odd}, good]
+    lines = "\n".join(",".join(row.values()) for row in rows).encode()
+    for found in both("csv", lines, Schema(columns, event_time="real"), names=list(columns)):
+        assert re.findall(r"'whole': \('<i8', (.*?)\)", found) in (["[1]", "[1]"], ["[1, 1]"])
+        assert '"row": 1' in found
+    fields = [{cell.encode(): text.encode() for cell, text in row.items()} for row in rows]
+    ragged = Schema({**columns, "list": Column("int64", (None,))})
+    decoded = Decoder(ragged, DeadLetter(), "test").decode_fields(fields, " ")
+    assert decoded.message.tolist() == [0, 2]
+    assert [item.message for item in decoded.bad] == [1]

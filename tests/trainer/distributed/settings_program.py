@@ -1,0 +1,78 @@
+"""Ranks given different things: each is refused on all of them; then rank 1 ends in the middle of a training.
+
+python settings_program.py FOLDER
+"""
+
+import json
+import sys
+
+import numpy as np
+from mindspore import nn
+
+from callbacks import Callback
+from tests.trainer.distributed import jobs
+from trainer import Trainer
+from trainer.errors import ConfigurationError
+
+X = np.arange(160, dtype=np.float32).reshape(40, 4) / 100
+Y = np.ones((40, 1), np.float32)
+
+
+class Squared(nn.Dense):
+    def construct(self, x):
+        return super().construct(x) * 2
+
+
+class Cubed(nn.Dense):
+    def construct(self, x):
+        return super().construct(x) + 3
+
+
+Cubed.__qualname__ = Cubed.__name__ = "Squared"
+
+
+class Leave(Callback):
+    def on_train_step_end(self, trainer):
+        if trainer.state.progress.global_step == 2:
+            sys.exit(0)
+
+
+def fit(network=nn.Dense, rate=0.01, x=X, rows=4, epochs=1, momentum=0.0, shuffle=True, callbacks=(), **options):
+    net = network(4, 1, "zeros")
+    optimizer = nn.SGD(net.trainable_params(), rate, momentum=momentum)
+    trainer = Trainer(net, nn.MSELoss(), optimizer, **options)
+    trainer.fit((x, Y), epochs, batch_size=rows, callbacks=list(callbacks), sink_size=1, shuffle=shuffle)
+    return trainer.state.progress.global_step
+
+
+def main(folder):
+    rank = jobs.member().rank
+    other = X.copy()
+    other[0, 0] = -1
+    cases = {
+        "nothing": {},
+        "seed": {"seed": rank},
+        "learning rate": {"rate": 0.01 + 0.04 * rank},
+        "momentum": {"momentum": 0.5 + 0.25 * rank},
+        "shuffle": {"shuffle": rank == 0},
+        "gradient_accumulation_steps": {"gradient_accumulation_steps": 1 + rank},
+        "clip_norm": {"clip_norm": 1.0 + rank},
+        "first batch": {"x": other if rank else X},
+        "random batch": {"x": X[::-1] if rank else X},
+        "batch_size": {"rows": 4 + rank},
+        "epochs": {"epochs": 1 + rank},
+        "code of the network": {"network": Cubed if rank else Squared},
+    }
+    found = {}
+    for name, case in cases.items():
+        try:
+            found[name] = fit(**case)
+        except ConfigurationError as error:
+            found[name] = str(error)
+    with open(f"{folder}/found_{rank}.json", "w") as file:
+        json.dump(found, file)
+    fit(callbacks=[Leave()] if rank else [])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,34 @@
+"""Processes that are given different things are refused; one that ends before the others is noticed and named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.distributed import jobs, settings_program
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("settings")
+    code, output = jobs.run("python", Path(settings_program.__file__), folder)
+    files = [folder / f"found_{rank}.json" for rank in range(2)]
+    assert all(file.is_file() for file in files), output
+    return code, output, [json.loads(file.read_text()) for file in files]
+
+
+def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
+    _, _, found = job
+    assert found[0] == found[1]
+    assert found[0].pop("nothing") == 5
+    for name, message in found[0].items():
+        assert str(message).startswith("rank 1 is not given what rank 0 is: "), name
+        assert name in message
+    assert "learning rate: rank 0 has 0.01, rank 1 0.05" in found[0]["learning rate"]
+
+
+def test_a_process_that_ends_well_in_the_middle_ends_the_job_and_is_named(job):
+    code, output, _ = job
+    assert code == 1
+    assert "left before rank 0 had ended what all processes do together, and ended with exit code 0" in output
+    assert "scheduler (pid" not in output

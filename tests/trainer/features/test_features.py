@@ -1,0 +1,161 @@
+"""The same bits from every form of data, statistics of parts, state, and mistakes in a declaration."""
+
+import json
+import logging
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from tests.trainer.features.every_kind import as_columns, make_features, make_rows
+from trainer.data.ragged import Ragged
+from trainer.errors import CheckpointMismatchError, ConfigurationError, DataError
+from trainer.features import Categorical, Expression, Features, ListFeature, Numeric
+from trainer.features.feature_data import inputs_of
+
+ROWS = make_rows(400)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    features = make_features()
+    features.fit(ROWS)
+    return features
+
+
+def assert_same(first, second):
+    assert list(first) == list(second)
+    for name, column in first.items():
+        other = second[name]
+        if isinstance(column, Ragged):
+            np.testing.assert_array_equal(column.offsets, other.offsets)
+            column, other = column.values, other.values
+        assert column.dtype == other.dtype
+        np.testing.assert_array_equal(column, other)
+
+
+def write_csv(rows, path):
+    def cell(value):
+        return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
+
+    pd.DataFrame([{name: cell(value) for name, value in row.items()} for row in rows]).to_csv(path, index=False)
+
+
+def write_json(rows, path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+FILES = {
+    "a.csv": write_csv,
+    "a.jsonl": write_json,
+    "a.parquet": lambda rows, path: pd.DataFrame(as_columns(rows)).to_parquet(path),
+}
+TABLES = {
+    "pandas": lambda rows: pd.DataFrame(as_columns(rows)),
+    "arrow": lambda rows: pa.table(as_columns(rows)),
+    "columns": as_columns,
+    "rows": lambda rows: rows,
+}
+
+
+@pytest.mark.parametrize("form", [*TABLES, *FILES])
+def test_every_form_of_data_gives_the_same_bits(fitted, form, tmp_path):
+    if form in TABLES:
+        data = TABLES[form](ROWS)
+    else:
+        data = tmp_path / form
+        FILES[form](ROWS, data)
+    again = make_features()
+    assert_same(inputs_of(again, data, fit=True), inputs_of(fitted, ROWS))
+
+
+def test_one_row_gives_the_bits_of_its_batch(fitted):
+    whole = fitted.transform(ROWS)
+    for row in (0, 1, 17):
+        one = fitted.transform(ROWS[row])
+        assert_same(one, {name: column[row : row + 1][:] for name, column in whole.items()})
+
+
+def test_numbers_as_ids_are_the_same_text_everywhere(tmp_path):
+    features = Features([Categorical("u"), Categorical("n", column="u2", dtype="int64")])
+    whole = features.transform({"u": ["1", "", "3", "2.5"], "u2": [1, None, 3, None]})["ids"]
+    frame = pd.DataFrame({"u": [1, None, 3, 2.5], "u2": [1, None, 3, None]})
+    rows = [{"u": 1, "u2": "1"}, {"u": None}, {"u": 3.0, "u2": 3.0}, {"u": 2.5, "u2": ""}]
+    for data in (frame, frame.astype({"u2": "Int64"}), rows, pa.Table.from_pandas(frame)):
+        np.testing.assert_array_equal(features.transform(data)["ids"], whole)
+
+
+def test_a_folder_of_files_is_read_in_order(fitted, tmp_path):
+    write_csv(ROWS[:150], tmp_path / "1.csv")
+    write_json(ROWS[150:], tmp_path / "2.jsonl")
+    assert_same(inputs_of(fitted, tmp_path), inputs_of(fitted, ROWS))
+
+
+def test_statistics_of_parts_are_those_of_the_whole(fitted):
+    parts = [make_features() for _ in range(2)]
+    parts[0].fit(ROWS[:100])
+    parts[1].fit(ROWS[100:])
+    parts[0].merge(parts[1])
+    merged, whole = parts[0].transform(ROWS), fitted.transform(ROWS)
+    np.testing.assert_allclose(merged.pop("numbers"), whole.pop("numbers"), rtol=1e-6)
+    assert_same(merged, whole)
+
+
+def test_what_was_learned_is_restored_exactly(fitted):
+    again = make_features()
+    state = fitted.state_dict()
+    again.load_state_dict({"json": json.loads(json.dumps(state["json"])), "arrays": state["arrays"]})
+    assert_same(again.transform(ROWS), fitted.transform(ROWS))
+    with pytest.raises(CheckpointMismatchError, match="age"):
+        Features([Numeric("other", normalize="standard")]).load_state_dict(state)
+
+
+def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
+    data = {"x": [1.0, None, 3, 4, None], "c": ["a", "", "b", None, None], "y": [1, 0, 1, 1, None]}
+    strict = Features([Numeric("x", required=True), Categorical("c")], label="y")
+    pd.DataFrame(data).to_csv(tmp_path / "a.csv", index=False)
+    for form in (data, tmp_path / "a.csv"):
+        with caplog.at_level(logging.WARNING):
+            inputs = inputs_of(strict, form)
+        assert inputs["numbers"][:, 0].tolist() == [1, 3, 4]
+        assert inputs["y"].tolist() == [1, 1, 1]
+        assert "2 of 5 rows set aside: x is missing 2; the first is row 1" in caplog.text
+        caplog.clear()
+    with pytest.raises(DataError, match="no good rows: 1 of 1 rows set aside: x is missing"):
+        inputs_of(strict, {"x": None, "c": "a", "y": 1})
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: Features([{"kind": "numerc", "name": "a"}]), "did you mean 'numeric'"),
+        (lambda: Features([{"kind": "numeric", "name": "a", "normalise": "standard"}]), "did you mean 'normalize'"),
+        (lambda: Features([Numeric("a"), Categorical("a")]), "two features are named 'a'"),
+        (lambda: Features([Numeric("a"), Categorical("b", column="a")]), "reads column 'a' as"),
+        (lambda: Features([]), "at least one feature"),
+        (lambda: Numeric("a", normalize="standart"), "did you mean 'standard'"),
+        (lambda: Categorical("a", vocabulary="nowhere.txt"), "nowhere.txt"),
+        (lambda: Categorical("a", vocabulary=["x"], hash_buckets=3), "not both"),
+        (lambda: Categorical("a", min_count=3), 'vocabulary="learn"'),
+        (lambda: ListFeature("a", pooling="max"), "mean"),
+        (lambda: Expression("a", expression="__import__('os')"), "no function '__import__'"),
+        (lambda: Expression("a", expression="x.real + 1"), "is no arithmetic"),
+    ],
+)
+def test_a_mistake_is_named_at_construction(declare, message):
+    with pytest.raises(ConfigurationError) as error:
+        declare()
+    assert message in str(error.value)
+
+
+def test_mistakes_in_the_data_are_named(tmp_path):
+    features = Features([Numeric("age", normalize="standard", required=True)], label="click")
+    with pytest.raises(ConfigurationError, match="age learn"):
+        features.transform({"age": [1.0]})
+    with pytest.raises(DataError, match="no column 'click'"):
+        features.fit({"age": [1.0], "clicks": [1]})
+    with pytest.raises(DataError, match="none of the declared columns"):
+        features.fit(pd.DataFrame({"ages": [1.0]}))
+    with pytest.raises(DataError, match="no such file"):
+        features.fit(tmp_path / "nothing.csv")

@@ -1,0 +1,79 @@
+"""A published model takes raw rows and gives the trainer's scores, to the bit."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from mindspore import nn
+
+from tests.trainer.features.every_kind import Net, as_columns, make_features, make_rows
+from tests.trainer.features.test_training import make_trainer
+from trainer import Trainer
+from trainer.errors import ConfigurationError, DataError
+from trainer.features import Categorical, Custom, Features, ListFeature, Numeric
+from trainer.serving import Publish, ServedModel
+
+UNSEEN = [
+    {name: value for name, value in row.items() if name != "click"} for row in make_rows(10_000, seed=5, missing=0.2)
+]
+WITH_MISSING = dict.fromkeys(UNSEEN[0])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Publish into a folder whose name has a space; return the trainer and the served model."""
+    folder = tmp_path_factory.mktemp("a folder") / "my model"
+    trainer = make_trainer(max_length=8)
+    trainer.fit(make_rows(600), epochs=1, batch_size=64, callbacks=[Publish(folder, batch=256)])
+    with ServedModel(folder, follow=False) as model:
+        yield trainer, model
+
+
+def test_scores_of_raw_rows_are_the_trainers_to_the_bit(served):
+    trainer, model = served
+    scores = model.predict(UNSEEN)
+    np.testing.assert_array_equal(scores, trainer.predict(UNSEEN, batch_size=256))
+    assert len(np.unique(scores)) > 9000
+    columns = as_columns(UNSEEN)
+    for form in (columns, pd.DataFrame(columns), pa.table(columns)):
+        np.testing.assert_array_equal(model.predict(form), scores)
+    np.testing.assert_array_equal(model.predict(**columns), scores)
+    np.testing.assert_array_equal(model.predict(UNSEEN[3]), scores[3:4])
+    assert np.isfinite(model.predict(WITH_MISSING)).all()
+
+
+def test_probabilities_are_those_of_the_loss(served):
+    scores = served[1].predict(UNSEEN[:50])
+    expected = 1 / (1 + np.exp(-scores.astype(np.float64)))
+    np.testing.assert_allclose(served[1].predict(UNSEEN[:50], output="probability"), expected, rtol=1e-6)
+    with pytest.raises(ConfigurationError, match="did you mean 'probability'"):
+        served[1].predict(UNSEEN[:5], output="probabilty")
+
+
+def test_what_could_not_be_served_is_refused_before_training(tmp_path):
+    def local(x):
+        return x
+
+    for feature, message in (
+        (ListFeature("c"), "max_length"),
+        (Custom("c", function=local, columns=["x"]), "module of its own"),
+    ):
+        features = Features([Numeric("x"), Categorical("k"), feature], label="y")
+        net = Net(features)
+        trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params()), features=features)
+        with pytest.raises(ConfigurationError, match=message):
+            trainer.fit({"x": [1.0], "k": ["a"], "y": [1.0]}, batch_size=1, callbacks=[Publish(tmp_path / "model")])
+        assert trainer.state.progress.global_step == 0
+
+
+def test_a_forbidden_row_is_named_instead_of_left_out():
+    strict = Features([Numeric("x", required=True)])
+    with pytest.raises(DataError, match="row 1: column 'x' is missing"):
+        strict.transform({"x": [1.0, None]})
+
+
+def test_the_declaration_gives_the_same_features():
+    declared = make_features(max_length=8)
+    again = Features.from_declaration(declared.declaration())
+    assert again.declaration() == declared.declaration()
+    assert again.inputs == declared.inputs

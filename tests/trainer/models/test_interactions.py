@@ -1,0 +1,172 @@
+"""Each interaction gives what its equation says, computed by NumPy."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from trainer.models import InBatchSoftmax, top_items
+from trainer.models.autoint import InteractingLayer
+from trainer.models.bst import TransformerBlock, masked_softmax
+from trainer.models.dcn import CrossNetwork
+from trainer.models.din import ActivationUnit
+from trainer.models.dlrm import DotInteraction
+from trainer.models.esmm import both_logit
+from trainer.models.layers import LayerNorm, PairwiseProducts
+from trainer.models.masknet import MaskBlock
+from trainer.models.mmoe import mixed
+from trainer.models.ple import ExtractionLayer
+
+
+def draw(*shape):
+    return np.random.normal(size=shape).astype(np.float32)
+
+
+def run(cell, *arrays):
+    return cell(*(Tensor(array) for array in arrays)).asnumpy()
+
+
+def perturbed(cell):
+    """Give every parameter a random value, so that zeros and ones of the first ones hide nothing."""
+    for parameter in cell.get_parameters():
+        parameter.set_data(Tensor(draw(*parameter.shape)))
+    return cell
+
+
+def dense(cell, x):
+    bias = cell.bias.asnumpy() if cell.has_bias else 0
+    return x @ cell.weight.asnumpy().T + bias
+
+
+def perceptron(cell, x):
+    for layer in cell.layers:
+        x = dense(layer, x) if hasattr(layer, "weight") else np.maximum(x, 0)
+    return x
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def normalized(cell, x):
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * cell.gamma.asnumpy() + cell.beta.asnumpy()
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_products_of_all_pairs():
+    x = draw(4, 3, 2)
+    wanted = sum((x[:, i] * x[:, j]).sum(1) for i in range(3) for j in range(i))
+    close(run(PairwiseProducts(), x), wanted)
+    pairs = np.stack([(x[:, i] * x[:, j]).sum(1) for i in range(3) for j in range(i)], 1)
+    close(run(DotInteraction(3), x), pairs)
+
+
+def test_layer_normalization():
+    cell, x = perturbed(LayerNorm(5)), 3 + 2 * draw(4, 5)
+    close(run(cell, x), normalized(cell, x))
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_cross_layers(rank):
+    cell, first = perturbed(CrossNetwork(4, 2, rank)), draw(3, 4)
+    x = first
+    for cross in cell.crosses:
+        x = first * (dense(cross, x) if rank is None else dense(cross[1], dense(cross[0], x))) + x
+    close(run(cell, first), x)
+
+
+def test_an_interacting_layer():
+    cell, x = perturbed(InteractingLayer(3, 2, 4)), draw(2, 5, 3)
+    heads = []
+    for head in (slice(0, 4), slice(4, 8)):
+        query, key, value = (dense(part, x)[..., head] for part in (cell.query, cell.key, cell.value))
+        heads.append(softmax(query @ key.swapaxes(1, 2)) @ value)
+    close(run(cell, x), np.maximum(np.concatenate(heads, 2) + dense(cell.residual, x), 0))
+
+
+def test_a_mask_block():
+    cell, v, x = perturbed(MaskBlock(6, 4, 3, 2.0)), draw(5, 6), draw(5, 4)
+    assert cell.mask[0].weight.shape == (8, 6)
+    mask = dense(cell.mask[2], np.maximum(dense(cell.mask[0], v), 0))
+    close(run(cell, v, x), np.maximum(normalized(cell.norm, dense(cell.dense, mask * x)), 0))
+
+
+MASK = np.array([[True, True, True], [True, False, False], [False, False, False]])
+
+
+def test_an_activation_unit_passes_over_padding():
+    cell, candidate, history = perturbed(ActivationUnit(2, [4])), draw(3, 2), draw(3, 3, 2)
+    wanted = np.zeros((3, 2))
+    for row, item in np.argwhere(MASK):
+        h, c = history[row, item], candidate[row]
+        wanted[row] += perceptron(cell.weight, np.concatenate([h, c, h - c, h * c])[None])[0, 0] * h
+    close(run(cell, candidate, history, MASK), wanted)
+
+
+def test_a_softmax_of_what_is_not_masked():
+    scores = 50 * draw(3, 3)
+    wanted = np.zeros((3, 3))
+    for row, kept in enumerate(MASK):
+        wanted[row, kept] = softmax(scores[row, kept]) if kept.any() else 0
+    close(masked_softmax(Tensor(scores), Tensor(MASK)).asnumpy(), wanted)
+
+
+def test_a_transformer_block_passes_over_padding():
+    cell, x, mask = perturbed(TransformerBlock(4, 2)), draw(2, 3, 4), MASK[:2]
+    got = run(cell, x, mask)
+    for row in range(2):
+        items = x[row, mask[row]]
+        heads = []
+        for head in (slice(0, 2), slice(2, 4)):
+            query, key, value = (dense(part, items)[:, head] for part in (cell.query, cell.key, cell.value))
+            heads.append(softmax(query @ key.T / np.sqrt(2)) @ value)
+        middle = normalized(cell.norm, items + dense(cell.output, np.concatenate(heads, 1)))
+        inner = np.maximum(dense(cell.expand, middle), 0)
+        close(got[row, mask[row]], normalized(cell.last_norm, middle + dense(cell.contract, inner)))
+
+
+def test_a_mixture_of_experts():
+    experts, weights = draw(4, 3, 2), draw(4, 3)
+    close(mixed(Tensor(experts), Tensor(weights)).asnumpy(), np.einsum("ne,new->nw", softmax(weights), experts))
+
+
+def test_an_extraction_layer_sees_its_own_and_the_shared_experts():
+    cell, inputs = perturbed(ExtractionLayer([3, 3, 3], 2, [4])), [draw(5, 3) for _ in range(3)]
+    outputs = [perceptron(expert, inputs[index // 2]) for index, expert in enumerate(cell.experts)]
+    seen = ([0, 1, 4, 5], [2, 3, 4, 5], range(6))
+    got = cell(tuple(Tensor(x) for x in inputs))
+    for index, numbers in enumerate(seen):
+        weights = softmax(dense(cell.gates[index], inputs[index]))
+        close(got[index].asnumpy(), sum(weights[:, [i]] * outputs[n] for i, n in enumerate(numbers)))
+
+
+def test_the_logit_of_a_product_of_two_probabilities():
+    a, b = np.array([0, 2, -3, 30, -40, 20], np.float32), np.array([0, -1, 4, 30, -40, -5], np.float32)
+    p = 1 / (1 + np.exp(-a.astype(float))) / (1 + np.exp(-b.astype(float)))
+    close(both_logit(Tensor(a), Tensor(b)).asnumpy(), np.log(p) - np.log1p(-p))
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_a_softmax_over_the_items_of_the_batch(correction):
+    vectors, item = draw(4, 6), np.array([7, 3, 7, 5])
+    logits = vectors[:, :3] @ vectors[:, 3:].T / 0.5
+    if correction:
+        logits = logits - np.log(np.array([2, 1, 2, 1]) / 4)
+    losses = []
+    for row in range(4):
+        others = [n for n in range(4) if n == row or item[n] != item[row]]
+        losses.append(-np.log(softmax(logits[row, others])[others.index(row)]))
+    close(run(InBatchSoftmax(3, 0.5, correction), vectors, item), np.mean(losses))
+
+
+def test_the_nearest_items():
+    users, items = draw(3, 4), draw(9, 4)
+    order = np.argsort(-users @ items.T, axis=1)[:, :5]
+    best, scores = top_items(users, items, 5)
+    np.testing.assert_array_equal(best, order)
+    close(scores, np.take_along_axis(users @ items.T, order, 1))
+    assert top_items(users, items, 20)[0].shape == (3, 9)

@@ -1,0 +1,105 @@
+"""Every model is trained from raw rows and predicts; what it cannot use is refused before a network is built."""
+
+import numpy as np
+import pytest
+from mindspore import nn, set_seed
+
+from tests.trainer.models.tables import ROWS, make_features, make_rows
+from trainer import MultiTaskLoss, Trainer, models
+from trainer.errors import ConfigurationError
+from trainer.experiment.cli import main
+from trainer.features import Categorical, Features, Numeric
+from trainer.models import MODELS, InBatchSoftmax
+
+SMALL = {"dim": 4, "hidden": [8]}
+EXPERTS = {"dim": 4, "experts": 2, "expert_hidden": [8], "tower_hidden": [4]}
+OPTIONS = {
+    "lr": {},
+    "fm": {"dim": 4},
+    "dcn_v2": {**SMALL, "rank": 2, "structure": "parallel"},
+    "autoint": {**SMALL, "head_dim": 4},
+    "masknet": {**SMALL, "block_width": 4},
+    "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
+    "din": {**SMALL, "attention_hidden": [4]},
+    "mmoe": EXPERTS,
+    "ple": EXPERTS,
+    "two_tower": {**SMALL, "item": ["item", "genres", "price"], "width": 4},
+}
+TASKS, HISTORIES = ("mmoe", "ple", "esmm"), ("din", "bst")
+TABLE = {**make_rows(), "chosen": make_rows()["item"]}
+
+
+def make(name, **options):
+    labels = ["click", "buy"] if name in TASKS else "chosen" if name == "two_tower" else "click"
+    features = make_features(labels, None if name in HISTORIES else "mean")
+    return features, getattr(models, MODELS[name])(features, **{**OPTIONS.get(name, SMALL), **options})
+
+
+def loss_of(name):
+    if name in TASKS:
+        return MultiTaskLoss({"click": nn.BCEWithLogitsLoss(), "buy": nn.BCEWithLogitsLoss()})
+    return InBatchSoftmax(4, 0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
+
+
+@pytest.mark.parametrize(("name", "level"), [*((name, "O0") for name in MODELS), ("deepfm", "O2"), ("bst", "O2")])
+def test_a_model_learns_from_raw_rows_and_predicts(name, level):
+    set_seed(0)
+    features, net = make(name)
+    optimizer = nn.Adam(net.trainable_params(), 2e-2)
+    trainer = Trainer(net, loss_of(name), optimizer, features=features, seed=0, amp_level=level)
+    trainer.fit(TABLE, epochs=5, batch_size=64)
+    losses = trainer.history.history["loss"]
+    assert losses[-1] < 0.98 * losses[0]
+    outputs = trainer.predict(TABLE)
+    if name in TASKS:
+        assert [output.shape for output in outputs] == [(ROWS,), (ROWS,)]
+    else:
+        assert outputs.shape == ((ROWS, 8) if name == "two_tower" else (ROWS,))
+    if name == "esmm":
+        assert np.all(outputs[1] <= outputs[0])  # no conversion without a click
+    if name == "two_tower":
+        np.testing.assert_allclose(np.square(outputs).sum(1), 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "options", "message"),
+    [
+        ("deepfm", None, {}, "'history' has pooling=None"),
+        ("din", "mean", {}, "DIN needs a history"),
+        ("bst", None, {"candidate": "itm"}, "item"),
+        ("bst", None, {"heads": 3}, "heads=3"),
+        ("dcn_v2", "mean", {"structure": "stack"}, "stacked"),
+        ("deepfm", "mean", {"hidden": 400}, r"\[400, 400\]"),
+        ("mmoe", "mean", {}, "two or more"),
+        ("two_tower", "mean", {"item": ["itm"]}, "item"),
+        ("two_tower", "mean", {"item": ["price"]}, "one of the user"),
+    ],
+)
+def test_what_a_model_cannot_use_is_refused(name, pooling, options, message):
+    features = make_features("click", pooling)
+    with pytest.raises(ConfigurationError, match=message):
+        getattr(models, MODELS[name])(features, **options)
+
+
+def test_features_of_numbers_alone_train_with_float16():
+    set_seed(0)
+    features = Features([Numeric("price"), Numeric("age")], label="click")
+    net = models.DeepFM(features, **SMALL)
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), optimizer, features=features, amp_level="O2")
+    trainer.fit(TABLE, epochs=1, batch_size=64)
+    assert np.isfinite(trainer.predict(TABLE)).all()
+
+
+def test_the_linear_terms_have_tables_and_a_width_of_their_own():
+    features = Features([Categorical("item", dtype="int64", dim=4)], label="click")
+    net = models.FM(features, dim=4)
+    assert net.linear.weights.dim == 1
+    assert net.embedding.dim == 4
+
+
+def test_every_model_is_listed_with_its_options(capsys):
+    assert main(["models"]) == 0
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines()[::2]] == list(MODELS)
+    assert "hidden=[400, 400]" in text

@@ -1,0 +1,99 @@
+"""A trainer may load, evaluate, predict and fit in any order; a loaded snapshot goes on as its own trainer does."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from callbacks import SkipNonFinite
+from trainer import Trainer
+from trainer.embedding import Embedding
+from trainer.errors import CheckpointError
+
+ORDERS = [
+    ("load", "fit"),
+    ("load", "evaluate", "predict", "fit"),
+    ("evaluate", "fit", "load", "load", "fit"),
+]
+_random = np.random.default_rng(3)
+WEIGHTS = _random.normal(0, 0.3, (1, 4)).astype(np.float32)
+DENSE = [(_random.normal(0, 1, (8, 4)).astype(np.float32), np.ones((8, 1), np.float32)) for _ in range(6)]
+BAD = [(np.full_like(x, np.inf) if index == 2 else x, y) for index, (x, y) in enumerate(DENSE)]
+IDS = [(_random.integers(0, 20, (8, 1)).astype(np.int32), y) for _, y in DENSE]
+
+
+class Table(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.embedding = Embedding(4, name="ids", seed=1, mode="sparse")
+        self.head = nn.Dense(4, 1, weight_init=Tensor(WEIGHTS))
+
+    def construct(self, ids):
+        return self.head(ops.squeeze(self.embedding(ids), 1))
+
+
+def dense_trainer():
+    net = nn.SequentialCell(nn.Dense(4, 4, weight_init=Tensor(np.tile(WEIGHTS, (4, 1)))), nn.Dense(4, 1, "ones"))
+    options = {"amp_level": "O2", "boost_level": "O1", "boost_config": {"freeze_after": 4}}
+    return Trainer(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.01), seed=5, **options)
+
+
+def table_trainer():
+    net = Table()
+    adam = nn.Adam(net.trainable_params(), 0.01)
+    return Trainer(net, nn.MSELoss(), adam, seed=5, gradient_accumulation_steps=2)
+
+
+def state_of(trainer, data, values):
+    """Return everything a verb may depend on: parameters, counters, loss scale, and what the network predicts."""
+    arrays = values(trainer.network, trainer.optimizer)
+    counters = trainer.read_counters(), trainer.read_bad_steps(), trainer.loss_scale, dict(vars(trainer.state.progress))
+    arrays["predicted"] = trainer.predict([batch[:1] for batch in data])
+    return {name: array.tolist() for name, array in arrays.items()}, counters
+
+
+@pytest.mark.parametrize(("make", "data", "trained"), [(dense_trainer, DENSE, BAD), (table_trainer, IDS, IDS)])
+def test_any_order_ends_where_the_trainer_of_the_snapshot_ends(make, data, trained, values, tmp_path):
+    options = {"callbacks": [SkipNonFinite()], "sink_size": 1}
+    own = make()
+    own.fit(trained, **options)
+    own.save(tmp_path)
+    saved = state_of(own, data, values)
+    own.fit(data, **options)
+    ended = state_of(own, data, values)
+    assert saved != ended
+    if data is DENSE:
+        assert 3 in own.read_bad_steps()
+    for order in ORDERS:
+        trainer = make()
+        verbs = {
+            "load": lambda trainer=trainer: trainer.load(tmp_path),
+            "evaluate": lambda trainer=trainer: trainer.evaluate(data),
+            "predict": lambda trainer=trainer: trainer.predict([batch[:1] for batch in data]),
+            "fit": lambda trainer=trainer: trainer.fit(data, **options),
+        }
+        for number, verb in enumerate(order):
+            verbs[verb]()
+            if number and set(order[:number]) == {"load"}:
+                assert verb == "fit" or state_of(trainer, data, values) == saved, order
+        assert state_of(trainer, data, values) == ended, order
+
+
+def test_bad_steps_keep_their_numbers_over_a_training_without_a_guard(tmp_path):
+    net = nn.Dense(4, 1)
+    trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01))
+    trainer.fit(BAD, callbacks=[SkipNonFinite()])
+    trainer.fit(DENSE, callbacks=[])
+    assert trainer.read_bad_steps() == [3]
+    trainer.fit(BAD, callbacks=[SkipNonFinite()])
+    assert trainer.read_bad_steps() == [3, 15]
+    assert trainer.read_counters()["skipped"] == 2
+
+
+def test_tables_that_were_loaded_and_not_yet_attached_are_not_saved_away(tmp_path):
+    own = table_trainer()
+    own.fit(IDS, callbacks=[])
+    own.save(tmp_path)
+    trainer = table_trainer()
+    trainer.load(tmp_path)
+    with pytest.raises(CheckpointError, match="call fit, evaluate or predict first"):
+        trainer.save(tmp_path / "again")

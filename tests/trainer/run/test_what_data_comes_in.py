@@ -1,0 +1,139 @@
+"""Every verb takes the same data in the same forms; what cannot be taken names column, row and cure."""
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pytest
+from mindspore import nn, ops
+
+from trainer import Trainer
+from trainer.data.ragged import Ragged
+from trainer.embedding import Embedding
+from trainer.errors import DataError, GraphError, TrainerError
+
+RANDOM = np.random.default_rng(0)
+ROWS = {
+    "item": RANDOM.integers(0, 50, 12).astype(np.int32),
+    "price": RANDOM.normal(size=12).astype(np.float32),
+    "bought": RANDOM.integers(0, 2, 12).astype(np.float32),
+}
+FRAME = pd.DataFrame(ROWS)
+
+
+class Items(nn.Cell):
+    def __init__(self, **options):
+        super().__init__()
+        self.items = Embedding(4, **options)
+        self.last = nn.Dense(5, 1)
+
+    def construct(self, item, price):
+        return self.last(ops.concat([self.items(item), price.reshape(-1, 1)], 1)).squeeze(1)
+
+
+def trainer_of(network, loss):
+    return Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))
+
+
+@pytest.fixture(scope="module")
+def items():
+    return trainer_of(Items(capacity=50, mode="dense"), nn.BCEWithLogitsLoss())
+
+
+FORMS = {
+    "dict": ROWS,
+    "frame": FRAME,
+    "arrow": pyarrow.table(ROWS),
+    "lists": {name: column.tolist() for name, column in ROWS.items()},
+    "dict in another order": {name: ROWS[name] for name in ("bought", "price", "item")},
+    "frame with the label in the middle": FRAME[["item", "bought", "price"]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fit_evaluate_and_predict_take_named_columns_in_any_form_and_order(items, form):
+    expected = items.predict(ROWS["item"], ROWS["price"])
+    loss = items.evaluate(ROWS)["loss"]
+    assert items.predict(FORMS[form]).tolist() == expected.tolist()
+    assert items.evaluate(FORMS[form])["loss"] == loss
+    items.fit(FORMS[form], 1, batch_size=12, shuffle=False)
+    assert items.evaluate(ROWS)["loss"] < loss
+
+
+@pytest.mark.parametrize("data", [FRAME[["price", "item"]], [ROWS["item"].tolist(), ROWS["price"].tolist()]], ids=str)
+def test_predict_takes_inputs_alone(items, data):
+    expected = items.predict(ROWS["item"], ROWS["price"])
+    given = data if isinstance(data, list) else [data]
+    assert items.predict(*given).tolist() == expected.tolist()
+
+
+def test_rows_in_place_of_batches_name_a_column_and_the_cure(items):
+    rows = FRAME.to_dict("records")
+    for verb in (items.fit, items.evaluate, items.predict):
+        with pytest.raises(DataError, match=r"column 'item' is a single value.*pandas.DataFrame\(rows\)"):
+            verb(rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity": 50, "mode": "dense"}], ids=["sparse", "dense"])
+@pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
+def test_missing_ids_name_column_row_and_cure(options, text):
+    ids = [f"i{item}" if text else int(item) for item in ROWS["item"]]
+    ids[3] = None
+    trainer = trainer_of(Items(**options), nn.BCEWithLogitsLoss())
+    for data in ({**ROWS, "item": ids}, pd.DataFrame({**ROWS, "item": ids}), pyarrow.table({**ROWS, "item": ids})):
+        with pytest.raises(TrainerError, match=r"column 'item'.*row 3.*fillna\(0\)"):
+            trainer.fit(data, 1, batch_size=12, shuffle=False)
+
+
+def test_integers_of_several_axes_name_the_cure():
+    trainer = trainer_of(nn.Dense(4, 1), nn.MSELoss())
+    with pytest.raises(GraphError, match=r"column_0 \(uint8\) holds integers: x.astype\(np.float32\)"):
+        trainer.fit((np.ones((8, 4), np.uint8), np.ones((8, 1), np.float32)), 1, batch_size=8)
+
+
+LOSSES = {
+    "CrossEntropyLoss": nn.CrossEntropyLoss,
+    "SoftmaxCrossEntropyWithLogits": lambda: nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("batch_size", [4, 8])
+def test_a_class_out_of_range_is_named_before_the_program_runs_and_the_process_trains_on(loss, batch_size):
+    x, classes = RANDOM.normal(size=(8, 4)).astype(np.float32), np.arange(8, dtype=np.int32) % 3
+    trainer = trainer_of(nn.Dense(4, 3), LOSSES[loss]())
+    for wrong in (3, -1):
+        labels = classes.copy()
+        labels[1] = wrong
+        with pytest.raises(DataError, match=rf"'column_1': class {wrong} in row 1 .*{loss} takes 0 to 2"):
+            trainer.fit((x, labels), 1, batch_size=batch_size, shuffle=False)
+        with pytest.raises(DataError, match=rf"class {wrong} in row 1"):
+            trainer.evaluate((x, labels), batch_size=batch_size)
+    assert np.isfinite(trainer.evaluate((x, classes), batch_size=batch_size)["loss"])
+
+
+def test_the_class_that_the_loss_ignores_is_no_class_out_of_range():
+    x, labels = RANDOM.normal(size=(8, 4)).astype(np.float32), np.arange(8, dtype=np.int32) % 3
+    labels[1] = -100
+    trainer_of(nn.Dense(4, 3), nn.CrossEntropyLoss()).fit((x, labels), 1, batch_size=8)
+
+
+class Lists(nn.Cell):
+    """Adds up a list, an array and a number of each row."""
+
+    def construct(self, history, history_mask, pair, number):
+        return (history * ops.cast(history_mask, history.dtype)).sum(1) + pair.sum(1) + number
+
+
+MIXED = [
+    {"number": float(i), "history": [1.0] * (i % 3), "pair": np.array([i, 1], np.float32)} for i in range(7)
+]  # lists, arrays and numbers
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_predict_takes_lists_of_any_length_and_rows_of_lists_arrays_and_numbers(batch_size):
+    trainer, expected = Trainer(Lists()), [2 * i + 1 + i % 3 for i in range(7)]
+    columns = {name: [row[name] for row in MIXED] for name in MIXED[0]}
+    for data in (columns, {**columns, "history": Ragged.of(columns["history"])}, pd.DataFrame(MIXED)):
+        assert trainer.predict(data, batch_size=batch_size).tolist() == expected
+    with pytest.raises(DataError, match=r"the batch has no rows; column 'number' is a single value.*DataFrame\(rows\)"):
+        trainer.predict(MIXED)

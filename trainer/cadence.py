@@ -1,0 +1,109 @@
+"""`Every`: when something that happens again and again is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from .checks import is_whole, number, refuse, whole
+from .errors import ConfigurationError
+
+
+class Counters(Protocol):
+    """What a cadence reads; `trainer.state.Progress` is one."""
+
+    epoch: int
+    global_step: int
+    samples_seen: int
+
+
+_UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
+
+
+class Every:
+    """A cadence as a value: every n optimizer steps, samples, finished epochs or seconds.
+
+    With steps, samples and epochs it is due when a multiple of n has been *crossed* since it was last asked, so a
+    call that trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds
+    after it last fired. Ask once per step: asking moves the mark.
+
+    Raises:
+        ConfigurationError: not exactly one unit was given, or it is not positive.
+    """
+
+    def __init__(
+        self,
+        steps: int | None = None,
+        *,
+        samples: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        given = {"steps": steps, "samples": samples, "epochs": epochs, "seconds": seconds}
+        given = {unit: value for unit, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"Every takes exactly one of steps, samples, epochs, seconds; received {given or 'none'}"
+            )
+        self.unit, n = next(iter(given.items()))
+        place = f"Every({self.unit}=...)"
+        self.n = number(place, n, above=0) if self.unit == "seconds" else whole(place, n)
+        self._counter = _UNITS.get(self.unit)
+        self._mark: float | None = None
+
+    def start(self, progress: Counters) -> None:
+        """Set the mark to now, so that what lies behind `progress` does not fire."""
+        self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
+
+    def due(self, progress: Counters) -> bool:
+        """Return whether the cadence has been crossed since the last call that returned True (or `start`)."""
+        if self._counter is None:
+            now = time.monotonic()
+            if self._mark is None:
+                self._mark = now
+            if now - self._mark < self.n:
+                return False
+            self._mark = now
+            return True
+        count = getattr(progress, self._counter) // self.n
+        if self._mark is None:
+            self._mark = 0
+        if count <= self._mark:
+            self._mark = count  # after a rollback the counter stands lower than the mark
+            return False
+        self._mark = count
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the mark, for a snapshot; a seconds cadence starts anew after a resume."""
+        return {} if self._counter is None else {"mark": self._mark}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        mark = state.get("mark")
+        if mark is not None and (isinstance(mark, bool) or not isinstance(mark, int | float) or mark != mark):
+            raise ValueError(f"the mark of a cadence is a number or None; received {mark!r}")
+        self._mark = mark
+
+    def __repr__(self) -> str:
+        return f"Every({self.unit}={self.n})"
+
+
+def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
+    """Return a cadence of the caller's own: a whole number means optimizer steps, None means `default`.
+
+    An `Every` is copied, so that two callbacks given the same one do not move each other's mark.
+
+    Raises:
+        ConfigurationError: `value` is neither, or the number is not positive.
+    """
+    if value is None and default is not None:
+        value = default
+    if isinstance(value, Every):
+        return Every(**{value.unit: value.n})
+    place = f"{owner}(every=...)"
+    if not is_whole(value):
+        accepted = "an Every, a whole number of optimizer steps"
+        refuse(place, accepted + (" or None" if default is not None else ""), value)
+    return Every(steps=whole(place, value))

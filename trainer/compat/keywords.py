@@ -1,0 +1,131 @@
+"""Keywords of Keras, Lightning and Hugging Face: taken where they mean one of ours, else refused with ours by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from ..checks import epochs
+from ..errors import did_you_mean
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+SAME = {
+    "validation_data": "valid_dataset",
+    "val_dataloaders": "valid_dataset",
+    "eval_dataset": "valid_dataset",
+    "train_dataloaders": "train_dataset",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "ckpt_path": "resume",
+    "resume_from_checkpoint": "resume",
+}
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_ACCUMULATE = "is Trainer(gradient_accumulation_steps=k)"
+_CLIP = "is Trainer(clip_norm=...)"
+OTHERWISE = {
+    "x": "and y go together into the first argument: fit((x, y), epochs, batch_size=...)",
+    "y": "goes with the inputs into the first argument: fit((x, y), epochs, batch_size=...)",
+    "validation_split": "is done by slicing: fit((x[n:], y[n:]), valid_dataset=(x[:n], y[:n]))",
+    "validation_freq": "is valid_every=Every(epochs=n)",
+    "validation_steps": "has no counterpart: give fewer rows in valid_dataset",
+    "steps_per_epoch": "has no counterpart: an epoch is one pass; max_steps=n bounds the call",
+    "initial_epoch": "is resume=..., which goes on from a snapshot",
+    "class_weight": "belongs to the loss: nn.CrossEntropyLoss(weight=Tensor([...])), or a loss of your own",
+    "sample_weight": "is a column: fit((x, y, weight)) with a loss_fn(prediction, label, weight)",
+    "max_time": "is max_seconds=",
+    "args": "has no counterpart: give the arguments one by one",
+    "gradient_clip_val": _CLIP,
+    "max_grad_norm": _CLIP,
+    "accumulate_grad_batches": _ACCUMULATE,
+    "precision": "is Trainer(amp_level='O2')",
+    "accelerator": "is MindSpore's device_target",
+    "devices": "are processes: trainer launch -n N",
+    "loss": "is Trainer(loss_fn=...)",
+    "learning_rate": "is the optimizer's: nn.Adam(network.trainable_params(), learning_rate=...)",
+    "logger": "is a callback: callbacks=[TensorBoard(...)]",
+}
+VERBS = {
+    "test": "evaluate(dataset) returns the loss and the metrics",
+    "validate": "evaluate(dataset) returns the loss and the metrics",
+    "score": "evaluate(dataset) returns the loss and the metrics",
+    "transform": "predict(data) returns the network's outputs",
+    "fit_generator": "fit(generator_function, epochs) takes iterables as they are",
+    "train_on_batch": "fit([batch], 1) trains on one batch",
+    "summary": "print(trainer.network) shows the network",
+    "save_weights": "save(folder) writes a snapshot",
+    "load_weights": "load(path) reads a snapshot",
+    "save_checkpoint": "save(folder) writes a snapshot",
+    "push_to_hub": "save(folder) writes a snapshot",
+}
+
+
+def explained(*also: str) -> Callable[[Method], Method]:
+    """Let a method take or explain the keywords of other trainers.
+
+    Args:
+        also: keywords that the method takes though its signature does not show them.
+    """
+
+    def decorate(method: Method) -> Method:
+        parameters = inspect.signature(method).parameters
+        known = {*parameters, *also}
+        positional = [name for name, parameter in parameters.items() if parameter.kind is _POSITIONAL]
+
+        @functools.wraps(method)
+        def take(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.keys() <= known:
+                given = {*positional[: len(args)], *kwargs}
+                kwargs = dict(_known(method.__name__, known, given, item) for item in kwargs.items())
+                kwargs.pop("verbose", None)
+            if "epochs" in kwargs and "epochs" in positional[: len(args)]:
+                epochs(args[positional.index("epochs")])  # labels in its place
+            return method(*args, **kwargs)
+
+        return cast(Method, take)
+
+    return decorate
+
+
+def _known(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a keyword and its value as the method takes them.
+
+    Raises:
+        TypeError: it does not take it; ours is named.
+    """
+    name, value = item
+    if name in known:
+        return item
+    verb = "Trainer" if verb == "__init__" else verb
+    if name == "verbose" and verb != "Trainer":
+        return _verbose(verb, known, given, value)
+    ours = SAME.get(name)
+    if ours in known:
+        if ours in given:
+            raise TypeError(f"{verb}: {name} is {ours}, and both are given")
+        return ours, value
+    if name in OTHERWISE:
+        raise TypeError(f"{verb}: {name} {OTHERWISE[name]}")
+    if ours is not None:
+        raise TypeError(f"{verb}: {name} is {ours}, an argument of fit")
+    raise TypeError(f"{verb} takes no {name!r}{did_you_mean(name, known - {'self'})}")
+
+
+def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[str, Any]:
+    if value not in (0, 1, "auto"):
+        raise TypeError(
+            f"{verb}: verbose takes 0 (nothing is shown) or 1; received {value!r}. What is shown is a callback's "
+            "choice: callbacks=[LossMonitor()] prints lines"
+        )
+    quiet = not value and "callbacks" in known and "callbacks" not in given
+    return ("callbacks", []) if quiet else ("verbose", None)
+
+
+def missing_verb(kind: type, name: str) -> AttributeError:
+    """Return the error for an attribute that there is not; a verb of another trainer is told ours."""
+    if name in VERBS:
+        return AttributeError(f"{kind.__name__} has no {name!r}: {VERBS[name]}")
+    public = [known for known in dir(kind) if not known.startswith("_")]
+    return AttributeError(f"{kind.__name__} has no attribute {name!r}{did_you_mean(name, public)}")

@@ -1,0 +1,1 @@
+"""Data that ends: arrays, datasets, Parquet folders, and their division among processes."""

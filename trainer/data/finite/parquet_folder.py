@@ -1,0 +1,202 @@
+"""`ParquetFolder`: a folder of Parquet files as finite data for `fit`, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...checks import whole
+from ...errors import ConfigurationError, DataError, did_you_mean
+from ..as_columns import Columns, as_array
+from ..source import Item, Source
+
+SHUFFLED_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    path: Path
+    number: int
+    rows: int
+
+
+class ParquetFolder(Source):
+    """Batches from Parquet files that need not fit into memory; needs pyarrow, the extra ``arrow``.
+
+    Rows are read ahead on a thread of their own. Shuffled, the order of an epoch comes from (seed, epoch) alone: row
+    groups in a random order, and rows at random within blocks of about `SHUFFLED_ROWS` rows of them, so a shuffle is
+    the better the smaller the row groups are. A resumed run reads only the block of its position and those after it.
+
+    Args:
+        path: the folder, read in the order of its files' names, or one file. Names that start with ``_`` or ``.`` are
+            left out.
+        batch_size: rows per batch; the last one of an epoch may have fewer.
+        columns: names of the columns to read, in the order the network takes them, the label last; None: all of the
+            first file's.
+        shuffle: whether rows come in another order each epoch.
+        seed: of the order.
+        num_shards: number of parts that the row groups are divided into, as in `mindspore.dataset`.
+        shard_id: the part to read, from 0.
+
+    Raises:
+        ConfigurationError: an argument out of range, a missing column, or pyarrow is missing.
+        DataError: no Parquet files, files of other columns, or no rows.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_shards: int = 1,
+        shard_id: int = 0,
+    ) -> None:
+        from ...streams.formats import arrow
+
+        arrow.require()
+        self.path = Path(path)
+        self.batch_size = whole("batch_size", batch_size)
+        self.shuffle, self.seed = shuffle, seed
+        self.num_shards = whole("num_shards", num_shards)
+        self.shard_id = whole("shard_id", shard_id, 0)
+        if shard_id >= num_shards:
+            raise ConfigurationError(f"shard_id: takes 0 to {num_shards - 1}; received {shard_id}")
+        groups, names = _row_groups(self.path, columns)
+        self.names = names
+        self._groups = groups[self.shard_id :: self.num_shards]
+        self.rows = sum(group.rows for group in self._groups)
+        if not self.rows:
+            raise DataError(f"{self.path}: shard {shard_id} of {num_shards} has no rows")
+        self.size = -(-self.rows // self.batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the properties that must not change for a saved position to mean the same rows."""
+        return {
+            "kind": "ParquetFolder",
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "shard": [self.shard_id, self.num_shards],
+        }
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches; blocks before the position are not read."""
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self._groups)) if self.shuffle else np.arange(len(self._groups))
+        skip = start * self.batch_size
+        waiting: list[Columns] = []
+        rows = 0
+        for block in _blocks([self._groups[index] for index in order]):
+            count = sum(group.rows for group in block)
+            chosen = rng.permutation(count) if self.shuffle else np.arange(count)
+            if skip >= count:
+                skip -= count
+                continue
+            columns = self._read(block, chosen[skip:])
+            count, skip, first = count - skip, 0, 0
+            while rows + count - first >= self.batch_size:
+                last = first + self.batch_size - rows
+                waiting.append(tuple([column[first:last] for column in columns]))
+                yield Item(_joined(waiting))
+                waiting, rows, first = [], 0, last
+            if first < count:
+                waiting.append(tuple([column[first:] for column in columns]))
+                rows += count - first
+        if waiting:
+            yield Item(_joined(waiting))
+
+    def _read(self, block: Sequence[_RowGroup], chosen: np.ndarray) -> Columns:
+        """Return the rows `chosen` of some row groups."""
+        import pyarrow as pa
+
+        from ...streams.formats import arrow
+
+        tables = []
+        for group in block:
+            try:
+                with arrow.open_parquet(group.path) as file:
+                    tables.append(arrow.row_group(file, group.number, self.names))
+            except arrow.errors() as error:
+                raise DataError(f"{group.path}, row group {group.number}: {error}") from error
+        try:
+            table = pa.concat_tables(tables)
+        except pa.ArrowException as error:
+            names = ", ".join(dict.fromkeys(str(group.path) for group in block))
+            raise DataError(f"columns have other types in different files ({names}): {error}") from error
+        return tuple([self._column(table, name)[chosen] for name in self.names])
+
+    def _column(self, table: Any, name: str) -> np.ndarray:
+        import pyarrow as pa
+
+        from ...streams.formats import arrow
+
+        array = table.column(name).combine_chunks()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_large_string(array.type):
+            array = array.cast(pa.string())
+        if array.null_count:
+            raise DataError(f"{self.path}: column {name!r} lacks {array.null_count:,} values; fill them in beforehand")
+        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        listed = any(kind(array.type) for kind in kinds)
+        length = len(array[0]) if listed else 1
+        flat = arrow.flat(array, length)
+        if flat is None:
+            raise DataError(f"{self.path}: column {name!r} holds lists of different lengths, or lists with gaps")
+        return as_array(flat.reshape(len(array), length) if listed else flat, name)
+
+
+def _row_groups(path: Path, columns: Sequence[str] | None) -> tuple[list[_RowGroup], tuple[str, ...]]:
+    """Return all row groups and the names of the columns to read."""
+    from ...streams.formats import arrow
+
+    try:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    files = [file for file in files if file.name[0] not in "_."]
+    if not files:
+        raise DataError(f"{path}: holds no files named *.parquet")
+    groups: list[_RowGroup] = []
+    names = None if columns is None else tuple(columns)
+    for file in files:
+        try:
+            with arrow.open_parquet(file) as parquet:
+                present, rows = parquet.schema_arrow.names, arrow.group_rows(parquet)
+        except arrow.errors() as error:
+            raise DataError(f"{file} is no Parquet file, or is damaged: {error}") from error
+        names = tuple(present) if names is None else names
+        for name in names:
+            if name not in present:
+                kind = ConfigurationError if file == files[0] else DataError
+                raise kind(f"{file} has no column {name!r}{did_you_mean(name, present)}; it has {', '.join(present)}")
+        groups += [_RowGroup(file, number, count) for number, count in enumerate(rows)]
+    return groups, names or ()
+
+
+def _blocks(groups: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
+    """Yield lists of row groups of `SHUFFLED_ROWS` rows or a little more."""
+    block: list[_RowGroup] = []
+    rows = 0
+    for group in groups:
+        block.append(group)
+        rows += group.rows
+        if rows >= SHUFFLED_ROWS:
+            yield block
+            block, rows = [], 0
+    if block:
+        yield block
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    return parts[0] if len(parts) == 1 else tuple([np.concatenate(columns) for columns in zip(*parts, strict=True)])

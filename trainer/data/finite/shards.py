@@ -1,0 +1,202 @@
+"""Which rows of a dataset a process trains on, so that the processes of a step train on one process's larger batch.
+
+Step k of N processes with batches of B rows takes the rows that one process with batches of N * B rows would take.
+Every process works out all of a step's shapes, so that all call the same programs without asking each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...distributed.group import Group
+from ..as_columns import Columns, form_of
+from ..position import Position
+from ..ragged import ListLengths, Ragged
+from ..source import Item, ReadMode, Source
+from .datasets import is_arrays, make_source
+from .sources import ArraySource, PipelineSource
+
+logger = logging.getLogger(__name__)
+
+
+class ShardedArrays(ArraySource):
+    """Arrays of which each process takes its rows of every step; shuffled as one, by (seed, epoch) alone.
+
+    The rows of the last step of an epoch are divided evenly; a process that gets none takes part with a made-up row.
+    """
+
+    def __init__(self, arrays: Any, batch_size: int | None, shard: Group, **options: Any) -> None:
+        super().__init__(arrays, batch_size, **options)
+        self.shard = shard
+        self.step_rows = self.batch_size * shard.size
+        self.size = -(-self.rows // self.step_rows)
+        columns = zip(self.names or (), self._columns, strict=True)
+        self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `ArraySource` does, with the rows of a whole step for the batch size."""
+        return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield this process's batches."""
+        order = self.order(epoch)
+        for first in range(self.first_row(epoch, state) + start * self.step_rows, self.rows, self.step_rows):
+            last = min(first + self.step_rows, self.rows)
+            bounds = np.linspace(first, last, self.shard.size + 1).astype(np.int64)
+            begin, end = int(bounds[self.shard.rank]), int(bounds[self.shard.rank + 1])
+            short = last - first < self.step_rows
+            made_up = begin == end
+            if made_up:
+                begin, end = first, first + 1
+            yield Item(
+                self.cut(order, begin, end),
+                kind="short" if short else None,
+                made_up=made_up,
+                step_rows=last - first,
+                lengths=self._lengths(order, bounds) if self._lists else None,
+            )
+
+    def _lengths(self, order: np.ndarray | None, bounds: np.ndarray) -> dict[str, ListLengths]:
+        """Return how long the lists of a step are, whose rows are divided at `bounds`."""
+        rows = slice(bounds[0], bounds[-1]) if order is None else order[bounds[0] : bounds[-1]]
+        lengths_of = {}
+        for name, (column, lengths) in self._lists.items():
+            of_step = lengths[rows]
+            counts = np.diff(np.concatenate([[0], np.cumsum(of_step)])[bounds - bounds[0]])
+            lengths_of[name] = ListLengths(int(of_step.max()), int(counts.max()), column.per_octave)
+        return lengths_of
+
+
+class EveryNth(Source):
+    """Batches of any source that every process can read: each takes one in turn and passes over the others'.
+
+    Args:
+        source: delivers the same batches on every process.
+        shard: which of them are this process's.
+    """
+
+    def __init__(self, source: Source, shard: Group) -> None:
+        self.source = source
+        self.shard = shard
+        self.thread_bound = source.thread_bound
+        self.size = None if source.size is None else -(-source.size // shard.size)
+        self.one_shot, self.dataset = source.one_shot, source.dataset
+        if isinstance(source, PipelineSource):
+            logger.info(
+                "every process reads the whole pipeline and takes one batch of %d; give its source num_shards and "
+                "shard_id where reading takes long",
+                shard.size,
+            )
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Column names."""
+        return self.source.names
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield this process's batches."""
+        size, rank = self.shard.size, self.shard.rank
+        step: list[Any] = []
+        lengths: dict[str, ListLengths] = {}
+        own: Item | None = None
+        item = None
+        for item in self.source.batches(epoch, start * size, state):
+            if item is None:
+                continue
+            if len(step) == rank:
+                own = item
+                if self.source.reuses_buffers:
+                    own.columns = tuple([column.copy() for column in item.columns])
+            step.append(form_of(item.columns))
+            for name, column in zip(self.names or (), item.columns, strict=True):
+                of_batch = ListLengths.of(column)
+                if of_batch is not None:
+                    lengths[name] = of_batch.joined(lengths.get(name))
+            if len(step) == size:
+                yield self._complete(own, item.state, step, lengths)
+                step, own, lengths = [], None, {}
+        if step:
+            state = item.state
+            if own is None:
+                own, item.made_up = item, True
+            yield self._complete(own, state, step, lengths)
+        self.size = None if self.source.size is None else -(-self.source.size // size)
+
+    def _complete(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
+        """Put into this process's batch what all know of a step whose batches have the forms `step`."""
+        full = len(step) == self.shard.size and len(set(step)) == 1
+        own.state, own.kind = state, None if full else tuple(step)
+        own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
+        return own
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch of the source."""
+        return self.source.peek(should_stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the source does, and the number of processes."""
+        return {**self.source.describe(), "processes": self.shard.size}
+
+    def checksums(self) -> dict[str, int]:
+        """See `Source.checksums`."""
+        return self.source.checksums()
+
+    def resolve(self, position: Position) -> Position:
+        """Return the position as the source resolves it."""
+        return self.source.resolve(position)
+
+    def commit(self, position: Position) -> None:
+        """Acknowledge the rows before `position` to the source."""
+        self.source.commit(position)
+
+    def interrupt(self) -> None:
+        """Interrupt the source."""
+        self.source.interrupt()
+
+    def close(self) -> None:
+        """Close the source."""
+        self.source.close()
+
+
+def is_sharded(dataset: Any) -> bool:
+    """Return whether the user gave a `mindspore.dataset` pipeline's source a part of the rows already."""
+    if (getattr(dataset, "num_shards", None) or 1) > 1:
+        return True
+    sampler = getattr(dataset, "sampler", None)
+    if (getattr(sampler, "num_shards", None) or 1) > 1:
+        return True
+    return any(is_sharded(child) for child in getattr(dataset, "children", []))
+
+
+def make_shard(
+    data: Any,
+    shard: Group,
+    *,
+    sharded: bool | None = None,
+    whole_batches: bool = False,
+    batch_size: int | None = None,
+    **options: Any,
+) -> Source:
+    """Return the source of this process's part of what a user passes as a dataset.
+
+    Args:
+        data: as `make_source` takes it.
+        shard: this process among all.
+        sharded: whether `data` holds only this process's rows; None: as its pipeline says.
+        whole_batches: whether a batch of arrays is all on one process, the last ones too, as an evaluation needs it.
+        batch_size: rows per batch on each process, for arrays.
+        options: those of `make_source`.
+    """
+    if shard.size == 1 or isinstance(data, Source):
+        return make_source(data, batch_size=batch_size, **options)
+    if sharded is None:
+        sharded = hasattr(data, "create_tuple_iterator") and is_sharded(data)
+    if is_arrays(data) and not sharded and not whole_batches:
+        return ShardedArrays(data, batch_size, shard, **options)
+    read_mode = ReadMode.SEPARATE if sharded else ReadMode.COMMON
+    source = make_source(data, batch_size=batch_size, read_mode=read_mode, **options)
+    return source if sharded else EveryNth(source, shard)

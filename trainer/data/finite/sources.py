@@ -1,0 +1,300 @@
+"""Sources of finite data: arrays, `mindspore.dataset` pipelines and iterables of batches."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ...checks import whole
+from ...errors import ConfigurationError, DataError
+from ...mindspore_internals.pipelines import is_bounded, seeded
+from ..as_columns import Columns, as_columns, describe_non_finite, form_of
+from ..batch_sizes import vary
+from ..ragged import Ragged
+from ..source import Item, ReadMode, Source
+
+logger = logging.getLogger(__name__)
+
+INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
+_MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # of a batch without a given size
+_MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
+
+
+def _checksum(columns: Columns) -> int:
+    total = 0
+    for column in columns:
+        for part in (column.values, column.offsets) if isinstance(column, Ragged) else (column,):
+            array = np.ascontiguousarray(part)
+            values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+            total = zlib.crc32(f"{array.dtype}{array.shape}".encode() + values, total)
+    return total
+
+
+class ArraySource(Source):
+    """A dict, tuple or list of equally long arrays, cut into batches; shuffled by (seed, epoch) alone.
+
+    Args:
+        arrays: the arrays, with the rows on axis 0.
+        batch_size: rows per batch; None needs `fitting`.
+        shuffle: whether rows are shuffled.
+        seed: of the shuffling.
+        fitting: without a batch size take 4,096 rows, fewer where those would be more than 1 MB.
+        read_mode: how several processes read the rows.
+
+    Raises:
+        DataError: unequal lengths or no rows.
+        ConfigurationError: no batch size.
+    """
+
+    in_memory = True
+
+    def __init__(
+        self,
+        arrays: Any,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        fitting: bool = False,
+        read_mode: ReadMode = ReadMode.COMMON,
+    ) -> None:
+        self.read_mode = read_mode
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size)
+        elif not fitting:
+            raise ConfigurationError("batch_size: arrays are given, so a batch_size is needed, e.g. batch_size=64")
+        self._columns, self.names = as_columns(arrays, None)
+        for name, column in zip(self.names, self._columns, strict=True):
+            if column.ndim == 0:
+                raise DataError(f"column {name!r}: received a scalar; expected an array with the rows on axis 0")
+        lengths = {name: len(column) for name, column in zip(self.names, self._columns, strict=True)}
+        self.rows = next(iter(lengths.values()))
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the arrays have different numbers of rows: {lengths}")
+        if self.rows == 0:
+            raise DataError(f"the dataset is empty: column {self.names[0]!r} has 0 rows")
+        nbytes = sum(column.nbytes for column in self._columns)
+        self.batch_size = batch_size or max(1, min(_MOST_ROWS, _MOST_BYTES * self.rows // max(1, nbytes)))
+        self.shuffle = shuffle
+        self.seed = seed
+        self.size = -(-self.rows // self.batch_size)
+        if nbytes <= INSPECTED_BYTES:
+            problem = describe_non_finite(self._columns, self.names)
+            if problem is not None:
+                logger.warning("the dataset: %s", problem)
+
+    @property
+    def last_rows(self) -> int:
+        """Rows of an epoch's last batch."""
+        return self.rows - (self.size - 1) * self.batch_size
+
+    def tail(self, rows: int) -> ArraySource:
+        """Return the rows that come last in the first epoch as one batch."""
+        columns = self.cut(self.order(0), self.rows - rows, self.rows)
+        return ArraySource(dict(zip(self.names or (), columns, strict=True)), rows)
+
+    def varies(self) -> bool:
+        """Return whether not all rows are the same."""
+        return vary(self._columns)
+
+    def checksums(self) -> dict[str, int]:
+        """See `Source.checksums`; of the first rows in the order they have, and of rows from anywhere."""
+        count = min(self.batch_size, self.rows)
+        anywhere = np.random.default_rng(self.rows).integers(0, self.rows, count)
+        batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
+        return {name: _checksum(columns) for name, columns in batches.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, rows, batch size, shuffle and seed."""
+        return {
+            "kind": "ArraySource",
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches; any position is reached without reading what lies before it."""
+        order = self.order(epoch)
+        form = None
+        for first in range(self.first_row(epoch, state) + start * self.batch_size, self.rows, self.batch_size):
+            columns = self.cut(order, first, first + self.batch_size)
+            if form is None or first + self.batch_size > self.rows:
+                form = form_of(columns)
+            yield Item(columns, form=form)
+
+    def first_row(self, epoch: int, state: Any) -> int:
+        """Return the row that an epoch's batches count from: not 0 after a resume with batches of another size."""
+        return state["row"] if state is not None and state["epoch"] == epoch else 0
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Return the numbers of the rows in the order of `epoch`, or None for the order they have."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.rows) if self.shuffle else None
+
+    def cut(self, order: np.ndarray | None, first: int, last: int) -> Columns:
+        """Return the columns of the rows from number `first` of `order` up to number `last`."""
+        if order is None:
+            return tuple([column[first:last] for column in self._columns])
+        rows = order[first:last]
+        return tuple([column[rows] for column in self._columns])
+
+
+class PipelineSource(Source):
+    """A `mindspore.dataset` pipeline.
+
+    One iterator serves all epochs, because a new one would repeat the first epoch's shuffle. A position is reached
+    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on threads of its own.
+    """
+
+    thread_bound = True
+    any_size = True
+
+    def __init__(self, dataset: Any, *, seed: int = 0, read_mode: ReadMode = ReadMode.COMMON) -> None:
+        self.dataset, self.read_mode = dataset, read_mode
+        self.names = tuple(dataset.get_col_names())
+        self.size = dataset.get_dataset_size() if is_bounded(dataset) else None
+        if self.size == 0:
+            raise DataError("the dataset is empty: the pipeline has 0 batches")
+        self.seed = seed
+        self._iterator: Any = None
+        self._next: tuple[int, int] | None = None
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches."""
+        if self._iterator is None or self._next != (epoch, start):
+            self._open(epoch, start)
+        count = start
+        for item in self._iterator:
+            count += 1
+            self._next = (epoch, count)
+            yield Item(as_columns(item, self.names)[0])
+        self._next = (epoch + 1, 0)
+        if self.size is None:
+            self.size = count
+
+    def when_slow(self) -> str:
+        """Return advice for faster pipelines."""
+        return (
+            "arrays that fit into memory are read fastest as they are, fit((x, y), batch_size=...); else give the "
+            "pipeline's operations more num_parallel_workers, or apply them to whole batches, after .batch()"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, size and seed."""
+        return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
+
+    def _open(self, epoch: int, start: int) -> None:
+        self.close()
+        skipped = start if self.size is None else epoch * self.size + start
+        if self.size is None and epoch:
+            raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
+        with seeded(self.seed):
+            try:
+                if self.size is not None:
+                    self.dataset.set_init_step(skipped)
+                self._iterator = self.dataset.create_tuple_iterator(
+                    num_epochs=_MANY_EPOCHS if self.size is not None else -1, output_numpy=True, do_copy=True
+                )
+            finally:
+                self.dataset.set_init_step(0)
+        if self.size is None:
+            for _ in range(skipped):  # a pipeline without a size can only be read up to the position
+                next(self._iterator)
+
+    def close(self) -> None:
+        """Stop the pipeline's threads."""
+        if self._iterator is not None:
+            self._iterator.stop()
+            self._iterator = None
+
+
+class IterableSource(Source):
+    """Any iterable, or a function that returns a fresh iterator: items are tuples, lists or dicts of batch arrays.
+
+    An object with `state_dict` and `load_state_dict` states its own position; others are read again up to it.
+    """
+
+    reuses_buffers = True
+    any_size = True
+
+    def __init__(
+        self, data: Iterable[Any] | Callable[[], Iterable[Any]], *, read_mode: ReadMode = ReadMode.COMMON
+    ) -> None:
+        self.data, self.read_mode = data, read_mode
+        self._is_factory = callable(data) and not hasattr(data, "__iter__")
+        self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
+        self.one_shot = not self._is_factory and iter_is_self(data)
+        self._used = False
+        self._warned = False
+        self._peeked: list[Any] = []
+        self.size = _length(data)
+        if self.size == 0:
+            raise DataError("the dataset is empty: len(dataset) is 0")
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch, which `batches` delivers all the same."""
+        for item in self.data() if self._is_factory else self.data:
+            if self.one_shot:
+                self._peeked.append(item)
+            columns, self.names = as_columns(item, self.names)
+            return columns
+        raise DataError("the dataset delivered no batches")
+
+    def when_slow(self) -> str:
+        """Return advice for faster iterables."""
+        return (
+            "the iterable makes its batches on one thread; prepare them beforehand, make them of whole arrays instead "
+            "of rows, or pass arrays with batch_size="
+        )
+
+    @property
+    def _stateful(self) -> bool:
+        return hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches, each with the state of the object after it, if it has one."""
+        if self.one_shot and self._used:
+            raise DataError(
+                f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
+                "generator, a list, or an object with __iter__"
+            )
+        self._used = True
+        if hasattr(self.data, "set_epoch"):
+            self.data.set_epoch(epoch)
+        skip = start
+        if start and state is not None and self._stateful:
+            self.data.load_state_dict(state)
+            skip = 0
+        if skip and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the dataset has no state_dict/load_state_dict: its first %d batches of epoch %d are read again and "
+                "dropped to reach the saved position; that is exact only if it repeats the same order",
+                skip,
+                epoch,
+            )
+        peeked, self._peeked = self._peeked, []
+        for item in chain(peeked, self.data() if self._is_factory else self.data):
+            if skip:
+                skip -= 1
+                continue
+            columns, self.names = as_columns(item, self.names)
+            yield Item(columns, self.data.state_dict() if self._stateful else None)
+
+
+def iter_is_self(data: Any) -> bool:
+    """Return whether `data` is an iterator, which serves one pass only."""
+    return hasattr(data, "__next__")
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        return None

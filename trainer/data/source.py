@@ -1,0 +1,151 @@
+"""Batches from anywhere: the interface of the sources, and the record that they yield.
+
+How batches become chunks is `feed`'s concern.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DataError
+from .as_columns import Columns
+from .position import Position
+
+
+@dataclass(slots=True)
+class Item:
+    """One batch on its way from a source to a chunk; the feed that receives it may change it.
+
+    Attributes:
+        columns: arrays with the rows on axis 0.
+        state: what the source needs to go on after this batch, or None.
+        extras: host-side companions of the rows (event time, group), never sent to the device.
+        kind: batches of different kinds never share a call.
+        made_up: whether the rows do not count: only other processes have rows in this step.
+        step_rows: rows of the step over all processes; None: there is no other process.
+        agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
+        lengths: by column, how long the lists of all processes are in the batch's step (`ragged.ListLengths`), or None.
+        form: shapes and dtypes of the columns (`form_of`), or None; behind the feed's checks those that programs take.
+    """
+
+    columns: Columns
+    state: Any = None
+    extras: Mapping[str, Any] | None = None
+    kind: Any = None
+    made_up: bool = False
+    step_rows: int | None = None
+    agreed: Any = None
+    lengths: Mapping[str, Any] | None = None
+    form: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum([column.nbytes for column in self.columns])
+
+
+class ReadMode(enum.Enum):
+    """How the processes of a group read a source.
+
+    Attributes:
+        separate: whether each process has rows of its own, of which the others know nothing.
+        agrees_while_reading: whether the processes agree on every step while they read: ending a reading is an
+            agreement too, and no signal may interrupt it.
+    """
+
+    COMMON = (False, False)  # all can read all rows, and each takes its part of every step
+    SEPARATE = (True, False)  # the user has divided the rows
+    LOCKSTEP = (False, True)
+
+    def __init__(self, separate: bool, agrees_while_reading: bool) -> None:
+        self.separate = separate
+        self.agrees_while_reading = agrees_while_reading
+
+
+class Source:
+    """Base of the sources.
+
+    Attributes:
+        names: column names, known after the first batch at the latest.
+        size: batches of one epoch, or None when unknown.
+        in_memory: whether reading is no more than cutting arrays; `size` is known then.
+        any_size: whether the number of rows may change from batch to batch.
+        ended: why an endless source gives no more rows ("idle", "stream_end"), once it does not.
+        one_shot: whether it can be read once only.
+        dataset: the `mindspore.dataset` pipeline behind it, or None.
+        thread_bound: whether it must be read by the thread that made it: MindSpore crashes the process when a
+            pipeline fails under any other thread than the first one that ran a pipeline.
+        reuses_buffers: whether an array it yielded may change once the next one is asked for.
+        endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
+        read_mode: how several processes read it.
+    """
+
+    names: tuple[str, ...] | None = None
+    size: int | None = None
+    in_memory: bool = False
+    any_size: bool = False
+    thread_bound: bool = False
+    ended: str | None = None
+    one_shot: bool = False
+    dataset: Any = None
+    reuses_buffers: bool = False
+    endless: bool = False
+    read_mode: ReadMode = ReadMode.COMMON
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.
+
+        None in between means that no rows came for a while: batches that are waiting should be trained now.
+        """
+        raise NotImplementedError
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of one batch, which `batches` delivers all the same.
+
+        Raises:
+            DataError: the source has no batch.
+        """
+        for item in self.batches(0, 0):
+            if item is not None:
+                return item.columns
+        raise DataError("the dataset delivered no batches")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the properties that must not change for a saved position to mean the same rows."""
+        return {"kind": type(self).__name__}
+
+    def checksums(self) -> dict[str, int]:
+        """Return checksums of batches by name, to compare processes by; empty where reading would use data up."""
+        return {}
+
+    def resolve(self, position: Position) -> Position:
+        """Return a chunk's position in the form that goes into a snapshot."""
+        return position
+
+    def go_back(self, position: Position, trained: int) -> None:
+        """Seek to `position`, where the next call continues: streams are read ahead of training.
+
+        Args:
+            position: right after the last row trained on.
+            trained: rows that have been trained on.
+        """
+
+    def of_all(self, position: Position) -> Position:
+        """Return the position of all processes as it goes into a snapshot; all call this together."""
+        return self.resolve(position)
+
+    def commit(self, position: Position) -> None:
+        """Acknowledge the rows before `position`, which are in a durable snapshot."""
+
+    def when_slow(self) -> str:
+        """Return advice for faster reading, or an empty string."""
+        return ""
+
+    def interrupt(self) -> None:
+        """Make `batches` on another thread end soon, where it may wait long."""
+
+    def close(self) -> None:
+        """Release threads and files."""

@@ -1,0 +1,1 @@
+"""A stream as batches for the feed, alone or shared by several processes."""

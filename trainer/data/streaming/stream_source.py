@@ -1,0 +1,321 @@
+"""A stream as a source: rows become batches of one size, each with the position after its last row."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
+from ...streams import Batch, IterableStream, Stream, advance, concat
+from ..as_columns import Columns, as_array
+from ..column_order import check_task_labels
+from ..finite.datasets import is_arrays
+from ..position import Position
+from ..ragged import ListTypes, Ragged, given_names
+from ..source import Item, Source
+from .sound_rows import Counted, SoundRows
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+DEFAULT_BATCH_SIZE = 1024
+
+
+def as_stream(data: Any) -> Stream:
+    """Return `data` if it is a stream, else an `IterableStream` over it (a `mindspore.dataset`, generator, list).
+
+    Raises:
+        ConfigurationError: data that cannot be iterated, or arrays.
+    """
+    if is_arrays(data):
+        raise ConfigurationError(
+            "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
+            "or use fit"
+        )
+    if hasattr(data, "poll") and not isinstance(data, Stream):
+        raise ConfigurationError(
+            f"stream: {type(data).__name__} has a poll method and is no trainer.streams.Stream; derive it from that "
+            "class, which declares what a stream may add and its defaults"
+        )
+    return data if isinstance(data, Stream) else IterableStream(data)
+
+
+class StreamSource(Source):
+    """Batches of a stream.
+
+    Args:
+        stream: where rows come from.
+        batch_size: rows per batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
+        inputs: names of the columns the network takes, in order; empty: every column but the labels.
+        labelled: whether the last columns are a label and, with `weight`, its loss weight.
+        label: name of the label column, or None for the stream schema's label, else "label", else the last column
+            that is neither an input nor the event time.
+        labels: names of the label columns of several tasks, in the order of the loss; then `label` is not read.
+        weight: name of the column of loss weights given to the loss after the label, or None.
+        extras: names of columns kept on the host with the batch (a metric's group).
+        counted: which rows of `labels` count for each task (`SoundRows`), or None.
+        list_types: gives lists without any value a dtype, or None.
+        transform: turns a batch of raw rows into the network's columns, or None.
+        flush_after: seconds without a row after which complete batches are trained though the call is not full.
+        idle_timeout: seconds without a row after which the stream counts as ended, or None.
+        restarts: whether the stream begins again with every call; otherwise `go_back` leaves it after the trained rows.
+
+    Attributes:
+        begun: position at which `batches` began, once it is known.
+        last_row: when the last row came, as `time.monotonic` counts.
+    """
+
+    endless = True
+
+    def __init__(
+        self,
+        stream: Stream,
+        batch_size: int | None = None,
+        *,
+        inputs: Sequence[str] = (),
+        labelled: bool = True,
+        label: str | None = None,
+        labels: Sequence[str] = (),
+        weight: str | None = None,
+        extras: Sequence[str] = (),
+        counted: Counted | None = None,
+        list_types: ListTypes | None = None,
+        transform: Callable[[Batch], Batch] | None = None,
+        flush_after: float = 1.0,
+        idle_timeout: float | None = None,
+        restarts: bool = False,
+    ) -> None:
+        self.stream = stream
+        self._transform = transform
+        self.thread_bound = stream.reads_pipeline
+        self.whole_items = self.any_size = batch_size is None and isinstance(stream, IterableStream)
+        self.batch_size = batch_size or DEFAULT_BATCH_SIZE
+        self.inputs = tuple(inputs)
+        self.labelled = labelled
+        declared = stream.schema
+        self.label = label or (declared.label if declared is not None else None)
+        self.event_time = (declared.event_time if declared is not None else None) or stream.event_time
+        self.labels = tuple(labels)
+        self.weight = weight
+        self.extras = tuple(extras)
+        self.list_types = list_types
+        self._sound_rows = SoundRows(stream, len(self.labels), counted)
+        self.flush_after = flush_after
+        self.idle_timeout = idle_timeout
+        self.restarts = restarts
+        self.begun: dict[str, Any] | None = None
+        self.last_row = time.monotonic()
+        self._stopped = False
+        self._finish: str | None = None
+        self._read_rows = 0  # rows
+        self._peeked: Batch | None = None
+
+    def when_slow(self) -> str:
+        """Return advice for faster decoding if rows are waiting upstream."""
+        if not self.stream.lag():
+            return ""
+        return "rows are waiting upstream; Arrow and Parquet are decoded faster than CSV and JSON"
+
+    def lag(self) -> int | None:
+        """Return the rows that wait upstream, or None."""
+        return self.stream.lag()
+
+    def describe(self) -> dict[str, Any]:
+        """Return only the kind: a position in a stream counts rows, not batches."""
+        return {"kind": type(self).__name__}
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches from the position `state` on; None when the stream idles."""
+        self._stopped, self.ended, self._finish, self.begun = False, None, None, None
+        if state is not None:
+            self.stream.seek(state)
+            self._peeked = None
+        position = self.stream.position() if self._peeked is None else self._before
+        self.begun = position
+        waiting: list[Batch] = []
+        rows = 0
+        self.last_row = time.monotonic()
+        idle_reported = False
+        while not self._stopped:
+            batch, self._peeked = self._peeked, None
+            if batch is None:
+                batch = self._poll(self.batch_size - rows)
+            if batch is None:
+                idle = time.monotonic() - self.last_row
+                if self.stream.exhausted:
+                    self.ended = "stream_end"
+                elif self._finish is not None:
+                    self.ended = self._finish
+                elif self.idle_timeout is not None and idle >= self.idle_timeout:
+                    self.ended = "idle"
+                elif idle >= self.flush_after and not idle_reported:
+                    idle_reported = True
+                    yield None
+                if self.ended:
+                    break
+                continue
+            if not batch.rows:  # all were set aside
+                continue
+            self._read_rows += batch.rows
+            self.last_row, idle_reported = time.monotonic(), False
+            waiting.append(batch)
+            rows += batch.rows
+            if rows >= self.batch_size or self.whole_items:
+                joined = concat(waiting)
+                position = advance(position, joined)
+                waiting, rows = [], 0
+                yield self._item(joined, position)
+                self.last_row = time.monotonic()  # no row could come while the caller was busy
+        if waiting and not self._stopped:
+            joined = concat(waiting)
+            yield self._item(joined, advance(position, joined))
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of the first rows, which `batches` delivers all the same."""
+        while not should_stop():
+            columns = self.try_peek()
+            if columns is not None:
+                return columns
+            if self.stream.exhausted:
+                break
+        raise DataError("the stream gave no rows")
+
+    def try_peek(self) -> Columns | None:
+        """Return the columns of the first rows, or None if none come soon; `batches` delivers them all the same."""
+        if self._peeked is None:
+            self._before = self.stream.position()
+            batch = self._poll(self.batch_size)
+            self._peeked = batch if batch is not None and batch.rows else None
+        return None if self._peeked is None else self._columns(self._peeked)
+
+    def _poll(self, most: int) -> Batch | None:
+        """Return the next rows that can be trained on, at most so many; a batch of none if all are bad."""
+        batch = self.stream.poll((1 << 30) if self.whole_items else most, POLL_SECONDS)
+        if batch is not None and self._transform is not None:
+            batch = self._transform(batch)
+        if batch is None:
+            return None
+        if self.names is None:
+            self.names = self._choose(batch.columns)
+        return self._sound_rows(batch, self.names)
+
+    def go_back(self, position: Position, trained: int) -> None:
+        """Seek to `position`; warn of rows that were read, not trained on, and cannot be read again."""
+        state = position.state
+        if state is None:
+            state = self.begun if self._peeked is None else self._before
+        if state is None or self.restarts:
+            return
+        try:
+            if state != self.stream.position():
+                self.stream.seek(self.stream.resolve(state))
+        except (StreamError, NotImplementedError, OSError) as error:
+            if self._read_rows > trained:
+                logger.warning(
+                    "%d rows were read ahead and not trained on, and a further call begins behind them: %s",
+                    self._read_rows - trained,
+                    error,
+                )
+
+    def finish(self, why: str) -> None:
+        """Let `batches` on another thread deliver the rows it has, and end when no more are available."""
+        self._finish = why
+
+    def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
+        extras: dict[str, Any] = {name: batch.columns[name] for name in self.extras}
+        if batch.event_time is not None:
+            extras["event_time"] = batch.event_time
+        return Item(self._columns(batch), position, extras)
+
+    def _columns(self, batch: Batch) -> Columns:
+        columns = tuple([as_array(batch.columns[name], name) for name in self.names])
+        return columns if self.list_types is None else self.list_types(columns, self.names)
+
+    def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
+        available = list(columns)
+        check_task_labels(self.labels, available)
+        named = () if self.labels else filter(None, (self.label, self.weight))
+        for name in (*self.extras, *named):
+            if name not in columns:
+                raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
+        inputs = given_names(self.inputs, columns)
+        if inputs and all(name in columns for name in inputs):
+            rest = [name for name in available if name not in (*inputs, self.weight, self.event_time)]
+        else:
+            rest = [name for name in available if name not in (self.weight, self.event_time)]
+        if not self.labelled:
+            return inputs if set(inputs) <= set(available) else tuple(rest)
+        tail = self.labels
+        if tail and tail[0] not in columns:  # columns without names
+            return tuple(rest)
+        if not tail:
+            label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
+            if label is None:
+                raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
+            tail = (label, self.weight) if self.weight else (label,)
+        if inputs and all(name in columns for name in inputs):
+            return (*inputs, *tail)
+        return (*(name for name in rest if name not in tail), *tail)
+
+    def resolve(self, position: Position) -> Position:
+        """Return a chunk's position in the form that goes into a snapshot."""
+        return position if position.state is None else position.with_state(self.stream.resolve(position.state))
+
+    def commit(self, position: Position) -> None:
+        """Acknowledge the rows before `position`, which are in a durable snapshot."""
+        if position.state is not None:
+            self.stream.commit(position.state)
+
+    def interrupt(self) -> None:
+        """Make `batches` on another thread end soon."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Stop reading; the stream itself belongs to the caller and stays open."""
+        self._stopped = True
+
+
+class SummedSource(Source):
+    """A stream whose positions are (sum, position): a CRC-32 of all rows so far, which shows that all read the same."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self.source = source
+        self.thread_bound = source.thread_bound
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Column names."""
+        return self.source.names
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches of the stream."""
+        total = 0
+        for item in self.source.batches(epoch, start, state):
+            if item is not None:
+                for column in item.columns:
+                    for part in _content(column):
+                        total = zlib.crc32(part, total)
+                item.state = (total, item.state)
+            yield item
+
+    def interrupt(self) -> None:
+        """Interrupt the stream."""
+        self.source.interrupt()
+
+    def close(self) -> None:
+        """Close the source."""
+        self.source.close()
+
+
+def _content(column: Any) -> list[Any]:
+    if isinstance(column, Ragged):
+        rows = column[:]  # a view may start in the middle of its values
+        return [rows.lengths, *_content(rows.values)]
+    if column.dtype.kind in "OU":  # objects are addresses, and text may be stored in arrays of different widths
+        return [repr(column.tolist()).encode()]
+    return [np.ascontiguousarray(column)]

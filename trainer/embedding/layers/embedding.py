@@ -1,0 +1,341 @@
+"""The cell a network uses: `Embedding`, fed with raw ids."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...checks import choice, refuse, whole
+from ...errors import ConfigurationError, DataError
+from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.shared_memory import Mirror
+from ..tables.admission import MinSightings, Probability
+from ..tables.hashing import INITIALIZERS, first_rows, stable_seed, to_ids
+from ..tables.pretrained import read_vectors
+from ..tables.row_shards import WHOLE, Shards
+from ..tables.spec import Eviction, TableSpec
+from ..tables.table import SparseTable
+from .row_optimizer import RowOptimizer
+
+DENSE_ROWS = 1_000_000
+MODES = ("auto", "dense", "sparse")
+FIRST_ROWS = 64
+
+_logger = logging.getLogger(__name__)
+_serial = itertools.count()
+
+
+class WorkingSet:
+    """The rows of one table that a graph sees. Shared by all cells of the table.
+
+    Attributes:
+        rows: weights of the distinct rows of one training step, [n, dim]; what gradients are taken of.
+        reading: weights of the distinct rows of a chunk that is only read (evaluation, frozen tables), [n, dim].
+        step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
+        reading_map: the same for `reading`.
+        token: stands for `rows` where gradients are added up by a `host_rows.ReadRows`, float32 [1].
+        reader: that cell, or None.
+    """
+
+    reader: nn.Cell | None = None
+
+    def __init__(self, name: str, dim: int) -> None:
+        self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))
+        self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))
+        self.step_map = _scratch(f"{name}.step_map", (FIRST_ROWS,), mstype.int32)
+        self.reading_map = _scratch(f"{name}.reading_map", (FIRST_ROWS,), mstype.int32)
+        self.token = _scratch(f"{name}.gradient_token", (1,))
+        self._mirrors: dict[str, Mirror] = {}
+
+    def mirror(self, name: str) -> Mirror:
+        """Return the host memory of `rows`, `reading` or a map: one for all Trainers, any of which may let it grow."""
+        if name not in self._mirrors:
+            self._mirrors[name] = Mirror(getattr(self, name))
+        return self._mirrors[name]
+
+
+def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
+    return Parameter(Tensor(np.zeros(shape), dtype), name=f"embedding.{name}", requires_grad=False)
+
+
+class Embedding(nn.Cell):
+    """Vectors for raw ids, any number of them: integers, or strings hashed by the Trainer.
+
+    In a network trained by `Trainer` the cost of a step grows with the distinct ids of a batch, not with the table.
+    Called outside of one the cell reads: known ids give their rows, unknown ones the default row. A table that
+    several processes have divided among them can be read by their Trainers alone.
+
+    Args:
+        dim: length of a vector.
+        capacity: most ids with a row of their own; None grows on demand. At most 10**6 without admission and eviction
+            (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
+            [capacity, dim] indexed by ids 0 to capacity - 1.
+        name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
+        field: name of the input column that this cell reads, where tracing the network cannot find it.
+        table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
+        optimizer: `RowOptimizer`; by default the one that goes with the Trainer's dense optimizer.
+        initializer: "normal", "uniform" or "zeros".
+        scale: standard deviation ("normal") or bound ("uniform") of first values.
+        admission: `MinSightings`, `Probability`, or None: every new id gets a row.
+        eviction: `Eviction`, "lru", "lfu", or None: ids that find the table full share the default row.
+        mode: "auto", "dense" or "sparse".
+        padding: id that stands for nothing and gives zeros, or None.
+        seed: seed of first values, which depend on it, the table's name and the id only.
+        path: file to keep the rows in, for tables larger than memory.
+
+    Inputs:
+        ids: integer tensor of any shape.
+
+    Outputs:
+        Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as `nn.Embedding`
+        gives. Rows and their optimizer state stay float32.
+
+    Raises:
+        ConfigurationError: an argument cannot work; names what is accepted.
+    """
+
+    dim: int
+    has_padding: bool
+    padding: int
+    is_dense: bool
+    weight: Parameter
+    probe: list[tuple[Embedding, np.ndarray]] | None  # what a run that traces ids collects
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int | None = None,
+        *,
+        name: str | None = None,
+        field: str | None = None,
+        table: Embedding | None = None,
+        optimizer: RowOptimizer | None = None,
+        initializer: str = "normal",
+        scale: float = 0.01,
+        admission: MinSightings | Probability | None = None,
+        eviction: Eviction | str | None = None,
+        mode: str = "auto",
+        padding: int | None = None,
+        seed: int = 0,
+        path: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        whole("dim", dim)
+        whole("capacity", capacity, optional=True)
+        choice("mode", mode, MODES)
+        choice("initializer", initializer, INITIALIZERS)
+        if optimizer is not None and not isinstance(optimizer, RowOptimizer):
+            refuse("optimizer", "a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None", optimizer)
+        if table is not None and table.dim != dim:
+            raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
+        self.dim = dim
+        self.field = field
+        self.reading = False
+        self.indirect = False
+        self.probe = None
+        self.compute_dtype = None  # `trainer.graph.precision` sets it
+        if table is not None:
+            self._share(table)
+            return
+        # a sparse table without a name takes its cell's path in the network, once that is known
+        hide(self, "is_unnamed", name is None)
+        name = name or f"embedding_{next(_serial)}"
+        eviction, path = Eviction.of(eviction), None if path is None else str(path)
+        spec = TableSpec(name, dim, capacity, initializer, scale, seed, admission, eviction, padding, True, path)
+        hide(self, "row_optimizer", optimizer)
+        self._create(spec, mode)
+
+    def _create(self, spec: TableSpec, mode: str) -> None:
+        """Create the table: an ordinary parameter, or a working set for rows on the host."""
+        capacity, eviction = spec.capacity, spec.eviction
+        self.has_padding = spec.padding is not None
+        self.padding = spec.padding or 0
+        if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
+            raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
+        few = capacity is not None and capacity <= DENSE_ROWS and spec.admission is None and eviction is None
+        self.is_dense = mode == "dense" or (mode == "auto" and few)
+        if self.is_dense and capacity is None:
+            raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
+        hide(self, "spec", spec)
+        hide(self, "preset", None)
+        hide(self, "host", _Host())
+        if self.is_dense:
+            self._make_dense()
+        else:
+            # a run may make the cell read from a working set shared with other tables; this one stays its own
+            hide(self, "own_working_set", WorkingSet(spec.name, spec.dim))
+            self.adopt(self.own_working_set, False)
+
+    def _share(self, other: Embedding) -> None:
+        self.has_padding, self.padding, self.is_dense = other.has_padding, other.padding, other.is_dense
+        for attribute in ("spec", "row_optimizer", "preset", "host", "is_unnamed"):
+            hide(self, attribute, getattr(other, attribute))
+        if self.is_dense:
+            self.weight = other.weight
+        else:
+            hide(self, "own_working_set", other.own_working_set)
+            self.adopt(other.working_set, False)
+
+    def adopt(self, working_set: WorkingSet, indirect: bool) -> None:
+        """Read from `working_set` from now on, translating positions by its maps if `indirect`."""
+        self.indirect = indirect
+        hide(self, "working_set", working_set)
+        for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
+            hide(self, f"working_{attribute}", getattr(working_set, attribute))
+        self.has_reader = working_set.reader is not None
+        hide(self, "reader", working_set.reader)
+        if (group := self.__dict__.get("group")) is not None:
+            group.refresh()
+
+    def _make_dense(self) -> None:
+        spec = self.spec
+        seed = stable_seed(spec.seed, spec.name)
+        values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
+        self.weight = Parameter(Tensor(values), name="weight")
+        _logger.info(
+            "table %s: %d rows as an ordinary dense parameter (at most %d)", spec.name, spec.capacity, DENSE_ROWS
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        vectors: np.ndarray | Tensor | str | Path,
+        ids: Sequence[int] | Sequence[str] | np.ndarray | None = None,
+        trainable: bool = True,
+        **options: Any,
+    ) -> Embedding:
+        """Return a table that starts from given vectors.
+
+        Args:
+            vectors: float array [n, dim]; or a file: word2vec or GloVe text (ids are its words), or safetensors with
+                one two-dimensional tensor (and optionally one-dimensional int64 "ids").
+            ids: the n ids, integers or strings; by default those of the file, else 0 to n - 1.
+            trainable: False keeps every vector as given; unknown ids then read the default row of zeros.
+            options: further arguments of the constructor.
+
+        Raises:
+            ConfigurationError: shapes do not fit, ids repeat, or the file is none of the formats.
+        """
+        values, file_ids = read_vectors(vectors)
+        ids = file_ids if ids is None else ids
+        keys = np.arange(len(values)) if ids is None else to_ids(np.asarray(ids))
+        if keys.shape != (len(values),):
+            raise ConfigurationError(
+                f"ids must be one for each of the {len(values)} vectors; received shape {keys.shape}"
+            )
+        if len(np.unique(keys)) != len(keys):
+            raise ConfigurationError("ids must differ from each other; some occur more than once")
+        options.setdefault("mode", "sparse")
+        cell = cls(values.shape[1], **options)
+        if cell.is_dense:
+            raise ConfigurationError("from_pretrained takes mode='sparse' (or 'auto' without a capacity)")
+        cell.spec.trainable = trainable
+        hide(cell, "preset", (keys.astype(np.int64), values))
+        return cell
+
+    def __call__(self, ids):
+        """Read rows outside of a graph; see the class."""
+        if self.probe is not None:
+            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view dies with the run
+            return ops.zeros((*ids.shape, self.dim), mstype.float32)
+        return super().__call__(ids) if self.is_dense else self._read(ids)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        ids = ids.asnumpy()
+        if ids.dtype.kind not in "iu":
+            raise DataError(f"ids must be integers; received {ids.dtype}")
+        flat = ids.reshape(-1).astype(np.int64)
+        table = self.host_table()
+        if table.shards.size > 1:
+            raise DataError(
+                f"table {self.spec.name!r} is divided among {table.shards.size} processes, and this one has a part of "
+                "its rows; Trainer.predict, called by all of them, reads it whole"
+            )
+        padding = None if self.spec.padding is None else flat == self.spec.padding
+        rows = table.lookup(flat, padding)
+        values = np.zeros((len(rows), self.dim), np.float32)
+        table.store.read_part(np.maximum(rows, 0), values)
+        values[rows < 0] = 0
+        return Tensor(values.reshape(*ids.shape, self.dim))
+
+    def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
+        """Return the table on the host, created on first use with the slots of `optimizer`.
+
+        A table that was created before its optimizer was known is rebuilt with its weights.
+
+        Args:
+            optimizer: the row optimizer, or None when that is not known yet.
+            shards: the part of the rows that this process keeps; None leaves it.
+        """
+        table = self.host.table
+        divided = table is not None and shards is not None and shards != table.shards
+        if table is None or divided or (optimizer is not None and self.host.optimizer is None):
+            slots = np.zeros(0, np.float32)
+            if optimizer is not None and self.spec.trainable:
+                slots = optimizer.first_slots(self.dim)
+            before = None
+            if table is None:
+                self.host.table = SparseTable(self.spec, slots, shards or WHOLE)
+            else:
+                before = table.rebuild(slots, shards or table.shards)
+            self.host.optimizer = optimizer
+            for weights in (self.preset, before):
+                if weights is not None:
+                    self.host.table.put(*weights)
+        return self.host.table
+
+    def row_positions(self, positions):
+        """Return positions in the working set for `positions` of a chunk's column, 0 being padding; graph code."""
+        if not self.indirect:
+            return positions
+        return ops.gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
+
+    def vectors(self, positions):
+        """Return the vectors at `positions` of the working set; graph code."""
+        if self.reading:
+            return ops.gather(self.working_reading, positions, 0)
+        if self.has_reader:
+            return self.reader(self.working_rows, positions, self.working_token)
+        return ops.gather(self.working_rows, positions, 0)
+
+    def construct(self, ids):
+        """Return the vectors of `ids`, [*ids.shape, dim]."""
+        if self.is_dense:
+            return self.lowered(self._dense(ids))
+        positions = self.row_positions(ids)
+        vectors = self.vectors(positions)
+        if self.has_padding:
+            # nothing may flow back into the row of zeros
+            vectors = vectors * ops.cast(ops.expand_dims(positions != 0, -1), mstype.float32)
+        return self.lowered(vectors)
+
+    def lowered(self, vectors):
+        """Return `vectors` in the dtype the network computes in at this amp level; graph code."""
+        return vectors if self.compute_dtype is None else ops.cast(vectors, self.compute_dtype)
+
+    def _dense(self, ids):
+        if not self.has_padding:
+            return ops.gather(self.weight, ids, 0)
+        present = ids != self.padding
+        vectors = ops.gather(self.weight, ops.where(present, ids, ops.zeros_like(ids)), 0)
+        return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
+
+    def extend_repr(self) -> str:
+        """Return the arguments that tell tables apart."""
+        kind = "dense" if self.is_dense else "sparse"
+        return f"{self.spec.name!r}, dim={self.dim}, capacity={self.spec.capacity}, {kind}"
+
+
+class _Host:
+    """The host table of all cells that share it; empty until the first use."""
+
+    def __init__(self) -> None:
+        self.table: SparseTable | None = None
+        self.optimizer: RowOptimizer | None = None

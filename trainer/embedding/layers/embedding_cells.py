@@ -1,0 +1,51 @@
+"""Which cells of a network read tables; nothing of tables is imported for a network that has none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from mindspore import mint, nn
+
+from ...errors import ConfigurationError
+from ...mindspore_internals.cell_structure import cells_and_names
+
+if TYPE_CHECKING:
+    from .embedding import Embedding
+
+
+def embedding_cells(network: nn.Cell) -> list[Embedding]:
+    """Return all embedding cells of a network."""
+    layers = sys.modules.get(f"{__package__}.embedding")
+    if layers is None:  # no such cell can exist yet
+        return []
+    return [cell for _, cell in cells_and_names(network) if isinstance(cell, layers.Embedding)]
+
+
+def reads_ids(network: nn.Cell) -> bool:
+    """Return whether a network looks ids up, in tables of ours or in embeddings of MindSpore's."""
+    theirs = (nn.Embedding, nn.EmbeddingLookup, mint.nn.Embedding)
+    return bool(embedding_cells(network)) or any(isinstance(cell, theirs) for _, cell in cells_and_names(network))
+
+
+def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
+    """Return the first cell of each table."""
+    heads: dict[int, Embedding] = {}
+    for cell in cells:
+        heads.setdefault(id(cell.spec), cell)
+    return list(heads.values())
+
+
+def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
+    """Check that sparse tables can be trained: only the trainer's own step brings their rows before the graph.
+
+    Raises:
+        ConfigurationError: there is no optimizer.
+    """
+    sparse = [cell for cell in embedding_cells(network) if not cell.is_dense]
+    if sparse and optimizer is None:
+        raise ConfigurationError(
+            f"the network holds {len(sparse)} sparse Embedding cells, whose rows only the trainer's own step can "
+            "update; pass network, loss_fn and optimizer, or build them with mode='dense'"
+        )

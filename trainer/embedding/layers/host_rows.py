@@ -1,0 +1,245 @@
+"""A stack inside the training graph on CPU: kernels called from it read the host tables and train them in place.
+
+Nothing is packed, loaded or written back. The graph sees the distinct rows of a step and gives their gradients; what
+happens in between (loss scale, skipped steps, clipping, accumulation) is the same graph code as for dense parameters.
+
+The gradient of the rows is added up in one array however many cells read them. MindSpore takes the gradient of every
+`gather` as an array of all rows and adds these arrays: with a cell for each of 26 tables of one stack that is most of a
+step, and it grows with the square of their number. Here each cell's read adds its own gradient to the array and returns
+a token, so that the array is read after the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...checks import refuse
+from ...mindspore_internals.cell_structure import hide
+from ..planning.sparse_plan import TablePlan
+from ..tables import kernels
+from ..tables.kernels import ROW_BITS, RowKernel
+from ..tables.row_store import RowStore
+from .row_optimizer import RowOptimizer
+from .stack_program import StackProgram
+
+
+def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
+    """Return the kernel of a row optimizer and its numbers, or None; see `RowOptimizer.kernel`."""
+    own = vars(type(optimizer))
+    return optimizer.kernel() if "kernel" in own and "construct" in own else None
+
+
+def _operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
+    """Return an operator that calls a method with arrays; it returns float32 of the shape that follows from theirs."""
+    reference = weakref.WeakMethod(method)  # MindSpore keeps the function for good; it must not keep tables
+
+    def call(*arrays):
+        return reference()(*arrays)
+
+    vars(call)["__signature__"] = inspect.signature(method)  # the operator counts its inputs by it
+    return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
+
+
+class HostRows:
+    """The rows of a stack's tables, as the graph's thread reads and changes them.
+
+    Args:
+        stores: the rows of each table, all of one width.
+        dim: columns of a weight.
+        optimizer: one that has a kernel.
+    """
+
+    def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
+        kernel, numbers = find_kernel(optimizer) or refuse("optimizer", "a row optimizer with a kernel", optimizer)
+        self._slot = {index: slot for slot, index in enumerate(stores)}
+        self._read, self._apply = kernels.read_rows.ready(), kernel.ready()
+        self._numbers = np.array([0, *numbers], np.float32)  # the first is the learning rate of a step
+        self._stores = list(stores.values())
+        self._width = self._stores[0].width
+        self._dim = dim
+        self._codes = np.full(1, -1, np.int64)
+
+    def choose(self, parts: list[TablePlan], size: int) -> None:
+        """Let positions mean the rows of `parts`, of which there are at most `size` - 1, from now on."""
+        codes = np.full(size, -1, np.int64)
+        for part in parts:
+            code = np.int64(self._slot[part.table]) << ROW_BITS
+            codes[part.start : part.start + len(part.rows)] = part.rows | code
+        self._codes = codes
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[np.ndarray]:
+        """Keep the rows where they are; yields the address of each store."""
+        with contextlib.ExitStack() as stack:
+            for store in self._stores:
+                stack.enter_context(store.lock)
+            yield np.array([store.address for store in self._stores], np.int64)
+
+    def read(self, positions: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
+        """Return the weights at `positions`, int32 [n]: float32 [n, dim], zeros at position 0."""
+        out = np.empty((len(positions), self._dim), np.float32)
+        with self._held() as bases:
+            self._read(bases, self._codes, positions, self._width, out, self._dim, self._numbers)
+        return out
+
+    def update(self, gradients: np.ndarray, positions: np.ndarray, rate: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Apply the row optimizer to the rows at `positions`, all different but for 0, which is none.
+
+        `rate` is float32 [1]; returns the next token.
+        """
+        with self._held() as bases:
+            if any(store.is_frozen for store in self._stores):
+                self._preserve(positions)
+            self._numbers[0] = rate[0]
+            self._apply(bases, self._codes, positions, self._width, gradients, self._width, self._numbers)
+        return token + np.float32(1)
+
+    def _preserve(self, positions: np.ndarray) -> None:
+        """Let snapshots being written copy the rows at `positions` first."""
+        codes = self._codes[positions]
+        codes = codes[codes >= 0]
+        slots, rows = codes >> ROW_BITS, (codes & ((1 << ROW_BITS) - 1)).astype(np.int32)
+        for slot in np.unique(slots):
+            self._stores[slot].preserve(rows[slots == slot])
+
+
+class RowGradients:
+    """The gradient sums of one step, float32 [rows, dim].
+
+    Args:
+        dim: length of a row.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._add = kernels.add_rows.ready()
+        self._sums = np.zeros((0, dim), np.float32)
+        self._used = False
+        # operators of one graph may run on several threads
+        self._lock = threading.Lock()
+
+    def begin(self, rows: int) -> None:
+        """Make room for so many rows; what a step that failed has left is forgotten."""
+        if self._used or len(self._sums) != rows:
+            self._sums = np.zeros((rows, self._sums.shape[1]), np.float32)
+            self._used = False
+
+    def add(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Add `gradients`, float32 [n, dim], to the rows at `positions`, int32 [n]; return the token's gradient."""
+        with self._lock:
+            self._used = True
+            self._add(positions, gradients, self._sums)
+        return np.ones(1, np.float32)
+
+    def take(self, token: np.ndarray | None = None, positions: np.ndarray | None = None) -> np.ndarray:
+        """Return the sums and start over."""
+        sums = self._sums
+        self._sums, self._used = np.zeros_like(sums), False
+        return sums
+
+
+class ReadRows(nn.Cell):
+    """Rows by their positions, the gradients of which go to a `RowGradients`.
+
+    Args:
+        sums: where they go.
+        dim: length of a row.
+
+    Inputs:
+        rows: float32 [n, dim]; no gradient is taken of it.
+        positions: int32 of any shape.
+        token: float32 [1]; its gradient stands for that of the rows, see `collect`.
+
+    Outputs:
+        Tensor [*positions.shape, dim].
+    """
+
+    def __init__(self, sums: RowGradients, dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.dim = dim
+        hide(self, "sums", sums)
+        self.add = _operator(sums.add, lambda positions, gradients: (1,))
+        self.take = _operator(sums.take, lambda token, positions: (positions[0], dim))
+
+    def construct(self, rows, positions, token):
+        """Return the rows; see the class for shapes."""
+        return ops.gather(rows, positions, 0)
+
+    def bprop(self, rows, positions, token, out, dout):
+        """Add the gradient up; return nothing for the rows themselves."""
+        flat = ops.reshape(ops.cast(positions, mstype.int32), (-1,))
+        token_gradient = self.add(flat, ops.reshape(ops.cast(dout, mstype.float32), (-1, self.dim)))
+        return ops.zeros_like(rows), ops.zeros_like(positions), token_gradient
+
+    def collect(self, token_gradient, positions):
+        """Return the gradient of the rows of a step, [n, dim], from that of the token; `positions` are int32 [n]."""
+        return self.take(token_gradient, positions)
+
+
+class HostStackProgram(StackProgram):
+    """A `StackProgram` whose rows stay in the host tables; see the module's text."""
+
+    in_graph = False
+
+    def build(self) -> None:
+        """Make the operators that call the kernels."""
+        dim = self.dim
+        hide(self, "host_rows", HostRows(self.stores(), dim, self.optimizer))
+        # Assigned by every update and read by the next read, so that they happen in this order.
+        token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
+        hide(self, "token", token)
+        self.read = _operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
+        self.apply_update = _operator(self.host_rows.update, lambda gradients, positions, rate, token: (1,))
+
+    def stores(self) -> dict[int, RowStore]:
+        """Return the rows that the kernels read and train, by table."""
+        return {index: table.store for index, table in self.tables.items()}
+
+    @property
+    def differentiated(self) -> Parameter:
+        """The token of the working set's reader, where the network reads through it."""
+        return self.rows if self.reader is None else self.working_set.token
+
+    def use_reader(self) -> None:
+        """Let the network's cells read through a `ReadRows`."""
+        hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
+        if self.reader is not None:
+            self.reader.sums.begin(step_size)
+
+    def load(self, parts: list[TablePlan], size: int) -> None:
+        """Say which rows the chunk's positions mean."""
+        self.host_rows.choose(parts, size)
+        for part in parts if self.trainable else ():
+            self.tables[part.table].start()
+
+    def write_back(self, parts: list[TablePlan]) -> None:
+        """Confirm that the chunk was trained."""
+        for part in parts:
+            self.tables[part.table].commit(None)
+
+    def begin(self, positions, step_map):
+        """Put the rows at `positions` (int32 [n]) of the chunk before the network; return what `update` needs."""
+        ops.assign(self.rows, self.read(positions, self.token))
+        if self.indirect:
+            ops.assign(self.step_map, step_map)
+        return positions
+
+    def gradient(self, positions, gradient):
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return gradient if self.reader is None else self.reader.collect(gradient, positions)
+
+    def update(self, positions, packed, gradient, lr):
+        """Apply one optimizer step to the rows at `positions`."""
+        step, rate = self.next_step(lr)
+        rate = ops.reshape(self.optimizer.rate(rate, step), (1,))
+        ops.assign(self.token, self.apply_update(gradient, positions, rate, self.token))

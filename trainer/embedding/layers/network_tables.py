@@ -1,0 +1,391 @@
+"""The tables of a network as the training program sees them: working sets in, row updates out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...distributed.group import SINGLE, Group
+from ...errors import ConfigurationError
+from ...mindspore_internals.cell_structure import cells_and_names, hide
+from ...mindspore_internals.shared_memory import Mirror
+from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
+from ..planning.planner import Planner
+from ..planning.sparse_plan import Carry, SparsePlan, TablePlan
+from ..tables import table_state
+from ..tables.row_shards import Shards
+from ..tables.table_state import arrays_of
+from .embedding import FIRST_ROWS, Embedding, WorkingSet
+from .embedding_cells import embedding_cells, head_cells
+from .row_optimizer import RowOptimizer
+from .stack_program import StackProgram
+from .tracing import find_fields
+
+_logger = logging.getLogger(__name__)
+
+
+def _name_by_path(network: nn.Cell, cells: Sequence[Embedding]) -> None:
+    """Name unnamed tables after their first cell's attribute path, as parameters are named."""
+    paths = {id(cell): path for path, cell in cells_and_names(network)}
+    for cell in cells:
+        if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
+            cell.spec.name = paths[id(cell)] or cell.spec.name
+
+
+class SparseTables(nn.Cell):
+    """All sparse tables of a network, for the program that trains it.
+
+    Host side, around every call of the program: `planner.plan` (preparing thread), `load`, run, `write_back` (main
+    thread). Graph side, in every step: `begin` before the forward, `update` in place of an optimizer.
+
+    Args:
+        network: network with embedding cells.
+        columns: a sample batch of its inputs (without labels), [batch, ...] each.
+        names: names of the columns.
+        dense_optimizer: optimizer of the dense parameters; decides the default row optimizer.
+        accumulate: batches of one optimizer update.
+        group: the processes that train together.
+
+    Attributes:
+        params: parameters to differentiate, one per trained stack; see `gradients`.
+        read_params: the same for a program that only reads; their gradients are those of rows, [n, dim].
+        gradient_sums: parameters of the shapes of the gradients, [n, dim], for accumulation; empty without it.
+        input_count: number of extra step inputs.
+        reading_input_count: number of extra inputs of a program that only reads.
+        carried: rows of the accumulation that the last trained chunk left unfinished, see `OpenRows`.
+        on_host: whether kernels train the rows in the host tables, where the row optimizer has one; None: on CPU.
+            Otherwise a chunk's rows are kept in the graph while it is trained.
+
+    Raises:
+        ConfigurationError: two tables have one name, or as `find_fields` raises it.
+    """
+
+    on_host: bool | None = None
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        columns: Sequence[np.ndarray],
+        names: Sequence[str] = (),
+        dense_optimizer: nn.Cell | None = None,
+        accumulate: int = 1,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        hide(self, "group", group)
+        fields = find_fields(network, columns, names)
+        cells = embedding_cells(network)
+        heads = head_cells(cells)
+        _name_by_path(network, heads)
+        table_names = [cell.spec.name for cell in heads]
+        if repeated := {name for name in table_names if table_names.count(name) > 1}:
+            raise ConfigurationError(f"table names must differ; {', '.join(sorted(repeated))} occurs more than once")
+        sparse = [index for index, cell in enumerate(heads) if not cell.is_dense]
+        for component in fields.components:
+            component.specs = [sparse.index(index) for index in component.specs]
+        heads = [heads[index] for index in sparse]
+        hide(self, "tables", {})
+        optimizers: list[RowOptimizer | None] = []
+        for cell in heads:
+            optimizer = cell.row_optimizer or cell.host.optimizer
+            if optimizer is None and dense_optimizer is not None:
+                from .row_optimizers import row_optimizer_like  # brings Numba along
+
+                optimizer = row_optimizer_like(dense_optimizer)
+            self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
+            # without any optimizer the rows are only read and have no slots
+            optimizers.append(cell.host.optimizer)
+        specs = [cell.spec for cell in heads]
+        layout = stack_tables(fields.components, specs, _kinds(heads, optimizers))
+        hide(self, "planned", self._planned_tables())
+        self._make_programs(layout, heads, optimizers)
+        members = [[id(specs[table]) for table in stack.tables] for stack in layout.stacks]
+        hide(self, "_cells_of", [[cell for cell in cells if id(cell.spec) in own] for own in members])
+        trainable = [spec.trainable for spec in specs]
+        hide(self, "planner", self._make_planner(trainable, fields, accumulate, layout))
+        self._choose_gradients(fields, accumulate)
+        for name, table in self.tables.items():
+            _logger.info("table %s: sparse, %d columns per row with its slots", name, table.width)
+        _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(layout.stacks))
+
+    def _planned_tables(self) -> list[Any]:
+        """Return the tables as planner and programs see them."""
+        return list(self.tables.values())
+
+    def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
+        return Planner(self.planned, trainable, fields, accumulate, layout=layout)
+
+    def _make_programs(
+        self, layout: Layout, heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]
+    ) -> None:
+        from .row_optimizers import RowSGD  # brings Numba along
+
+        programs = []
+        for stack in layout.stacks:
+            head = heads[stack.tables[0]]
+            # a table that shares with no other keeps its own
+            working_set = head.own_working_set if len(stack.tables) == 1 else WorkingSet(head.spec.name, head.dim)
+            indirect = layout.bundles[stack.bundle].indirect
+            optimizer = optimizers[stack.tables[0]] or RowSGD()
+            members = {index: self.planned[index] for index in stack.tables}
+            kind = self._program_for(optimizer)
+            programs.append(kind(head.spec.name, working_set, members, optimizer, head.spec.trainable, indirect))
+        self.programs = nn.CellList(programs, auto_prefix=False)
+        self._number_inputs(layout.bundles)
+        trained = [program for program in programs if program.trainable]
+        self.trained_count = len(trained)
+        for index, program in enumerate(trained):
+            program.gradient_at = index - len(trained)
+        for index, program in enumerate(programs):
+            program.kept_at = index
+
+    def _choose_gradients(self, fields: FieldMap, accumulate: int) -> None:
+        """Choose the parameters to differentiate, and what their gradients are added up in."""
+        trained = [program for program in self.programs if program.trainable]
+        for program, cells in zip(self.programs, self._cells_of, strict=True):
+            # the sums of a table that is read several times might depend on which read came first
+            once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
+            if program.trainable and once:
+                program.use_reader()
+        self.has_readers = any(program.reader is not None for program in trained)
+        for program in trained:
+            program.differentiated.requires_grad = program.working_set.reading.requires_grad = True
+        hide(self, "params", [program.differentiated for program in trained])
+        hide(self, "read_params", [program.working_set.reading for program in trained])
+        hide(self, "carried", {})
+        hide(self, "gradient_sums", [])
+        hide(self, "_sums", [None] * len(self.programs))
+        for index, program in enumerate(self.programs):
+            if program.trainable and accumulate > 1:
+                blank = Tensor(np.zeros((FIRST_ROWS, program.dim), np.float32))
+                name = f"embedding.{program.name}.gradient_sum"
+                self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
+                self._sums[index] = Mirror(self.gradient_sums[-1])
+
+    def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
+        """Tell every program which of a step's extra inputs are its own, counted from their end."""
+        inputs: list[tuple[list[int], int]] = []  # stacks, number of inputs they share
+        self.reading_input_count = 0
+        for bundle in bundles:
+            bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
+            own = 1 + bundle.in_graph
+            if bundle.indirect:
+                inputs += [([index], own + 1) for index in bundle.stacks]
+                self.reading_input_count += 2 * len(bundle.stacks)
+            else:
+                inputs.append((bundle.stacks, own))
+                self.reading_input_count += 1
+        self.input_count = sum(count for _, count in inputs)
+        first = -self.input_count
+        for stacks, count in inputs:
+            for index in stacks:
+                self.programs[index].positions_at, self.programs[index].map_at = first, first + count - 1
+            first += count
+
+    def _program_for(self, optimizer: RowOptimizer) -> type[StackProgram]:
+        from .host_rows import HostStackProgram, find_kernel  # brings Numba along
+
+        on_host = self.on_host if self.on_host is not None else mindspore.get_context("device_target") == "CPU"
+        return HostStackProgram if on_host and find_kernel(optimizer) is not None else StackProgram
+
+    # -- host side -----------------------------------------------------------------------------------------------
+
+    def load(self, plan: SparsePlan) -> None:
+        """Bring a chunk's rows before the graph; right before the program is called, on its thread."""
+        for cells, program in zip(self._cells_of, self.programs, strict=True):
+            working_set = program.working_set
+            working_set.reader = program.reader
+            for cell in cells:
+                # another Trainer of the same network may have stacked them differently
+                if (cell.working_set, cell.indirect, cell.reader) != (working_set, program.indirect, program.reader):
+                    cell.adopt(working_set, program.indirect)
+                cell.reading = not plan.train
+        for index, parts in enumerate(plan.by_stack()):
+            if parts:
+                (self._load_training if plan.train else self._load_reading)(index, parts, plan)
+
+    def _load_training(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
+        program, step_size, table = self.programs[index], plan.step_sizes[index], parts[0].table
+        program.working_set.mirror("rows").array(step_size)
+        program.make_room(step_size)
+        mirror = self._sums[index]
+        if mirror is not None and mirror.parameter.shape[0] != step_size:
+            old = np.array(mirror.parameter.asnumpy())
+            mirror.array(step_size)[: len(old)] = old
+            mirror.push()
+        if table in plan.map_sizes:
+            program.working_set.mirror("step_map").array(plan.map_sizes[table])
+        program.load(parts, plan.sizes[index])
+
+    def _load_reading(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
+        working_set = self.programs[index].working_set
+        rows = working_set.mirror("reading").array(plan.sizes[index])
+        rows[0] = 0.0
+        for part in parts:
+            table, out = self.planned[part.table], rows[part.start : part.start + len(part.rows)]
+            if part.ids is None:
+                table.store.read_part(part.rows, out)
+            else:
+                table.read_trained(part.ids, part.rows < 0, out)
+        working_set.mirror("reading").push()
+        if (positions := parts[0].reading_map) is not None:
+            working_set.mirror("reading_map").array(len(positions))[:] = positions
+            working_set.mirror("reading_map").push()
+
+    def write_back(self, plan: SparsePlan) -> None:
+        """Take a trained chunk's rows back into the tables; right after the program returned, on its thread."""
+        if not plan.train:
+            return
+        for program, parts in zip(self.programs, plan.by_stack(), strict=True):
+            if program.trainable and parts:
+                program.write_back(parts)
+        if self.gradient_sums:
+            hide(self, "carried", plan.carry)
+
+    def rollback(self) -> None:
+        """Forget every plan that was not trained, once the preparing thread has stopped."""
+        for table in self.tables.values():
+            table.rollback()
+        self.planner.reset()
+
+    # -- unfinished accumulation ---------------------------------------------------------------------------------
+
+    def gradient_sum(self, stack: int) -> Parameter | None:
+        """Return the sum of a stack's gradients, [positions, dim]; None where they are not accumulated."""
+        return None if self._sums[stack] is None else self._sums[stack].parameter
+
+    def set_gradient_sums(self, stacks: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
+        """Give the stacks of a bundle these sums, float32 [positions, dim]; None makes all of them zero."""
+        rows = 0 if sums is None else max((len(value) for value in sums if value is not None), default=1) - 1
+        size = self.planner.reserve(stacks[0], rows)
+        for member, stack in enumerate(stacks):
+            mirror = self._sums[stack]
+            if mirror is None:
+                continue
+            array = mirror.array(max(size, FIRST_ROWS))
+            array[:] = 0.0
+            if sums is not None:
+                array[: rows + 1] = sums[member]
+            mirror.push()
+
+    def resume_accumulation(self, carry: Carry) -> None:
+        """Let the next chunk begin with the rows `carry` at their positions; no thread may be planning."""
+        hide(self, "carried", carry)
+        self.planner.carry = dict(carry)
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all tables."""
+        return sum(len(table) + 1 for table in self.tables.values())
+
+    def changed(self, consumer: str) -> int:
+        """Return the number of rows trained since the consumer's last state; all of them before its first."""
+        return sum(table.changed(consumer) for table in self.tables.values())
+
+    def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
+        """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
+
+        Rows are `table_state.Frozen`, read when turned into an array: on a writing thread, while training goes on.
+
+        Args:
+            consumer: whose account of changes this belongs to ("snapshot", "serving").
+            full: everything, instead of what changed since the consumer's last state; the first one is full anyway.
+            folder: of no use to one process; see `ShardedTables.take`.
+        """
+        arrays: dict[str, Any] = {}
+        json: dict[str, Any] = {}
+        updates = self._update_counts()
+        for index, (name, table) in enumerate(self.tables.items()):
+            first = consumer not in table.tombstones
+            table.follow(consumer)
+            own, json[name] = table_state.take(table, consumer, full=full or first)
+            json[name]["updates"] = updates[index]
+            arrays |= {f"{name}/{key}": value for key, value in own.items()}
+        return {"json": json, "arrays": arrays}
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Restore a full state and the deltas that build on it, as `take` returned and `check_states` checked them.
+
+        No thread may be planning; plans that were not trained are forgotten. Returns the arrays of the last state, with
+        the rows of an unfinished accumulation as numbered here.
+        """
+        self.planner.reset()
+        for state in states:
+            for name, table in self.tables.items():
+                table_state.restore(table, arrays_of(state["arrays"], name), state["json"][name])
+            self._set_update_counts(state["json"])
+        return states[-1]["arrays"] if states else {}
+
+    def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
+        for name, table in self.tables.items():
+            table_state.rewind(table, [(arrays_of(saved["arrays"], name), saved["json"][name]) for saved in states])
+        self._set_update_counts(states[-1]["json"])
+
+    def _update_counts(self) -> dict[int, int]:
+        """Return the number of updates of each table; every update of the model is one of all its tables."""
+        counts = dict.fromkeys(range(len(self.tables)), 0)
+        for program in self.programs:
+            counts |= dict.fromkeys(program.tables, int(program.step.asnumpy()))
+        return counts
+
+    def _set_update_counts(self, json: Mapping[str, Any]) -> None:
+        names = list(self.tables)
+        for program in self.programs:
+            updates = max(json[names[index]]["updates"] for index in program.tables)
+            ops.assign(program.step, Tensor(float(updates), mstype.float32))
+
+    # -- graph side ----------------------------------------------------------------------------------------------
+
+    def begin(self, inputs):
+        """Bring one step's rows before the network; `inputs` end with the step's `input_count` extra inputs.
+
+        Returns what `update` needs.
+        """
+        work = ()
+        for program in self.programs:
+            positions = inputs[program.positions_at]
+            work += ((positions, program.begin(positions, inputs[program.map_at])),)
+        return work
+
+    def gradients(self, work, gradients):
+        """Return `gradients`, which end with those of `params`, with the step's rows' in their place, [n, dim] each.
+
+        Only where `has_readers`; else they are the same.
+        """
+        result = gradients[: -self.trained_count]
+        for program in self.programs:
+            if program.trainable:
+                result += (program.gradient(work[program.kept_at][0], gradients[program.gradient_at]),)
+        return result
+
+    def update(self, work, gradients, lr):
+        """Update the step's rows: `gradients` end with theirs, `lr` is a float32 scalar tensor."""
+        for program in self.programs:
+            if program.trainable:
+                program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
+
+
+def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
+    """Return the kind of each table: those of one width and row optimizer may share a stack."""
+    first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
+    kinds: list[Hashable] = []
+    for cell, optimizer in zip(heads, optimizers, strict=True):
+        if optimizer is None or not cell.spec.trainable:
+            kinds.append((cell.dim, False))
+            continue
+        # what a user's own optimizer depends on is not known, so only the very same object counts as equal; it is named
+        # by the first table that has it, which is the same in every process
+        ours = type(optimizer).__module__.startswith(f"{__package__}.")
+        key = tuple(optimizer.settings().items()) if ours else first[id(optimizer)]
+        kinds.append((cell.dim, True, type(optimizer).__name__, key))
+    return kinds

@@ -1,0 +1,65 @@
+"""What a row optimizer is: the update of packed table rows ``[weight | slots]``, done to touched rows only.
+
+It is called in the training graph with all distinct rows of a step, so "lazy" is its nature: rows without a gradient
+take no part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mindspore import nn
+
+from ...checks import number
+
+if TYPE_CHECKING:
+    from ..tables.kernels import RowKernel
+
+
+class RowOptimizer(nn.Cell):
+    """Base of row optimizers.
+
+    Args:
+        lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
+
+    Attributes:
+        numbers: names of the attributes that define the update.
+    """
+
+    numbers: tuple[str, ...] = ("lr",)
+
+    def __init__(self, lr: float | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        number(f"{type(self).__name__}(lr=...)", lr, least=0, optional=True)
+        self.lr = lr
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return the slots of a new row, float32 [number of slot columns] for a weight of `dim` columns."""
+        raise NotImplementedError
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows, float32 [n, dim + slots].
+
+        Args:
+            rows: packed rows, float32 [n, dim + slots].
+            gradients: gradient of the weights, float32 [n, dim].
+            lr: learning rate, float32 scalar.
+            step: number of this update, from 1, float32 scalar.
+        """
+        raise NotImplementedError
+
+    def rate(self, lr, step):
+        """Return the factor of this update that is the same for all rows, float32 scalar; graph code."""
+        return lr
+
+    def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
+        """Return what updates rows in place on CPU, and its numbers after `rate`; None leaves it to `construct`.
+
+        A class that inherits both and overrides one of them has no kernel: they would not agree.
+        """
+        return None
+
+    def settings(self) -> dict[str, float | bool | str | None]:
+        """Return the name and the numbers that define the update, for checks on restore."""
+        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}

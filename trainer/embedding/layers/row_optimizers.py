@@ -1,0 +1,286 @@
+"""The row optimizers: for each its rule as a kernel for one row on CPU, beside the same as graph code for any device.
+
+`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. It brings Numba along,
+which only a network with tables needs; `row_optimizer` does not.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...checks import number
+from ...native.compiled import inlined
+from ..tables.kernels import RowKernel, update_rows
+from .row_optimizer import RowOptimizer
+
+_logger = logging.getLogger(__name__)
+
+
+@inlined
+def _sgd(row, gradient, dim, numbers):
+    rate = numbers[0]
+    for k in range(dim):
+        row[k] = row[k] - rate * gradient[k]
+
+
+@RowKernel
+def _update_sgd(block):
+    return update_rows(_sgd, block)
+
+
+class RowSGD(RowOptimizer):
+    """``w -= lr * g``; no slots."""
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return no slots."""
+        return np.zeros(0, np.float32)
+
+    def kernel(self):
+        """See `RowOptimizer.kernel`."""
+        return _update_sgd, ()
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        return rows - lr * gradients
+
+
+@inlined
+def _adagrad(row, gradient, dim, numbers):
+    rate, one = numbers[0], np.float32(1)
+    for k in range(dim):
+        accumulated = row[dim + k] + gradient[k] * gradient[k]
+        row[dim + k] = accumulated
+        row[k] = row[k] - rate * gradient[k] * (one / np.sqrt(accumulated))
+
+
+@RowKernel
+def _update_adagrad(block):
+    return update_rows(_adagrad, block)
+
+
+@inlined
+def _adagrad_row_wise(row, gradient, dim, numbers):
+    rate, squares = numbers[0], np.float32(0)
+    for k in range(dim):
+        squares += gradient[k] * gradient[k]
+    accumulated = row[dim] + squares / np.float32(dim)
+    row[dim] = accumulated
+    root = np.float32(1) / np.sqrt(accumulated)
+    for k in range(dim):
+        row[k] = row[k] - rate * gradient[k] * root
+
+
+@RowKernel
+def _update_adagrad_row_wise(block):
+    return update_rows(_adagrad_row_wise, block)
+
+
+class RowAdagrad(RowOptimizer):
+    """``a += g*g; w -= lr * g / sqrt(a)``, as in `nn.Adagrad`.
+
+    Source: J. Duchi, E. Hazan, Y. Singer, JMLR 2011; the row-wise form keeps one accumulator per row, the mean of g*g
+    (D. Mudigere et al., ISCA 2022, section 4.1.4), and so takes 4 bytes per row instead of 4 * dim.
+
+    Args:
+        lr: see `RowOptimizer`.
+        accum: first value of the accumulator, > 0.
+        row_wise: one accumulator per row.
+    """
+
+    numbers = ("lr", "accum", "row_wise")
+
+    def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
+        super().__init__(lr)
+        self.accum = number("RowAdagrad(accum=...)", accum, least=1e-12)
+        self.row_wise = bool(row_wise)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return the accumulators, [1] or [dim]."""
+        return np.full(1 if self.row_wise else dim, self.accum, np.float32)
+
+    def kernel(self):
+        """See `RowOptimizer.kernel`."""
+        return (_update_adagrad_row_wise if self.row_wise else _update_adagrad), ()
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        dim = gradients.shape[1]
+        squares = ops.square(gradients)
+        if self.row_wise:
+            squares = ops.mean(squares, 1, True)
+        accum = rows[:, dim:] + squares
+        weight = rows[:, :dim] - lr * gradients * ops.rsqrt(accum)
+        return ops.concat((weight, accum), 1)
+
+
+@inlined
+def _adam(row, gradient, dim, numbers):
+    rate, one_minus_beta1, one_minus_beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+    for k in range(dim):
+        first = row[dim + k] + one_minus_beta1 * (gradient[k] - row[dim + k])
+        second = row[2 * dim + k] + one_minus_beta2 * (gradient[k] * gradient[k] - row[2 * dim + k])
+        row[dim + k] = first
+        row[2 * dim + k] = second
+        row[k] = row[k] - rate * first / (np.sqrt(second) + eps)
+
+
+@RowKernel
+def _update_adam(block):
+    return update_rows(_adam, block)
+
+
+class RowAdam(RowOptimizer):
+    """Lazy Adam: `nn.Adam` on the touched rows, bias correction by the number of updates of the whole model.
+
+    Source: D. Kingma, J. Ba, ICLR 2015, in the form of the end of its section 2, which is `nn.Adam`'s.
+
+    Args:
+        lr: see `RowOptimizer`.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+    """
+
+    numbers = ("lr", "beta1", "beta2", "eps")
+
+    def __init__(self, lr: float | None = None, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        super().__init__(lr)
+        self.beta1 = number("RowAdam(beta1=...)", beta1, least=0, below=1)
+        self.beta2 = number("RowAdam(beta2=...)", beta2, least=0, below=1)
+        self.eps = number("RowAdam(eps=...)", eps, least=0)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return both moments, [2 * dim]."""
+        return np.zeros(2 * dim, np.float32)
+
+    def rate(self, lr, step):
+        """Return the learning rate with the bias corrections of both moments; graph code."""
+        one = Tensor(1.0, mstype.float32)
+        return lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
+
+    def kernel(self):
+        """See `RowOptimizer.kernel`."""
+        return _update_adam, (1.0 - self.beta1, 1.0 - self.beta2, self.eps)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        # one split is cheaper than three slices
+        weight, first, second = ops.split(rows, gradients.shape[1], 1)
+        first = first + (1.0 - self.beta1) * (gradients - first)
+        second = second + (1.0 - self.beta2) * (ops.square(gradients) - second)
+        weight = weight - self.rate(lr, step) * first / (ops.sqrt(second) + self.eps)
+        return ops.concat((weight, first, second), 1)
+
+
+@inlined
+def _ftrl(row, gradient, dim, numbers):
+    rate, power, l1, l2_twice = numbers[0], numbers[1], numbers[2], numbers[3]
+    for k in range(dim):
+        old = row[dim + k]
+        accumulated = old + gradient[k] * gradient[k]
+        if power == np.float32(0.5):
+            new_power, old_power = np.sqrt(accumulated), np.sqrt(old)
+        else:
+            new_power, old_power = accumulated**power, old**power
+        linear = row[2 * dim + k] + gradient[k] - (new_power - old_power) / rate * row[k]
+        row[dim + k] = accumulated
+        row[2 * dim + k] = linear
+        if linear > l1:
+            row[k] = (l1 - linear) / (new_power / rate + l2_twice)
+        elif linear < -l1:
+            row[k] = (-l1 - linear) / (new_power / rate + l2_twice)
+        else:
+            row[k] = np.float32(0)
+
+
+@RowKernel
+def _update_ftrl(block):
+    return update_rows(_ftrl, block)
+
+
+class RowFTRL(RowOptimizer):
+    """Follow the regularized leader, proximal, as in `nn.FTRL`; the weight is a function of the slots.
+
+    Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+
+    Args:
+        lr: see `RowOptimizer`.
+        accum: first value of the sum of squared gradients, > 0.
+        lr_power: power of that sum in the learning rate, <= 0.
+        l1: L1 regularization.
+        l2: L2 regularization.
+    """
+
+    numbers = ("lr", "accum", "lr_power", "l1", "l2")
+
+    def __init__(
+        self,
+        lr: float | None = None,
+        accum: float = 0.1,
+        lr_power: float = -0.5,
+        l1: float = 0.0,
+        l2: float = 0.0,
+    ) -> None:
+        super().__init__(lr)
+        self.accum = number("RowFTRL(accum=...)", accum, least=1e-12)
+        self.lr_power = number("RowFTRL(lr_power=...)", lr_power, most=0)
+        self.l1, self.l2 = number("RowFTRL(l1=...)", l1, least=0), number("RowFTRL(l2=...)", l2, least=0)
+
+    def first_slots(self, dim: int) -> np.ndarray:
+        """Return accumulators and linear terms, [2 * dim]."""
+        return np.concatenate((np.full(dim, self.accum), np.zeros(dim))).astype(np.float32)
+
+    def kernel(self):
+        """See `RowOptimizer.kernel`."""
+        return _update_ftrl, (-self.lr_power, self.l1, 2.0 * self.l2)
+
+    def construct(self, rows, gradients, lr, step):
+        """Return the updated rows; see `RowOptimizer.construct`."""
+        weight, old, linear = ops.split(rows, gradients.shape[1], 1)
+        accum = old + ops.square(gradients)
+        new_power = ops.pow(accum, -self.lr_power)
+        linear = linear + gradients - (new_power - ops.pow(old, -self.lr_power)) / lr * weight
+        shrunk = ops.sign(linear) * self.l1 - linear
+        weight = ops.where(ops.abs(linear) > self.l1, shrunk / (new_power / lr + 2.0 * self.l2), ops.zeros_like(linear))
+        return ops.concat((weight, accum, linear), 1)
+
+
+def _number(optimizer: nn.Cell, name: str, default: float) -> float:
+    value = getattr(optimizer, name, default)
+    if isinstance(value, Tensor):
+        value = float(value.asnumpy().ravel()[0])
+    return float(value) if isinstance(value, int | float) else default
+
+
+def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
+    """Return the row optimizer that goes with a dense one: the same family, its numbers, and its learning rate.
+
+    Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
+    else `RowAdagrad`, which is reported. Weight decay is not taken over: it would touch every row in every step.
+    """
+    chosen = getattr(dense, "row_optimizer", None)
+    if isinstance(chosen, RowOptimizer):  # given to the Trainer alone, for a network without dense parameters
+        return chosen
+    name = type(dense).__name__ if dense is not None else "none"
+    lowered = name.lower()
+    if "adam" in lowered or "lamb" in lowered:
+        beta1, beta2 = _number(dense, "beta1", 0.9), _number(dense, "beta2", 0.999)
+        return RowAdam(beta1=beta1, beta2=beta2, eps=_number(dense, "eps", 1e-8))
+    if "adagrad" in lowered:
+        return RowAdagrad()
+    if "ftrl" in lowered:
+        return RowFTRL(
+            l1=_number(dense, "l1", 0.0), l2=_number(dense, "l2", 0.0), lr_power=_number(dense, "lr_power", -0.5)
+        )
+    if lowered in ("sgd", "momentum"):
+        return RowSGD()
+    _logger.warning(
+        "embedding tables are updated by RowAdagrad, because no row optimizer corresponds to the dense optimizer %s; "
+        "Embedding(..., optimizer=RowAdam()) chooses another",
+        name,
+    )
+    return RowAdagrad()

@@ -1,0 +1,125 @@
+"""A stack of tables whose rows the training graph holds during a chunk: any device, any optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.shared_memory import Mirror
+from ..planning.sparse_plan import TablePlan
+from ..tables.table import SparseTable
+from .embedding import FIRST_ROWS, WorkingSet
+from .row_optimizer import RowOptimizer
+
+
+class StackProgram(nn.Cell):
+    """One stack of tables inside the training graph; see `planning.layout`.
+
+    Host side, around every call of the program: `load`, run, `write_back`. Graph side, in every step: `begin` before
+    the forward, `update` in place of an optimizer.
+
+    Args:
+        name: unique name.
+        working_set: what the network's cells read from.
+        tables: the host tables.
+        optimizer: their row optimizer.
+        trainable: whether they are trained.
+        indirect: whether the stack's table translates positions of ids to positions of rows.
+    """
+
+    in_graph = True
+    reader: nn.Cell | None = None
+    # indices into the tuples of a step, see `SparseTables`: from the end of the inputs and of the gradients, from the
+    # beginning of what `begin` returned
+    positions_at = map_at = gradient_at = -1
+    kept_at = 0
+
+    def __init__(
+        self,
+        name: str,
+        working_set: WorkingSet,
+        tables: dict[int, SparseTable],
+        optimizer: RowOptimizer,
+        trainable: bool,
+        indirect: bool,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        first = next(iter(tables.values()))
+        self.dim = first.spec.dim
+        self.width = first.width
+        self.trainable = trainable
+        self.indirect = indirect
+        self.constant_lr = optimizer.lr is not None
+        self.lr = float(optimizer.lr or 0.0)
+        hide(self, "name", name)
+        hide(self, "working_set", working_set)
+        hide(self, "tables", tables)
+        hide(self, "optimizer", optimizer)
+        hide(self, "step", Parameter(Tensor(0.0, mstype.float32), name=f"embedding.{name}.step", requires_grad=False))
+        hide(self, "rows", working_set.rows)
+        hide(self, "step_map", working_set.step_map)
+        self.build()
+
+    def build(self) -> None:
+        """Make what this form of program needs besides."""
+        blank = np.zeros((FIRST_ROWS, self.width), np.float32)
+        hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{self.name}.work", requires_grad=False))
+        hide(self, "_mirror", Mirror(self.work))
+
+    # -- host side -----------------------------------------------------------------------------------------------
+
+    def load(self, parts: list[TablePlan], size: int) -> None:
+        """Bring the chunk's rows before the graph."""
+        work = self._mirror.array(size)
+        table = self.tables[parts[0].table]
+        work[0] = table.packed(np.zeros((1, self.dim), np.float32))[0]
+        for part in parts:
+            self.tables[part.table].store.read(part.rows, work[part.start : part.start + len(part.rows)])
+        self._mirror.push()
+
+    def write_back(self, parts: list[TablePlan]) -> None:
+        """Take the trained rows back into the tables."""
+        work = self._mirror.pull()
+        for part in parts:
+            self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
+
+    @property
+    def differentiated(self) -> Parameter:
+        """The parameter whose gradient leads to that of the rows; see `gradient`."""
+        return self.rows
+
+    def use_reader(self) -> None:
+        """Let the network's cells read through a `row_gradients.ReadRows`, if that is a way to have the gradient."""
+
+    def make_room(self, step_size: int) -> None:
+        """Provide for the gradients of so many rows."""
+
+    # -- graph side ----------------------------------------------------------------------------------------------
+
+    def begin(self, positions, step_map):
+        """Put the rows at `positions` (int32 [n]) of the chunk before the network; return what `update` needs."""
+        packed = ops.gather(self.work, positions, 0)
+        ops.assign(self.rows, packed[:, : self.dim])
+        if self.indirect:
+            ops.assign(self.step_map, step_map)
+        return packed
+
+    def gradient(self, positions, gradient):
+        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        return gradient
+
+    def update(self, positions, packed, gradient, lr):
+        """Apply one optimizer step to the rows at `positions`."""
+        step, rate = self.next_step(lr)
+        ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
+
+    def next_step(self, lr):
+        """Count an update; return (its number, its learning rate)."""
+        step = self.step + 1.0
+        ops.assign(self.step, step)
+        rate = lr
+        if self.constant_lr:
+            rate = ops.cast(self.lr, mstype.float32)
+        return step, rate

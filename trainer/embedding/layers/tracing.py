@@ -1,0 +1,253 @@
+"""Which elements of which input column feed which table: found by running the network once on marked ids."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore import dtype as mstype
+
+from ...errors import ConfigurationError, did_you_mean
+from ...mindspore_internals.cell_structure import cells_and_names, zeros_for_any_id
+from ...mindspore_internals.dict_networks import by_position
+from ...mindspore_internals.execution import await_operators, operator_by_operator
+from ...mindspore_internals.messages import gist
+from ..planning.layout import ColumnPart, Component, DenseField, FieldMap
+from ..tables.hashing import to_plain
+from .embedding import Embedding
+from .embedding_cells import embedding_cells, head_cells
+
+_logger = logging.getLogger(__name__)
+Readers = list[list[set[int]]]  # for every element of a row of every column, the tables that read it
+Read = tuple[Embedding, np.ndarray]  # a cell and the ids it was called with
+_ROWS = 2
+_FIRST_MARKER = 1_000_000_007
+
+
+def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence[str] = ()) -> FieldMap:
+    """Find out which elements of the input columns reach which embedding cell.
+
+    The network runs once, eagerly, on two rows whose integers are all different; an embedding cell must receive some of
+    them unchanged. Slicing, reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
+
+    Args:
+        network: network that contains the cells.
+        columns: one sample batch of the network's inputs, [batch, ...] each.
+        names: names of the columns, for `field` and for messages.
+
+    Raises:
+        ConfigurationError: a cell's ids cannot be traced to an input column, or a `field` does not exist.
+    """
+    cells = embedding_cells(network)
+    heads = head_cells(cells)
+    index_of = {id(cell.spec): index for index, cell in enumerate(heads)}
+    shapes = [np.asarray(column).shape[1:] for column in columns]
+    readers: Readers = [[set() for _ in range(math.prod(shape))] for shape in shapes]
+    for cell in cells:
+        for name in _fields_of(cell):
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise ConfigurationError(f"field {name!r} is no input column; columns are {', '.join(names)}{hint}")
+            for element in readers[list(names).index(name)]:
+                element.add(index_of[id(cell.spec)])
+    # a cell with one `field` is taken to read it once, where nothing is traced
+    repeated = {id(cell) for cell in cells if len(_fields_of(cell)) > 1}
+    if any(cell.field is None for cell in cells):
+        repeated |= _trace(network, cells, columns, names, readers, index_of)
+    fields = _connect(heads, readers, names)
+    fields.names = tuple(names)
+    fields.repeated = {index_of[id(cell.spec)] for cell in cells if id(cell) in repeated}
+    return fields
+
+
+def _fields_of(cell: Embedding) -> tuple[str, ...]:
+    if cell.field is None:
+        return ()
+    return (cell.field,) if isinstance(cell.field, str) else tuple(cell.field)
+
+
+def _trace(
+    network: nn.Cell,
+    cells: Sequence[Embedding],
+    columns: Sequence[np.ndarray],
+    names: Sequence[str],
+    readers: Readers,
+    index_of: Mapping[int, int],
+) -> set[int]:
+    """Fill in `readers` for cells without a field; return the ids of the cells that read more than once in a run."""
+    traced = [cell for cell in cells if cell.field is None]
+    sample = [_sample(np.asarray(column)) for column in columns]
+    candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
+    hint = _float_ids(columns, names)
+    if not candidates and (hint or any(not cell.is_dense for cell in traced)):
+        raise ConfigurationError(f"the network has embedding cells, but no input column holds integers or text{hint}")
+    marked = _mark(sample, candidates)
+    starts = {i: int(marked[i].flat[0]) for i in candidates}
+    received, failure = run_traced(network, cells, marked)
+    strict = failure is None
+    repeated = _repeated(received)
+    if not strict:
+        # Some column may hold lengths or indices that cannot take a marker: then mark one column at a time.
+        for candidate in candidates:
+            alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
+            seen, error = run_traced(network, cells, alone)
+            received += seen
+            repeated |= _repeated(seen)
+            if error is not None:
+                _logger.debug("tracing ids of column %d failed: %s", candidate, error)
+    reached: set[int] = set()
+    for cell, values in received:
+        if cell.field is not None:
+            continue
+        hits = 0
+        flat = values.reshape(-1)
+        for i in candidates:
+            offsets = flat.astype(np.int64) - starts[i]
+            inside = (offsets >= 0) & (offsets < marked[i].size)
+            hits += int(inside.sum())
+            for element in set((offsets[inside] % max(1, marked[i].size // _ROWS)).tolist()):
+                readers[i][element].add(index_of[id(cell.spec)])
+        if strict and hits < len(flat) and not cell.is_dense:
+            raise ConfigurationError(_untraceable(cell, names) + hint)
+        if hits:
+            reached.add(id(cell))
+    for cell in traced:
+        # a dense table may be fed with anything that is in range
+        if id(cell) not in reached and not cell.is_dense:
+            reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
+            raise ConfigurationError(_untraceable(cell, names) + hint + reason)
+    return repeated
+
+
+def _repeated(received: list[Read]) -> set[int]:
+    counts = Counter(id(cell) for cell, _ in received)
+    return {cell for cell, count in counts.items() if count > 1}
+
+
+def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
+    """Return which columns are ids that have become floats, as missing ones make them in frames; empty where none."""
+    for column, name in zip(columns, names, strict=False):
+        values = np.asarray(column)
+        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, bool)
+        if missing.any() and (missing | (values == values.round())).all():
+            return (
+                f"; column {name!r} is {values.dtype} with NaN in row {np.argwhere(missing)[0][0]} of the batch: give "
+                f"missing ids one of their own, frame[{name!r}].fillna(0).astype('int64')"
+            )
+    return ""
+
+
+def _untraceable(cell: Embedding, names: Sequence[str]) -> str:
+    columns = f" (columns: {', '.join(names)})" if names else ""
+    return (
+        f"the ids that {type(cell).__name__} {cell.spec.name!r} receives do not come unchanged from an input column"
+        f"{columns}. Feed it raw ids, sliced or reshaped but not computed with, or name the column: "
+        f"{type(cell).__name__}({cell.dim}, field='...')"
+    )
+
+
+def _sample(column: np.ndarray) -> np.ndarray:
+    return (
+        np.concatenate([column] * _ROWS)[:_ROWS] if len(column) else np.zeros((_ROWS, *column.shape[1:]), column.dtype)
+    )
+
+
+def _mark(sample: list[np.ndarray], candidates: list[int]) -> list[np.ndarray]:
+    marked, start = list(sample), _FIRST_MARKER
+    for i in candidates:
+        dtype = np.int64 if sample[i].dtype.kind in "USO" or sample[i].dtype.itemsize == 8 else np.int32
+        marked[i] = np.arange(start, start + sample[i].size, dtype=dtype).reshape(sample[i].shape)
+        start += sample[i].size
+    return marked
+
+
+def run_traced(
+    network: nn.Cell, cells: Sequence[Embedding], columns: Sequence[np.ndarray]
+) -> tuple[list[Read], Exception | None]:
+    """Run the network eagerly in inference mode.
+
+    Returns:
+        (cell, ids) for every call of an embedding cell, up to the failure if there is one; the failure or None.
+    """
+    received: list[Read] = []
+    failure: Exception | None = None
+    training = [(cell, cell.training) for _, cell in cells_and_names(network)]
+    # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
+    precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
+    # `trainer.graph.precision.CastOutput` has a `cast_dtype`
+    casts = [(cell, cell.cast_dtype) for cell, _ in training if "cast_dtype" in vars(cell)]
+    mode = network.training
+    for cell, _ in precision:
+        cell.mixed_precision_type = None
+    for cell, _ in casts:
+        cell.cast_dtype = mstype.float32
+    for cell in cells:
+        cell.probe = received
+    network.set_train(False)
+    try:
+        with operator_by_operator(), zeros_for_any_id(cell for cell, _ in training):
+            outputs = by_position(network).construct(*(Tensor(column) for column in columns))
+            for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+                if isinstance(output, Tensor):
+                    output.asnumpy()
+    except Exception as error:
+        failure = error
+    finally:
+        await_operators()
+        for cell in cells:
+            cell.probe = None
+        network.set_train(mode)
+        for cell, flag in training:
+            cell.add_flags(training=flag)
+        for cell, kind in precision:
+            cell.mixed_precision_type = kind
+        for cell, dtype in casts:
+            cell.cast_dtype = dtype
+    return received, failure
+
+
+def _connect(tables: list[Embedding], readers: Readers, names: Sequence[str]) -> FieldMap:
+    """Return the components: tables connected by elements that several of them read."""
+    result = FieldMap()
+    parent = list(range(len(tables)))
+
+    def root(table: int) -> int:
+        while parent[table] != table:
+            table = parent[table]
+        return table
+
+    for column, elements in enumerate(readers):
+        for reading in elements:
+            if len({tables[t].is_dense for t in reading}) > 1:
+                dense, sparse = sorted(reading, key=lambda t: not tables[t].is_dense)[:2]
+                name = names[column] if column < len(names) else f"number {column}"
+                raise ConfigurationError(
+                    f"column {name} feeds the dense table {tables[dense].spec.name!r} and the sparse table "
+                    f"{tables[sparse].spec.name!r}; give both the same mode, e.g. mode='sparse'"
+                )
+            for table in reading:
+                parent[root(table)] = root(min(reading))
+    connected: dict[int, list[int]] = {}
+    for table in range(len(tables)):
+        connected.setdefault(root(table), []).append(table)
+    for members in connected.values():
+        parts: list[ColumnPart] = []
+        reads: list[list[bool]] = [[] for _ in members]
+        for column, elements in enumerate(readers):
+            chosen = [i for i, reading in enumerate(elements) if reading & set(members)]
+            if not chosen:
+                continue
+            for mask, member in zip(reads, members, strict=True):
+                mask.extend(member in elements[i] for i in chosen)
+            parts.append(ColumnPart(column, None if len(chosen) == len(elements) else np.array(chosen)))
+        spec = tables[members[0]].spec
+        if tables[members[0]].is_dense:
+            capacity = min(tables[m].spec.capacity for m in members)
+            result.dense += [DenseField(part, capacity, spec.padding, spec.name) for part in parts]
+        else:
+            result.components.append(Component(members, parts, [np.array(mask, np.bool_) for mask in reads]))
+    return result

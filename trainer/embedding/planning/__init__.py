@@ -1,0 +1,1 @@
+"""Which rows a chunk needs: planned ahead on the preparing thread, exchanged between processes."""

@@ -1,0 +1,196 @@
+"""Which input columns feed which table, and which tables are read and updated together.
+
+Tables of one width and row optimizer form a stack: their rows stand in one array of the graph, with one padded size,
+one read and one update per step. A step's distinct ids are numbered once for a whole bundle of columns, and every table
+of the bundle keeps the row of an id under the id's number, so tables on the same ids need no translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..tables.spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPart:
+    """Elements of an input column: flat indices into a row of it, or None for all of them."""
+
+    column: int
+    elements: np.ndarray | None = None
+
+    def take(self, values: np.ndarray) -> np.ndarray:
+        """Return the elements of every row of `values`, [batches, batch, ...]: [batches, batch, elements]."""
+        values = values.reshape(*values.shape[:2], -1)
+        return values if self.elements is None else values[:, :, self.elements]
+
+
+@dataclass
+class Component:
+    """Tables that read common elements, and all elements they read.
+
+    Attributes:
+        specs: index of each table.
+        parts: the elements, which may be of several columns.
+        reads: one bool mask [elements of all parts] a table: which elements it reads.
+    """
+
+    specs: list[int]
+    parts: list[ColumnPart]
+    reads: list[np.ndarray]
+
+    @property
+    def indirect(self) -> bool:
+        """Whether positions are those of ids, not of rows, because several tables share them."""
+        return len(self.specs) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class DenseField:
+    """Elements that index an ordinary dense embedding, for range checks."""
+
+    part: ColumnPart
+    capacity: int
+    padding: int | None
+    name: str
+
+
+@dataclass
+class FieldMap:
+    """What feeds the tables of a network.
+
+    Attributes:
+        components: sparse tables with the elements they read.
+        dense: what feeds the dense tables.
+        repeated: tables one cell of which reads more than once in a run of the network.
+        names: names of the columns, as far as they are known.
+    """
+
+    components: list[Component] = field(default_factory=list)
+    dense: list[DenseField] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
+    names: tuple[str, ...] = ()
+
+    def name_of(self, column: int) -> str:
+        """Return what messages call a column."""
+        return f"column {self.names[column]!r}" if column < len(self.names) else f"column {column}"
+
+    @property
+    def id_columns(self) -> set[int]:
+        """Columns that hold ids of sparse tables."""
+        return {part.column for component in self.components for part in component.parts}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the components as JSON."""
+        return [
+            {
+                "specs": component.specs,
+                "parts": [[p.column, None if p.elements is None else p.elements.tolist()] for p in component.parts],
+                "reads": [mask.tolist() for mask in component.reads],
+            }
+            for component in self.components
+        ]
+
+    @classmethod
+    def from_json(cls, components: list[dict[str, Any]]) -> FieldMap:
+        """Return the map of what `to_json` returned, without the dense tables."""
+        return cls(
+            [
+                Component(
+                    json["specs"],
+                    [ColumnPart(column, None if e is None else np.array(e)) for column, e in json["parts"]],
+                    [np.array(mask, np.bool_) for mask in json["reads"]],
+                )
+                for json in components
+            ]
+        )
+
+
+@dataclass
+class Stack:
+    """Tables whose rows stand in one array of the graph.
+
+    Attributes:
+        bundle: index of the bundle.
+        tables: index of each table, one for every component of the bundle.
+    """
+
+    bundle: int
+    tables: list[int]
+
+
+@dataclass
+class Bundle:
+    """Components whose ids are numbered together.
+
+    Attributes:
+        components: indices of the components.
+        stacks: indices of the stacks; those of a component's tables.
+        indirect: whether tables number their rows for themselves and translate: one component, a stack for each table.
+        in_graph: whether some stack keeps its working set in the graph, whose size then is part of the program.
+    """
+
+    components: list[int]
+    stacks: list[int]
+    indirect: bool = False
+    in_graph: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The bundles of all components and the stacks of their tables."""
+
+    bundles: list[Bundle] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+
+    def add(self, component: int, tables: Sequence[int], *, indirect: bool) -> Bundle:
+        """Add a bundle of one component with a stack for each of its tables."""
+        first = len(self.stacks)
+        bundle = Bundle([component], list(range(first, first + len(tables))), indirect)
+        self.stacks.extend(Stack(len(self.bundles), [table]) for table in tables)
+        self.bundles.append(bundle)
+        return bundle
+
+
+def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
+    """Return the layout in which tables of one kind are stacked.
+
+    Args:
+        components: which ids feed which tables.
+        specs: the tables.
+        kinds: tables of equal kinds may share a stack; the same in every process, and so is their ``repr``.
+    """
+    layout = Layout()
+    known: dict[Hashable, Bundle] = {}
+    for number, component in enumerate(components):
+        indirect = len(component.specs) > 1 and not _gives_each_id_one_row(component, specs)
+        order = component.specs if indirect else sorted(component.specs, key=lambda table: repr(kinds[table]))
+        key = number if indirect else tuple(kinds[table] for table in order)
+        if key not in known:
+            known[key] = layout.add(number, order, indirect=indirect)
+            continue
+        known[key].components.append(number)
+        for stack, table in zip(known[key].stacks, order, strict=True):
+            layout.stacks[stack].tables.append(table)
+    return layout
+
+
+def separate_tables(components: Sequence[Component]) -> Layout:
+    """Return the layout of an exported network: a bundle for each component, a stack for each table."""
+    layout = Layout()
+    for number, component in enumerate(components):
+        layout.add(number, component.specs, indirect=component.indirect)
+    return layout
+
+
+def _gives_each_id_one_row(component: Component, specs: Sequence[TableSpec]) -> bool:
+    """Return whether every table of the component gives every one of its ids a row that no other id shares."""
+    own = [specs[table] for table in component.specs]
+    return all(
+        spec.trainable and spec.keeps_every_id and spec.padding == own[0].padding and bool(np.all(reads))
+        for spec, reads in zip(own, component.reads, strict=True)
+    )

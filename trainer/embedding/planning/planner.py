@@ -1,0 +1,351 @@
+"""From a chunk's raw ids to positions in what the graph sees, on the preparing thread; no graph code here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import DataError
+from ..tables.bulk_plan import plan_alike, plan_together, takes
+from ..tables.hashing import to_ids, to_plain, why_floats
+from ..tables.table import SparseTable
+from .layout import Bundle, Component, FieldMap, Layout, separate_tables
+from .read_sets import ReadSets, ReadSize
+from .sparse_plan import Carry, OpenRows, SparsePlan, TablePlan, marker, padded_size, padding_of
+from .unique_indexer import SortingIndexer, UniqueIndexer
+
+
+class Planner:
+    """Turns raw ids into positions.
+
+    Args:
+        tables: the host tables, in the order of `FieldMap`'s indices.
+        trainable: whether each table is trained.
+        fields: what feeds them.
+        accumulate: batches that share one optimizer update.
+        read_sizes: the size of each table's read set in a program of fixed shape that only reads.
+        layout: which tables are read and updated together; None keeps every table for itself.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[SparseTable],
+        trainable: Sequence[bool],
+        fields: FieldMap,
+        accumulate: int = 1,
+        read_sizes: Sequence[ReadSize] | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.tables: list[SparseTable] = list(tables)
+        self.trainable = list(trainable)
+        self.fields = fields
+        self.accumulate = accumulate
+        self.layout = layout or separate_tables(fields.components)
+        self._read_sets = ReadSets(self.tables, self.layout, read_sizes)
+        self._work_sizes = [0] * len(self.layout.stacks)
+        self._step_sizes = [0] * len(self.layout.stacks)
+        self._map_sizes = [0] * len(self.tables)
+        self.carry: Carry = {}
+        self._rows: UniqueIndexer | SortingIndexer = UniqueIndexer()
+        self._steps = UniqueIndexer()
+        parts = [part for component in fields.components for part in component.parts]
+        self._replaced = {part.column for part in parts if part.elements is None}
+        self._alike: dict[int, bool] = {}
+        self._together = [takes(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)]
+
+    def plan(
+        self,
+        columns: Sequence[np.ndarray],
+        stacked: bool,
+        num_batches: int,
+        *,
+        train: bool = True,
+        fill: int = 0,
+        flush: bool = False,
+        now: float | None = None,
+    ) -> tuple[tuple[np.ndarray, ...], SparsePlan]:
+        """Replace ids by positions.
+
+        Args:
+            columns: host columns, [batch, ...], or [K, batch, ...] when `stacked`; not changed.
+            stacked: see `columns`.
+            num_batches: batches that count; later ones are padding.
+            train: False only reads: unknown ids get the default row.
+            fill: batches of an unfinished accumulation before this chunk.
+            flush: the accumulation ends with this chunk.
+            now: event time in seconds for a time to live; by default the system's clock.
+
+        Returns:
+            (columns, plan): columns that hold ids are int32 positions now; a string column is always replaced.
+
+        Raises:
+            DataError: an id is out of range of a dense table, or a column holds no ids.
+        """
+        began = time.perf_counter()
+        now = time.time() if now is None else now
+        # views with a leading batch axis
+        given = [np.asarray(column) if stacked else np.asarray(column)[None] for column in columns]
+        ids = [self._ids_of(component, given, num_batches) for component in self.fields.components]
+        self._ask(ids, train, now)
+        self._check_dense(given, num_batches)
+        # columns of ids only are replaced as a whole; text is hashed once
+        out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(given)]
+        stacks = len(self.layout.stacks)
+        plan = SparsePlan(train, [0] * stacks, [0] * stacks)
+        updates = (np.arange(num_batches) + fill) // self.accumulate  # the optimizer update each batch belongs to
+        for bundle in self.layout.bundles:
+            components = [self.fields.components[index] for index in bundle.components]
+            own = [ids[index] for index in bundle.components]
+            if not train:
+                positions = self._read_sets.plan(bundle, components, own, len(given[0]), plan)
+            elif bundle.indirect:
+                positions = [self._train_indirect(bundle, components[0], own[0], updates, len(given[0]), plan, now)]
+            else:
+                positions = self._train(bundle, bundle.stacks, own, updates, len(given[0]), plan, now)
+            for component, part in zip(components, positions, strict=True):
+                _replace_ids(component, part, given, out)
+        if train and (flush or (fill + num_batches) % self.accumulate == 0):
+            self.carry.clear()
+        plan.carry = dict(self.carry)
+        plan.tables.sort(key=lambda part: part.table)
+        if not stacked:
+            plan.inputs = [array[0] for array in plan.inputs]
+        plan.prepared_in = time.perf_counter() - began
+        return tuple(out if stacked else [column[0] for column in out]), plan
+
+    # -- columns -------------------------------------------------------------------------------------------------
+
+    def _check_dense(self, columns: Sequence[np.ndarray], num_batches: int) -> None:
+        for field in self.fields.dense:
+            values = columns[field.part.column][:num_batches]
+            name = f"{self.fields.name_of(field.part.column)}: dense table {field.name!r}"
+            if values.dtype.kind not in "iu":
+                raise DataError(
+                    f"{name} takes integers from 0 to {field.capacity - 1}; received {values.dtype}"
+                    f"{why_floats(values)}. mode='sparse' takes any ids"
+                )
+            values = field.part.take(values)
+            if field.padding is not None:
+                values = values[values != field.padding]
+            low, high = int(values.min(initial=0)), int(values.max(initial=0))
+            if high >= field.capacity or low < 0:
+                raise DataError(
+                    f"{name} takes ids from 0 to {field.capacity - 1}; received {low if low < 0 else high}. "
+                    "mode='sparse' takes any ids"
+                )
+
+    def _ids_of(self, component: Component, columns: Sequence[np.ndarray], num_batches: int) -> np.ndarray:
+        """Return the component's raw ids, int64 [num_batches, batch, elements]."""
+        ids = [
+            to_ids(part.take(columns[part.column][:num_batches]), self.fields.name_of(part.column))
+            for part in component.parts
+        ]
+        return ids[0] if len(ids) == 1 else np.concatenate(ids, axis=2)
+
+    def _ask(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
+        """Hook: ask other processes for the rows of every component's ids."""
+
+    def stand_by(self) -> None:
+        """Take part in what other processes read, with nothing to read oneself."""
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def _train(
+        self,
+        bundle: Bundle,
+        stacks: Sequence[int],
+        ids: Sequence[np.ndarray],
+        updates: np.ndarray,
+        batches: int,
+        plan: SparsePlan,
+        now: float,
+    ) -> list[np.ndarray]:
+        """Number the rows of some of a bundle's stacks; returns the positions of every component's ids, as `ids`.
+
+        Position 0 is padding. The rows that an unfinished accumulation has carried over keep their positions.
+        """
+        count, first = len(updates), stacks[0]
+        nothing = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
+        carried = self.carry.get(first, nothing)
+        head = np.zeros(len(carried.component_of), np.int32)
+        chunk: list[np.ndarray] = []
+        rows_of: list[list[np.ndarray]] = [[] for _ in stacks]
+        component_of: list[np.ndarray] = []
+        start = 1
+        ids_of = [part.reshape(count, -1) for part in ids]
+        leaders = [self.layout.stacks[first].tables[member] for member in range(len(ids))]
+        self._compare(stacks, leaders)
+        for member, rows in enumerate(self._rows_of_all(leaders, ids_of, now)):
+            own = np.flatnonzero(carried.component_of == member)
+            tables = [self.layout.stacks[stack].tables[member] for stack in stacks]
+            distinct, inverse = self._distinct(tables, ids_of[member], rows, carried.rows[:, own], now)
+            for stack, table, table_rows, all_rows in zip(stacks, tables, distinct, rows_of, strict=True):
+                plan.tables.append(TablePlan(table, table_rows, stack, start))
+                all_rows.append(table_rows)
+            head[own] = np.arange(start, start + len(own), dtype=np.int32)
+            if start > 1:
+                inverse += np.int32(start - 1) * (inverse > 0)
+            chunk.append(inverse)
+            component_of.append(np.full(len(distinct[0]), member, np.int32))
+            start += len(distinct[0])
+        joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
+        steps, positions = self._number_steps(joined, updates, head, start)
+        size = _grow(self._work_sizes, first, start)
+        step_size = _grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
+        for stack in stacks:
+            plan.sizes[stack], plan.step_sizes[stack] = size, step_size
+        plan.inputs.append(_step_rows(steps, updates, batches, step_size))
+        if bundle.in_graph:
+            plan.inputs.append(marker(batches, size))
+        if self.accumulate > 1:
+            last = steps[int(updates[-1])] - 1
+            all_stacks = np.stack([np.concatenate(rows) for rows in rows_of])
+            self.carry[first] = OpenRows(np.concatenate(component_of)[last], all_stacks[:, last])
+        ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
+        return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
+
+    def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
+        """Find out which tables number their rows like the first ones of their ids, the `leaders`."""
+        for stack in stacks[1:]:
+            for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
+                # once they differ they do so for the rest of the run
+                if self._alike.get(index, self._together[index] and self._together[leader]):
+                    self._alike[index] = self.tables[index].numbers_like(self.tables[leader])
+
+    def _distinct(
+        self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return (distinct rows of each of the tables, int32 [u]; inverse int32 [count, n], counting from 1).
+
+        The distinct rows begin with those that are `carried`, int32 [tables, c]. The first table, whose `rows` are
+        given, decides what is distinct; in the others every id has a row of its own as well.
+        """
+        leader = self.tables[tables[0]]
+        width = carried.shape[1]
+        all_rows = np.concatenate((carried[0], rows.reshape(-1))) if width else rows.reshape(-1)
+        distinct, inverse = self._rows(all_rows, leader.next_row)
+        inverse = inverse[width:].reshape(rows.shape)
+        if self.trainable[tables[0]]:
+            leader.record(distinct, inverse, now)
+        rows_of = [distinct]
+        if len(tables) > 1:
+            new = ids.reshape(-1)[self._rows.first[width:] - width]
+            for member, index in enumerate(tables[1:], 1):
+                table = self.tables[index]
+                if self._alike.get(index):
+                    more = plan_alike(table, leader, new, distinct[width:], now)
+                else:
+                    more = table.plan(new[None], None, now, steps=len(ids)).reshape(-1)
+                rows_of.append(np.concatenate((carried[member], more)))
+                table.record(rows_of[-1], inverse, now)
+        return rows_of, inverse
+
+    def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
+        """Return the rows of the ids of each of `tables`, int32 [count, n]."""
+        if len(tables) > 1 and all(self._together[index] for index in tables):
+            return plan_together([self.tables[index] for index in tables], ids, now)
+        return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
+
+    def _rows_of(self, index: int, ids: np.ndarray, now: float) -> np.ndarray:
+        table = self.tables[index]
+        padding = padding_of(table, ids)
+        if self.trainable[index]:
+            return table.plan(ids, padding, now)
+        return table.lookup(ids.reshape(-1), None if padding is None else padding.reshape(-1)).reshape(ids.shape)
+
+    def _number_steps(
+        self, chunk: np.ndarray, updates: np.ndarray, head: np.ndarray, bound: int
+    ) -> tuple[dict[int, np.ndarray], np.ndarray]:
+        """Number the distinct positions of every update, those of `head` first in the first one.
+
+        Returns ({update: its positions in the chunk}, position in its update of every element of `chunk`).
+        """
+        if len(updates) == 1 and not len(head):  # a chunk of one step is numbered like the step
+            return {int(updates[0]): np.arange(1, bound, dtype=np.int32)}, chunk
+        positions = np.empty(chunk.shape, np.int32)
+        steps: dict[int, np.ndarray] = {}
+        for update in np.unique(updates):
+            inside = np.flatnonzero(updates == update)
+            values = chunk[inside[0]] if len(inside) == 1 else chunk[inside].reshape(-1)
+            own = head if update == updates[0] else head[:0]
+            if len(own):
+                values = np.concatenate((own, values))
+            # position 0, the padding, is numbered 0 by `UniqueIndexer` when it is passed as -1
+            step, inverse = self._steps(values - 1, bound)
+            steps[int(update)] = step + 1
+            positions[inside] = inverse[len(own) :].reshape(len(inside), -1)
+        return steps, positions
+
+    def _train_indirect(
+        self,
+        bundle: Bundle,
+        component: Component,
+        ids: np.ndarray,
+        updates: np.ndarray,
+        batches: int,
+        plan: SparsePlan,
+        now: float,
+    ) -> np.ndarray:
+        """Number ids, and let every table translate: where an id may have a row of its own in some of them only."""
+        numbers = np.zeros(ids.shape, np.int32)
+        for update in np.unique(updates):
+            inside = updates == update
+            _, inverse = np.unique(ids[inside].reshape(-1), return_inverse=True)
+            numbers[inside] = inverse.reshape(ids[inside].shape) + 1
+        for stack, index, reads in zip(bundle.stacks, component.specs, component.reads, strict=True):
+            (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
+            plan.map_sizes[index] = _grow(self._map_sizes, index, int(numbers.max(initial=0)) + 1)
+            step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
+            for batch in range(len(ids)):
+                step_map[batch, numbers[batch][:, reads]] = positions[batch]
+            if self.accumulate > 1:  # batches of one update share a map
+                for update in np.unique(updates):
+                    inside = np.flatnonzero(updates == update)
+                    step_map[inside] = step_map[inside].max(axis=0)
+            plan.inputs.append(step_map)
+        return numbers
+
+    def reset(self) -> None:
+        """Forget an unfinished accumulation; called together with `SparseTable.rollback`."""
+        self.carry.clear()
+        self._alike.clear()
+
+    def reserve(self, stack: int, rows: int) -> int:
+        """Let steps of a stack, the first of its bundle, have at least so many distinct rows; return how many."""
+        return _grow(self._step_sizes, stack, rows + 1)
+
+
+def _replace_ids(
+    component: Component, positions: np.ndarray, given: Sequence[np.ndarray], out: list[np.ndarray]
+) -> None:
+    """Write `positions`, int32 [num_batches, batch, elements], over the ids of the component in `out`."""
+    num_batches, start = len(positions), 0
+    for part in component.parts:
+        column, shape = part.column, given[part.column].shape
+        size = int(np.prod(shape[2:])) if part.elements is None else len(part.elements)
+        own = positions[:, :, start : start + size]
+        start += size
+        if part.elements is None:
+            out[column] = np.zeros(shape, np.int32)
+            out[column][:num_batches] = own.reshape(num_batches, *shape[1:])
+            continue
+        if out[column].dtype != np.int32 or out[column] is given[column]:
+            out[column] = out[column].astype(np.int32)
+        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = own
+
+
+def _grow(sizes: list[int], index: int, needed: int) -> int:
+    if needed > sizes[index]:
+        sizes[index] = padded_size(needed)
+    return sizes[index]
+
+
+def _step_rows(steps: dict[int, np.ndarray], updates: np.ndarray, batches: int, size: int) -> np.ndarray:
+    """Return the positions of every batch's distinct rows in the chunk, int32 [batches, size], 0 being none."""
+    rows = np.zeros((batches, size), np.int32)
+    for batch, update in enumerate(updates):
+        step = steps[int(update)]
+        rows[batch, 1 : len(step) + 1] = step
+    return rows

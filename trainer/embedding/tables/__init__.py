@@ -1,0 +1,1 @@
+"""Tables on the host: id map, rows, admission, eviction, their states, and the kernels that loop over them."""

@@ -1,0 +1,209 @@
+"""Loops over ids in machine code: finding, giving and taking their rows, hashing strings.
+
+Random cells of a large map cost a cache miss each, so ids are hashed, and their cells asked for, some ids ahead. Import
+this module only where a table is used: it brings Numba along.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types as nt
+
+from ...native.compiled import compiled, inlined, pointer_to, prefetch
+
+_AHEAD = 32
+
+_i32, _i64 = nt.int32, nt.int64
+_int64s, _uint16s = pointer_to(_i64), pointer_to(nt.uint16)
+
+
+@inlined
+def _mix(x):
+    """Return `hashing.mix64` of one number."""
+    x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+_map = (_i64[::1], _i32[::1], nt.uint16[::1], _i64)
+_WAYS = 8
+_ODD_ID = -0x61C8864680B583EB
+
+
+@inlined
+def _bucket(mask, hashed, choice):
+    """Return one of the buckets of an id."""
+    return np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
+
+
+@inlined
+def _cell(keys, passed, mask, choices, key, hashed):
+    """Return the cell of `key` in a table of `buckets.Buckets`, -1 if it is unknown."""
+    cell = np.int64(-1)
+    for choice in range(choices):
+        bucket = _bucket(mask, hashed, choice)
+        # all cells without a branch: a branch that is taken every other time costs more than comparing
+        for way in range(_WAYS):
+            cell = bucket * _WAYS + way if keys[bucket * _WAYS + way] == key else cell
+        if cell >= 0 or passed[bucket] == 0:
+            break
+    return cell
+
+
+@inlined
+def _prefetch_cell(keys, rows, mask, hashed):
+    """Ask for the first bucket of an id; `keys` and `rows` are addresses."""
+    bucket = np.int64(hashed & mask)
+    prefetch(keys + bucket * (_WAYS * 8))
+    prefetch(rows + bucket * (_WAYS * 4))
+
+
+@compiled(_i64(*_map, _i64[::1], _i32[::1]))
+def find_ids(keys, rows, passed, choices, ids, out):
+    """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where it is unknown.
+
+    Args:
+        keys: ids of all cells as `buckets.Buckets` keeps them.
+        rows: their rows.
+        passed: for every bucket, how many ids found no room in it.
+        choices: buckets that an id may be in.
+        ids: what to look for.
+        out: receives the rows.
+    """
+    mask = np.uint64(len(passed) - 1)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, _mix(ids[i]))
+            out[i] = rows[cell] if cell >= 0 else -1
+    return np.int64(len(ids))
+
+
+@inlined
+def _free_cell(keys, passed, mask, choices, hashed):
+    """Return a free cell for an unknown id, -1 if there is none; its buckets without room count it as passing by."""
+    cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
+    if keys[cell] != 0:
+        cell = np.int64(-1)
+        for choice in range(choices):
+            bucket = _bucket(mask, hashed, choice)
+            for way in range(_WAYS):
+                if keys[bucket * _WAYS + way] == 0:
+                    cell = bucket * _WAYS + way
+                    break
+            if cell >= 0:
+                break
+            passed[bucket] += np.uint16(1)
+    return cell
+
+
+@compiled(_i64(*_map, _i64[::1], _i64, _i32[::1], _i64[::1]))
+def give_rows(keys, rows, passed, choices, ids, first, out, new):
+    """As `find_ids`, and unknown ids are given the rows from `first` on, in the order of their first occurrence.
+
+    Stops at an id for which there is no room and at the one that cannot be kept; `out` is -1 from there on.
+    Writes the indices of the new ids into `new` (int64 [n]) and returns how many they are.
+    """
+    mask = np.uint64(len(passed) - 1)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    count = np.int64(0)
+    stopped = False
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            key = ids[i] ^ _ODD_ID
+            stopped = stopped or key == 0
+            cell = np.int64(-1)
+            if not stopped:
+                cell = _cell(key_of, passing, mask, choices, key, _mix(ids[i]))
+                if cell < 0:
+                    cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
+                    stopped = cell < 0
+                    if not stopped:
+                        keys[cell] = key
+                        rows[cell] = np.int32(first + count)
+                        new[count] = i
+                        count += 1
+            out[i] = rows[cell] if cell >= 0 else -1
+    return count
+
+
+@compiled(_i64(*_map, _i64[::1], _i32[::1], _i64[::1]))
+def place_ids(keys, rows, passed, choices, ids, new_rows, homeless):
+    """Put unknown `ids` with their `new_rows` into free cells; see `find_ids`.
+
+    Writes the indices of those for which there is no room into `homeless` (int64 [n]) and returns how many they are.
+    """
+    mask = np.uint64(len(passed) - 1)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    left = np.int64(0)
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
+            if cell >= 0:
+                keys[cell] = ids[i] ^ _ODD_ID
+                rows[cell] = new_rows[i]
+            else:
+                homeless[left] = i
+                left += 1
+    return left
+
+
+@compiled(_i64(*_map, _i64[::1]))
+def remove_ids(keys, rows, passed, choices, ids):
+    """Empty the cells of `ids`, all different, and return how many there were; see `find_ids`."""
+    mask = np.uint64(len(passed) - 1)
+    key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
+    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    count = np.int64(0)
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            hashed = _mix(ids[i])
+            cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, hashed)
+            if cell >= 0:
+                keys[cell] = 0
+                count += 1
+                choice = 0
+                while _bucket(mask, hashed, choice) != cell // _WAYS:
+                    passed[_bucket(mask, hashed, choice)] -= np.uint16(1)
+                    choice += 1
+    return count
+
+
+@compiled(_i64(nt.uint32[:, ::1], nt.uint64[::1]))
+def hash_codes(codes, out):
+    """Write `hashing.hash_strings` of strings into `out` (uint64 [n]); `codes` uint32 [n, width], padded with zeros."""
+    count, width = codes.shape
+    for i in range(count):
+        result = np.uint64(0x243F6A8885A308D3)
+        for k in range(width):
+            if codes[i, k] != 0:
+                result = _mix(result ^ np.uint64(codes[i, k]))
+        out[i] = result
+    return np.int64(count)
+
+
+@compiled(_i64(nt.uint8[:, ::1], nt.uint64[::1]))
+def hash_bytes(codes, out):
+    """As `hash_codes` for ASCII, `codes` uint8 [n, width]; returns the first index with other bytes, -1 if none."""
+    count, width = codes.shape
+    for i in range(count):
+        result = np.uint64(0x243F6A8885A308D3)
+        for k in range(width):
+            if codes[i, k] >= 128:
+                return np.int64(i)
+            if codes[i, k] != 0:
+                result = _mix(result ^ np.uint64(codes[i, k]))
+        out[i] = result
+    return np.int64(-1)

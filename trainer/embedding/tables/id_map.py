@@ -1,0 +1,215 @@
+"""From ids to row numbers: a hash table that grows a little at a time.
+
+A table that gets too full is replaced by one at least twice as large: first the new one's memory is provided, then it
+takes over the ids, bucket by bucket. Every call that adds ids does a part of that, and so does `advance`. Meanwhile an
+id is in exactly one of the two tables, and lookups ask both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .buckets import ODD_ID, WAYS, Buckets
+
+_MAX_LOAD = 0.7
+# The new table's memory is provided up to this load; beyond it a table is replaced at once.
+_LAST_LOAD = 0.75
+# Cells of the outgrown table for every new id: it is empty long before the new one is full.
+_CELLS_PER_ID = 4
+# Providing the memory of a cell takes a tenth of the time that taking over its id does.
+_TOUCHED_PER_CELL = 10
+_BLOCK = 1 << 18
+
+
+class IdMap:
+    """Maps int64 ids to int32 row numbers, without collision.
+
+    Looking up changes nothing, so any number of threads may do so at once.
+
+    Args:
+        expected: number of ids to make room for at once; the table doubles when it gets too full.
+        step: cells of an outgrown table that any call to `add` takes over at least; see `advance`.
+    """
+
+    def __init__(self, expected: int = 0, step: int = 1 << 12) -> None:
+        self._step = step
+        self._table = Buckets(_with_room_for(64, expected))
+        self._next: Buckets | None = None
+        self._outgrown: Buckets | None = None
+        self._done = 0  # buckets of `_next` that have memory, or of `_outgrown` that are empty by now
+        # the row of the one id a table cannot hold
+        self._odd_row = -1
+        # counted here, because an id that is being taken over is in neither table for a moment
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size + (self._odd_row >= 0)
+
+    def _tables(self) -> tuple[Buckets, ...]:
+        return (self._table,) if self._outgrown is None else (self._table, self._outgrown)
+
+    @property
+    def growing(self) -> bool:
+        """Whether growing is unfinished."""
+        return self._next is not None or self._outgrown is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory the tables take."""
+        tables = (*self._tables(), self._next)
+        return sum(table.nbytes for table in tables if table is not None)
+
+    def get(self, ids: np.ndarray) -> np.ndarray:
+        """Return the row number of every id, -1 where it is unknown: int32 [n] for int64 [n]."""
+        ids = np.ascontiguousarray(ids, np.int64)
+        rows = self._table.get(ids) if self._outgrown is None else self._get_from_both(ids, self._outgrown)
+        if (odd := ids == ODD_ID).any():
+            rows[odd] = self._odd_row
+        return rows
+
+    def _get_from_both(self, ids: np.ndarray, outgrown: Buckets) -> np.ndarray:
+        rows = np.empty(len(ids), np.int32)
+        moved = outgrown.first_bucket(ids) < self._done
+        # the likelier table first: almost every id is or was in its first bucket
+        for chosen, likely, other in (
+            (moved, self._table, outgrown),
+            (~moved, outgrown, self._table),
+        ):
+            part = ids[chosen]
+            own = likely.get(part)
+            missing = np.flatnonzero(own < 0)
+            own[missing] = other.get(part[missing])
+            rows[chosen] = own
+        return rows
+
+    def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Map `ids` (int64 [n], different from each other and all unknown) to `rows` (int32 [n], none negative)."""
+        ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.int32)
+        if (odd := ids == ODD_ID).any():
+            self._odd_row = int(rows[odd][0])
+            ids, rows = ids[~odd], rows[~odd]
+        self._make_room(len(ids))
+        self._place(ids, rows)
+        self._size += len(ids)
+
+    def give(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
+        """Map unknown `ids` to the rows from `first` on, in the order of their first occurrence.
+
+        Args:
+            ids: int64 [n], contiguous; may repeat.
+            first: int, the first row to give.
+            out: int32 [n], receives the row of every id.
+
+        Returns:
+            The index of each new id's first occurrence, int64, ascending. None where the map lacks room or is being
+            enlarged: nothing has changed then.
+        """
+        if self.growing or self._size + len(ids) > len(self._table) * WAYS * _MAX_LOAD:
+            return None
+        new = self._table.give(ids, first, out)
+        self._size += len(new)
+        if len(out) and out[-1] < 0:
+            rest = int(np.argmax(out < 0))  # from here on nothing was placed
+            new = np.concatenate((new, rest + self._give_rest(ids[rest:], first + len(new), out[rest:])))
+        return new
+
+    def _give_rest(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
+        out[:] = self.get(ids)
+        unknown = np.flatnonzero(out < 0)
+        new, at, inverse = np.unique(ids[unknown], return_index=True, return_inverse=True)
+        rows = np.empty(len(new), np.int32)
+        rows[np.argsort(at)] = np.arange(first, first + len(new), dtype=np.int32)
+        self.add(new, rows)
+        out[unknown] = rows[inverse]
+        return unknown[np.sort(at)]
+
+    def _make_room(self, more: int) -> None:
+        self.advance(_CELLS_PER_ID * more + self._step)
+        cells = len(self._table) * WAYS
+        if self._size + more > cells * _LAST_LOAD:
+            self._next = None
+            while self._outgrown is not None:
+                self._take_over(self._outgrown, _BLOCK)
+            self._replace_by(Buckets(_with_room_for(len(self._table), self._size + more)))
+        elif self._size + more > cells * _MAX_LOAD and not self.growing:
+            self._next, self._done = Buckets(2 * len(self._table)), 0
+
+    def advance(self, cells: int) -> None:
+        """Do a part of growing, if there is any to do: as much as taking over the ids of `cells` cells."""
+        while cells > 0 and self.growing:
+            part = min(cells, _BLOCK)
+            if self._next is not None:
+                self._provide(self._next, part)
+            elif self._outgrown is not None:
+                self._take_over(self._outgrown, part)
+            cells -= part
+
+    def _provide(self, table: Buckets, cells: int) -> None:
+        first, self._done = self._done, min(self._done + 1 + cells * _TOUCHED_PER_CELL // WAYS, len(table))
+        table.touch(first, self._done)
+        if self._done == len(table):
+            self._replace_by(table)
+
+    def _replace_by(self, table: Buckets) -> None:
+        self._outgrown, self._table, self._next, self._done = self._table, table, None, 0
+
+    def _take_over(self, old: Buckets, cells: int) -> None:
+        first, self._done = self._done, min(self._done + 1 + cells // WAYS, len(old))
+        ids, rows = old.take_out(first, self._done)
+        if self._done == len(old):
+            self._outgrown = None
+        self._place(ids, rows)
+
+    def _place(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        ids, rows = self._table.place(ids, rows)
+        if len(ids):
+            self._rebuild(ids, rows)
+
+    def _rebuild(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Put `ids`, for which there is no room, and all others into one larger table, at once."""
+        parts = [(ids, rows), *(table.items() for table in self._tables())]
+        ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        buckets = len(self._table)
+        homeless = ids
+        while len(homeless):
+            buckets *= 2
+            table = Buckets(buckets)
+            for start in range(0, len(ids), _BLOCK):
+                homeless, _ = table.place(ids[start : start + _BLOCK], rows[start : start + _BLOCK])
+                if len(homeless):
+                    break
+        self._table, self._next, self._outgrown = table, None, None
+
+    def remove(self, ids: np.ndarray) -> None:
+        """Forget `ids` (int64 [n], different from each other); unknown ones are ignored."""
+        ids = np.ascontiguousarray(ids, np.int64)
+        if (odd := ids == ODD_ID).any():
+            self._odd_row = -1
+            ids = ids[~odd]
+        self._size -= sum(table.remove(ids) for table in self._tables())
+
+    def items(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all ids (int64 [n]) and their rows (int32 [n]), in no particular order."""
+        parts = [table.items() for table in self._tables()]
+        if self._odd_row >= 0:
+            parts.append((np.array([ODD_ID]), np.array([self._odd_row], np.int32)))
+        ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return ids, rows
+
+
+def _with_room_for(buckets: int, ids: int) -> int:
+    """Return `buckets`, doubled until there is room for `ids`."""
+    while buckets * WAYS * _MAX_LOAD < ids:
+        buckets *= 2
+    return buckets
+
+
+def find(keys: np.ndarray, values: np.ndarray, *, ascending: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return (an index into `keys` for each of `values`, int64 [n]; whether the key there is the value, bool [n])."""
+    if not len(keys):
+        return np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
+    order = None if ascending else np.argsort(keys)
+    indices = np.minimum(np.searchsorted(keys, values, sorter=order), len(keys) - 1)
+    if order is not None:
+        indices = order[indices]
+    return indices, keys[indices] == values

@@ -1,0 +1,248 @@
+"""Loops over table rows in machine code; those over the rows of several tables run on several cores at once.
+
+Random rows of a large table cost a cache miss each, so each row's cache lines are asked for some rows ahead. Import
+this module only where a table is used: it brings Numba along.
+
+A random row of a large table is mostly waited for, and the operators of the graph wait for the loop, so the other cores
+are idle. Threads of the operating system take a part of the rows each; they live for one call, know nothing of Python
+and never ask for the interpreter's lock. Numba's `prange` took from half to three times as long on a busy machine, and
+without libgomp it ends the process when operators of a graph read two stacks at once.
+
+A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to the value that
+goes with it, the columns of that value, and a pointer to the kernel's numbers. Numba notices a change of the file that
+a kernel is in, not of a loop in another: after a change of `each_row` delete the `*.nbi` files of `__pycache__`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from ...native.compiled import compiled, inlined, kept, pointer_to, prefetch, prefetch_lines
+
+AHEAD = 32  # rows whose cache lines are on their way
+ROW_BITS = 40  # codes say which row of which of several tables: the table above, the row below; -1 is no row
+_ROW = (1 << ROW_BITS) - 1
+_LEAST_BYTES = 1 << 19  # that a part must have: starting a thread takes 0.1 to 0.2 ms
+_BLOCK_LENGTH = 10
+
+_i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
+_rows2 = _f32[:, ::1]
+_floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
+
+
+@compiled(_i64(_rows2, _i32[::1], _rows2))
+def gather(table, rows, out):
+    """Copy the first columns of `rows` of `table` (float32 [m, width]) into `out` (float32 [n, columns]).
+
+    A row outside of the table reads its nearest one.
+    """
+    count, columns = out.shape
+    last, size = len(table) - 1, table.shape[1] * 4
+    first = np.int64(table.ctypes.data)
+    for i in range(-AHEAD, count):
+        if i + AHEAD < count:
+            prefetch_lines(first + min(max(rows[i + AHEAD], 0), last) * size, columns * 4)
+        if i >= 0:
+            row = min(max(rows[i], 0), last)
+            for column in range(columns):
+                out[i, column] = table[row, column]
+    return np.int64(count)
+
+
+@compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
+def number(values, slots, distinct, first, inverse):
+    """Number the distinct `values` (int32 [n], -1 for none) in the order of their first occurrence.
+
+    A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): what `slots` holds at
+    first does not matter.
+
+    Args:
+        values: int32 [n], all below ``len(slots)``.
+        slots: int32, working memory.
+        distinct: int32 [>= number of distinct values], receives them.
+        first: int32 [the same], receives the index of each one's first occurrence.
+        inverse: int32 [n], receives the numbers, counting from 1; 0 for none.
+
+    Returns:
+        How many distinct values there are.
+    """
+    count = np.int64(0)
+    memory = np.int64(slots.ctypes.data)
+    for i in range(len(values)):
+        if i + AHEAD < len(values):
+            prefetch(memory + np.int64(values[i + AHEAD]) * 4)
+        value = values[i]
+        if value < 0:
+            inverse[i] = 0
+            continue
+        slot = slots[value]
+        if slot < 0 or slot >= count or distinct[slot] != value:
+            slot = np.int32(count)
+            slots[value] = slot
+            distinct[count] = value
+            first[count] = i
+            count += 1
+        inverse[i] = slot + 1
+    return count
+
+
+@compiled(_i64(_i32[::1], _rows2, _rows2))
+def add_rows(indices, values, sums):
+    """Add `values` (float32 [n, columns]) to the rows of `sums` at `indices` (int32 [n]), one after the other."""
+    count, columns = values.shape
+    for i in range(count):
+        row = indices[i]
+        for column in range(columns):
+            sums[row, column] += values[i, column]
+    return np.int64(count)
+
+
+@compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]), nogil=False)
+def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
+    """Fill `blocks`, int64 [parts, length], for `each_row`; return the address of the first."""
+    count, parts = len(positions), len(blocks)
+    for part in range(parts):
+        block = blocks[part]
+        block[0], block[1] = part * count // parts, (part + 1) * count // parts
+        block[2], block[3], block[4] = bases.ctypes.data, codes.ctypes.data, positions.ctypes.data
+        block[5], block[6], block[7] = width, values.ctypes.data, values.shape[1]
+        block[8], block[9] = touched, numbers.ctypes.data
+    return np.int64(blocks.ctypes.data)
+
+
+@inlined
+def each_row(rule, otherwise, block):
+    """Call `rule` for every position that is a row, `otherwise(value, columns)` for the others.
+
+    `block` is the address of int64 numbers: first position, position after the last, then as in `RowKernel.run`.
+    """
+    block = _int64s(block)
+    begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
+    bases, codes, positions, values = _int64s(block[2]), _int64s(block[3]), _int32s(block[4]), block[6]
+    numbers = _floats(block[9])
+    for i in range(begin - AHEAD, end):
+        if begin <= i + AHEAD < end:
+            code = codes[positions[i + AHEAD]]
+            if code >= 0:
+                prefetch_lines(bases[code >> ROW_BITS] + (code & _ROW) * width * 4, touched * 4)
+        if i >= begin:
+            code = codes[positions[i]]
+            value = _floats(values + i * columns * 4)
+            if code >= 0:
+                rule(_floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4), value, columns, numbers)
+            else:
+                otherwise(value, columns)
+    return np.int64(end - begin)
+
+
+@inlined
+def _leave(value, columns):
+    pass
+
+
+@inlined
+def update_rows(rule, block):
+    """Apply the `rule` of a row optimizer to every row; its gradient is the value that goes with it."""
+    return each_row(rule, _leave, block)
+
+
+@inlined
+def _clear(value, columns):
+    for column in range(columns):
+        value[column] = np.float32(0)
+
+
+@inlined
+def _copy(row, value, columns, numbers):
+    for column in range(columns):
+        value[column] = row[column]
+
+
+def _find_threads() -> tuple[Callable[..., int], Callable[..., int]]:
+    """Return `pthread_create` and `pthread_join`, which release the interpreter's lock."""
+    library = ctypes.CDLL(None)
+    create, join = library.pthread_create, library.pthread_join
+    create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    join.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return create, join
+
+
+_create_thread, _join_thread = _find_threads()
+
+
+class RowKernel:
+    """A loop over rows, compiled when it is first needed, that any number of threads may run parts of.
+
+    Args:
+        function: calls `each_row` with the address it is given and returns what that returns; a function of the module
+            that its rule is in. Parts must not depend on each other.
+    """
+
+    def __init__(self, function: Callable[[int], int]) -> None:
+        self._function = function
+        self._compiled: Any = None
+        # Numba's own setting: as many as the process may use, unless NUMBA_NUM_THREADS says otherwise
+        self._most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+
+    def ready(self) -> Callable[..., None]:
+        """Return `run`, compiled."""
+        if self._compiled is None:
+            self._describe = _describe.ready()
+            self._compiled = kept(numba.cfunc, _i64(_i64), error_model="numpy")(self._function)
+            self._call, self._address = self._compiled.ctypes, self._compiled.address
+        return self.run
+
+    def run(
+        self,
+        bases: np.ndarray,
+        codes: np.ndarray,
+        positions: np.ndarray,
+        width: int,
+        values: np.ndarray,
+        touched: int,
+        numbers: np.ndarray,
+    ) -> None:
+        """Run it over all positions.
+
+        Args:
+            bases: address of each table's rows, int64 [tables].
+            codes: rows of a chunk, int64 [m]; see `ROW_BITS`.
+            positions: which of them, int32 [n].
+            width: columns of a row.
+            values: what goes with each position, float32 [n, columns].
+            touched: how many columns of a row are read or written.
+            numbers: further numbers of the rule, float32.
+        """
+        parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
+        blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
+        first = self._describe(bases, codes, positions, width, values, touched, numbers, blocks)
+        if parts == 1:
+            self._call(first)
+        else:
+            self._run_parts(range(first, first + blocks.nbytes, blocks.strides[0]))
+
+    def _run_parts(self, addresses: Sequence[int]) -> None:
+        """Run the kernel with the block at each of `addresses`, and return when all are done."""
+        threads = []
+        try:
+            for address in addresses[1:]:
+                thread = ctypes.c_void_p()
+                if _create_thread(ctypes.byref(thread), None, self._address, address):
+                    self._call(address)  # the system has no thread left
+                else:
+                    threads.append(thread)
+            self._call(addresses[0])
+        finally:  # they use memory of the caller's
+            for thread in threads:
+                _join_thread(thread, None)
+
+
+@RowKernel
+def read_rows(block):
+    """Copy the first columns of rows of several tables into the values; zeros where there is no row."""
+    return each_row(_copy, _clear, block)

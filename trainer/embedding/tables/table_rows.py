@@ -1,0 +1,253 @@
+"""The rows of one sparse table on the host: which id has which, their values, and which changed since a snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ...native.memory import Columns
+from .admission import Admission
+from .hashing import first_rows, stable_seed
+from .id_map import IdMap
+from .row_shards import WHOLE, Shards
+from .row_store import RowStore
+from .spec import DEFAULT_ROW, PADDING, TableSpec
+
+_FIRST_BLOCK = 1 << 15
+
+
+def dirty_column(consumer: str) -> str:
+    """Return the name of the column that says which rows changed since the consumer's last state."""
+    return f"dirty.{consumer}"
+
+
+class TableRows:
+    """Ids, rows and bookkeeping of a table; `table.SparseTable` plans and trains them.
+
+    Args:
+        spec: what defines the table.
+        first_slots: optimizer slots of a new row, float32 [slots].
+        shards: the part of the ids that is kept here; the others are other processes'.
+
+    Attributes:
+        columns: bookkeeping of every row by name; "live" and "uncommitted" (of a plan that is not trained) bool, and
+            what eviction needs: "id", "in_use" and the `meta_names`.
+        meta_names: columns that snapshots hold.
+        numbering: tables with the same one give every id the same row; see `numbers_like`.
+        ticket: number of the latest plan; unlike `plans` it never goes back, so rows of an undone plan are not in use.
+        deferred: readers of a snapshot to call before what they read changes.
+        tombstones: for every consumer of changes, ids that lost their row since its last delta.
+    """
+
+    COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
+
+    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
+        self.spec = spec
+        self.shards = shards
+        self.capacity = shards.capacity(spec.capacity)
+        self.first_slots = np.asarray(first_slots, np.float32)
+        self.width = spec.dim + len(self.first_slots)
+        self.seed = stable_seed(spec.seed, spec.name)
+        self.lock = threading.RLock()
+        path = f"{spec.path}.{shards.rank}" if spec.path is not None and shards.size > 1 else spec.path
+        self.store = RowStore(self.width, 1024, path)
+        self.map = IdMap(min(self.capacity or 0, 1 << 20))
+        self.admission = Admission(spec.admission, self.seed)
+        self.columns = Columns(1024)
+        for name in ("live", "uncommitted"):
+            self.columns.add(name, np.bool_)
+        self.meta_names: tuple[str, ...] = ()
+        if spec.eviction is not None:
+            self.meta_names = ("plan", "last_step")
+            if spec.eviction.when_full == "lfu":
+                self.meta_names += ("frequency",)
+            for name in ("id", "in_use", *self.meta_names):
+                self.columns.add(name, np.int64)
+            if spec.eviction.ttl is not None:
+                self.columns.add("last_time", np.float64)
+                self.meta_names += ("last_time",)
+        self.next_row = DEFAULT_ROW + 1
+        self.numbering = object()
+        self.free = np.zeros(0, np.int32)
+        self.step = 0
+        self.last_sweep = 0.0
+        self.plans = 0
+        self.ticket = 0
+        self.counters = dict.fromkeys(self.COUNTERS, 0)
+        self.deferred: list[Callable[[], object]] = []
+        self.tombstones: dict[str, list[np.ndarray]] = {}
+        self.columns["live"][DEFAULT_ROW] = True
+        self.reset_default_row()
+
+    def __len__(self) -> int:
+        """Return the number of ids that have a row of their own."""
+        return len(self.map)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use: rows up to the highest in use, bookkeeping, id map and sketch."""
+        sketch = self.admission.sketch
+        columns = sum(column.nbytes for column in self.columns.values())
+        return self.next_row * self.width * 4 + columns + self.map.nbytes + (0 if sketch is None else sketch.nbytes)
+
+    def packed(self, weights: np.ndarray) -> np.ndarray:
+        """Return `weights` (float32 [n, dim]) with the slots of new rows behind them, [n, width]."""
+        slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
+        return np.concatenate((weights, slots), axis=1)
+
+    def reset_default_row(self) -> None:
+        """Give the default row its first value, zeros."""
+        self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, self.spec.dim), np.float32)))
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock for a change; readers of a snapshot read first."""
+        with self.lock:
+            for read in self.deferred:
+                read()
+            self.deferred.clear()
+            yield
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows."""
+        with self.lock:
+            self.store.reserve(rows)
+            self.columns.reserve(rows)
+
+    # -- ids -----------------------------------------------------------------------------------------------------
+
+    def numbers_like(self, other: TableRows) -> bool:
+        """Return whether `other` gives every id the row it has here, and new ids will get the same rows."""
+        if self.numbering is not other.numbering:
+            if (self.next_row, len(self)) != (other.next_row, len(other)):
+                return False
+            ids, rows = self.map.items()
+            if not np.array_equal(other.map.get(ids), rows):
+                return False
+            self.numbering = other.numbering
+        return True
+
+    def clear(self) -> None:
+        """Forget every id."""
+        with self.changing():
+            self.map = IdMap()
+            for column in self.columns.values():
+                column[:] = 0
+            self.columns["live"][DEFAULT_ROW] = True
+            self.next_row = DEFAULT_ROW + 1
+            self.numbering = object()
+            self.set_free_rows()
+
+    def take_rows(self, count: int) -> np.ndarray:
+        """Return `count` rows for new ids, int32: free ones first. The caller holds the lock."""
+        free, self.free = self.free[:count], self.free[count:]
+        rows = np.concatenate((free, np.arange(self.next_row, self.next_row + count - len(free), dtype=np.int32)))
+        self.next_row += count - len(free)
+        self.numbering = object()
+        self.reserve(self.next_row)
+        return rows
+
+    def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids are given rows.
+
+        Not for a table whose plans are under way. Ids whose rows other processes keep are left out.
+        """
+        weights = np.asarray(weights, np.float32)
+        if self.shards.size > 1:
+            own = self.shards.owned(ids)
+            ids, weights = ids[own], weights[own]
+        with self.changing():
+            rows = self.map.get(ids)
+            new = np.flatnonzero(rows < 0)
+            rows[new] = self.take_rows(len(new))
+            self.map.add(ids[new], rows[new])
+            for start in range(0, len(rows), _FIRST_BLOCK):
+                block = slice(start, start + _FIRST_BLOCK)
+                self.store.write(rows[block], self.packed(weights[block]))
+            self.name_rows(rows, ids)
+            self.columns["live"][rows] = True
+            self.mark_changed(rows)
+
+    def rebuild(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+        """Become an empty table with these slots and shards; return its former ids, int64 [n], and weights.
+
+        All holders of the table then see the new rows; not while plans are under way.
+        """
+        ids, rows = self.map.items()
+        weights = np.empty((len(rows), self.spec.dim), np.float32)
+        self.store.read_part(rows, weights)
+        self.store.close()
+        self.__init__(self.spec, first_slots, shards)
+        return ids, weights
+
+    def discard(self, ids: np.ndarray) -> None:
+        """Take the rows of `ids` (int64 [n]) from them; unknown ids are ignored. Not while plans are under way."""
+        ids = np.unique(ids)
+        with self.changing():
+            rows = self.map.get(ids)
+            self.map.remove(ids)
+            self.columns["live"][rows[rows >= 0]] = False
+            self.numbering = object()
+            self.set_free_rows()
+
+    def set_free_rows(self) -> None:
+        """Derive the free rows from the live ones: ascending, so that a restored table gives out the same rows."""
+        self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
+
+    def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Note which `ids` (int64 [n]) `rows` (int32 [n]) belong to, where eviction or a consumer needs it."""
+        if "id" in self.columns:
+            self.columns["id"][rows] = ids
+
+    def ids_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the ids that `rows` (int32 [n]) belong to, int64 [n]; any number where they belong to none."""
+        if "id" in self.columns:
+            return self.columns["id"][rows]
+        ids, own = self.map.items()
+        id_of = np.zeros(len(self.columns["live"]), np.int64)
+        id_of[own] = ids
+        return id_of[rows]
+
+    def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
+        """Return the rows of trained ids, int32 [n]: the default row where unknown, -1 where `padding` (bool [n])."""
+        with self.lock:
+            rows = self.map.get(ids)
+            rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
+        if padding is not None:
+            rows[padding] = PADDING
+        return rows
+
+    def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Give `rows` the first values of `ids`, slots included; block by block to keep memory small."""
+        spec = self.spec
+        for start in range(0, len(rows), _FIRST_BLOCK):
+            block = slice(start, start + _FIRST_BLOCK)
+            weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
+            self.store.write(rows[block], self.packed(weights))
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def follow(self, consumer: str) -> None:
+        """Keep account of changed rows for `consumer` from now on; all present rows count as changed."""
+        with self.lock:
+            if consumer not in self.tombstones:
+                if "id" not in self.columns:
+                    self.columns.add("id", np.int64)
+                    ids, rows = self.map.items()
+                    self.columns["id"][rows] = ids
+                self.tombstones[consumer] = []
+                self.columns[dirty_column(consumer)] = self.columns["live"] & ~self.columns["uncommitted"]
+
+    def mark_changed(self, rows: np.ndarray) -> None:
+        """Count `rows` (int32 [n]) as changed for all consumers."""
+        for consumer in self.tombstones:
+            self.columns[dirty_column(consumer)][rows] = True
+
+    def changed(self, consumer: str) -> int:
+        """Return the number of rows changed since the consumer's last state."""
+        if consumer not in self.tombstones:
+            return len(self) + 1
+        return int(np.count_nonzero(self.columns[dirty_column(consumer)]))

@@ -1,0 +1,277 @@
+"""A table's state as arrays and JSON: all of it, or what changed since the last time; its checks; and back.
+
+Taking a state happens between two steps and only remembers which rows are meant. They are read when a `Frozen` is
+turned into an array, while training goes on; what training is about to change is copied just before
+(`row_store.CopyOnWriteView`). Saved states are checked before any table is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...checkpoint.frozen import Frozen
+from ...checks import any_number, whole
+from ...errors import CheckpointDamagedError, CheckpointMismatchError
+from .eviction import Evicted, UndoRecord
+from .id_map import find
+from .row_store import CopyOnWriteView
+from .spec import DEFAULT_ROW
+from .table import SparseTable
+from .table_rows import dirty_column
+
+Arrays = Mapping[str, np.ndarray]
+_MOST_HOLES = 10**7  # rows that evicted ids left, beyond a hundred for each that is saved: less memory than a lie costs
+
+
+def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the arrays of one table, from those of all, whose keys begin with ``name/``."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+
+
+class _Capture:
+    """What `take` remembers of a table; the columns are read when first needed, or before they change."""
+
+    def __init__(self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]]) -> None:
+        self._table = table
+        self._view = view
+        self._evicted = evicted
+        self._pending = [(plan.rows, plan.meta) for plan in table.pending]
+        self._columns: dict[str, np.ndarray] | None = None
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return rows, ids and bookkeeping."""
+        table = self._table
+        with table.lock:
+            if self._columns is None:
+                rows = self._view.rows
+                columns = {"rows": rows, "ids": table.columns["id"][rows]}
+                for name in table.meta_names:
+                    columns[name] = self._before_plans(name, rows)
+                for evicted, mask in self._evicted:
+                    more = {"rows": evicted.rows, "ids": evicted.ids, **evicted.meta}
+                    columns = {name: np.concatenate((columns[name], more[name][mask])) for name in columns}
+                self._columns = columns
+            return self._columns
+
+    def _before_plans(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the bookkeeping of `rows` (ascending) from before the pending plans."""
+        values = self._table.columns[name][rows]
+        for touched, meta in reversed(self._pending):
+            if meta:
+                indices, same = find(rows, touched, ascending=True)
+                values[indices[same]] = meta[name][same]
+        return values
+
+    def values(self) -> np.ndarray:
+        """Return the packed rows."""
+        values = self._view.values()
+        return np.concatenate((values, *(e.values[mask] for e, mask in self._evicted))) if self._evicted else values
+
+
+def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (arrays, json) of the table after the last committed step; plans ahead of it do not show.
+
+    Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per kind of bookkeeping [n], all
+    `Frozen`; "removed" int64 (ids that lost their row), and "sketch".
+
+    Args:
+        table: the table; `follow` must have been called for `consumer`.
+        consumer: whose delta this is; its account of changes starts over.
+        full: all rows, instead of those changed since the consumer's last state.
+    """
+    with table.lock:
+        pending, columns = list(table.pending), table.columns
+        chosen = columns["live"] & ~columns["uncommitted"] if full else columns[dirty_column(consumer)]
+        columns[dirty_column(consumer)] = np.zeros(len(chosen), np.bool_)
+        evicted = []
+        for part in (part for plan in pending for part in plan.evicted):
+            mask = np.ones(len(part.rows), np.bool_) if full else part.dirty.get(consumer, np.zeros(0, np.bool_))
+            if mask.any():
+                evicted.append((part, mask))
+            part.dirty[consumer] = np.zeros(len(part.rows), np.bool_)
+        capture = _Capture(table, table.store.view(chosen), evicted)
+        table.deferred.append(capture.columns)
+        kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
+        arrays: dict[str, Any] = {
+            name: Frozen(functools.partial(_column, capture, name), kind) for name, kind in kinds.items()
+        }
+        arrays["values"] = Frozen(capture.values, np.float32)
+        arrays["removed"] = np.concatenate([np.zeros(0, np.int64), *([] if full else table.tombstones[consumer])])
+        table.tombstones[consumer] = []
+        if table.admission.sketch is not None:
+            arrays["sketch"] = sketch = table.admission.sketch.copy()
+            for cells in (cells for plan in pending for cells in plan.cells):
+                table.admission.forget(cells, sketch)
+        first = (
+            pending[0] if pending else UndoRecord(table.step, 0, next_row=table.next_row, last_sweep=table.last_sweep)
+        )
+        return arrays, {
+            "full": full,
+            "dim": table.spec.dim,
+            "width": table.width,
+            "seed": f"{table.seed:016x}",
+            "step": first.start_step,
+            "next_row": first.next_row,
+            "last_sweep": first.last_sweep,
+            "plans": table.plans - len(pending),
+            "counters": dict(table.counters),
+        }
+
+
+def _column(capture: _Capture, name: str) -> np.ndarray:
+    return capture.columns()[name]
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> None:
+    """Check a full state and the deltas that build on it, as `SparseTables.take` returned them.
+
+    Raises:
+        CheckpointMismatchError: they belong to tables of other names, dimensions, optimizers or seeds.
+        CheckpointDamagedError: they are no states of tables, or a delta does not fit the states before it.
+    """
+    for state in states:
+        names = set(state["json"]) if isinstance(state["json"], Mapping) else set()
+        if missing := sorted(set(tables) ^ names):
+            raise CheckpointMismatchError(
+                f"the snapshot has the tables {sorted(names)}, the network {sorted(tables)}: "
+                f"{', '.join(missing)} has no counterpart; name tables with Embedding(..., name=...)"
+            )
+    for name, table in tables.items():
+        chain = [(arrays_of(state["arrays"], name), state["json"][name]) for state in states]
+        try:
+            for link, (arrays, json) in enumerate(chain):
+                _check_json(table, json, first=link == 0)
+                _check_arrays(table, arrays, json)
+            _check_chain(chain)
+            most = _MOST_HOLES + 100 * sum(len(arrays["rows"]) for arrays, _ in chain)
+            rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
+            if table.shards.size == 1:  # of many processes each takes a part, and there are no holes in it
+                table.reserve(rows)
+        except (CheckpointMismatchError, CheckpointDamagedError):
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, MemoryError, OverflowError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            raise CheckpointDamagedError(f"the saved table {name!r} cannot be restored: {reason}") from error
+
+
+def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> None:
+    # a table that is only read has no slots and takes the weights alone
+    width = json["width"] if table.width == table.spec.dim else table.width
+    checks = (("dim", table.spec.dim, "dim"), ("width", width, "optimizer"), ("seed", f"{table.seed:016x}", "name"))
+    for key, own, reason in checks:
+        if json[key] != own:
+            raise CheckpointMismatchError(
+                f"table {table.spec.name!r} has {key} {own}, the saved one {json[key]}: they differ in {reason}"
+                f"{' or seed' if key == 'seed' else ''}"
+            )
+    if not isinstance(json["full"], bool) or (first and not json["full"]):
+        raise ValueError(f"full is {json['full']!r}")
+    for key in ("step", "plans", "updates"):
+        whole(key, json[key], 0)
+    whole("width", json["width"], table.width)
+    whole("next_row", json["next_row"], DEFAULT_ROW + 1, most=2**31 - 1)
+    any_number("last_sweep", json["last_sweep"])
+    for key, value in json["counters"].items():
+        whole(f"counter {key}", value, 0)
+
+
+def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
+    """Check that arrays have the (dtype, shape) that is wanted of each; raise ValueError or KeyError."""
+    for key, (dtype, shape) in wanted.items():
+        array = arrays[key]
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(f"{key} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}")
+
+
+def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
+    rows, ids = arrays["rows"], arrays["ids"]
+    count = len(rows)
+    wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": (np.float32, (count, json["width"]))}
+    wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
+    wanted["removed"] = (np.int64, (arrays["removed"].size,))
+    if table.admission.sketch is not None:
+        wanted["sketch"] = (table.admission.sketch.dtype, table.admission.sketch.shape)
+    check_forms(arrays, wanted)
+    if count and not 0 <= rows.min() <= rows.max() < json["next_row"]:
+        raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not below next_row {json['next_row']}")
+    own = rows != DEFAULT_ROW
+    if len(np.unique(rows)) != count or len(np.unique(ids[own])) != np.count_nonzero(own):
+        raise ValueError("a row or an id occurs twice")
+
+
+def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]]) -> None:
+    """Check that no delta gives an id another row, or a row to another id."""
+    known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    for arrays, json in chain:
+        own = arrays["rows"] != DEFAULT_ROW
+        ids, rows = arrays["ids"][own], arrays["rows"][own]
+        if json["full"] or not len(known_ids):
+            known_ids, known_rows = ids, rows
+            continue
+        stays = ~np.isin(known_ids, arrays["removed"])
+        known_ids, known_rows = known_ids[stays], known_rows[stays]
+        indices, again = find(ids, known_ids)
+        others = known_rows[~again]
+        if (rows[indices[again]] != known_rows[again]).any() or np.isin(others, rows).any():
+            raise ValueError("a delta does not fit the state before it")
+        known_ids, known_rows = np.concatenate((known_ids[~again], ids)), np.concatenate((others, rows))
+
+
+# -- restoring -----------------------------------------------------------------------------------------------------
+
+
+def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
+    """Restore a checked state: a full one replaces all rows, a delta is applied to the state before it."""
+    rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
+    with table.changing():
+        table.rollback()
+        if json["full"]:
+            table.clear()
+        table.discard(np.asarray(arrays["removed"], np.int64))
+        own = rows != DEFAULT_ROW
+        new = own.copy()
+        new[own] = table.map.get(ids[own]) < 0
+        table.reserve(int(json["next_row"]))
+        table.map.add(ids[new], rows[new])
+        table.store.write(rows, np.asarray(arrays["values"], np.float32)[:, : table.width])
+        table.name_rows(rows, ids)
+        table.columns["live"][rows] = True
+        for meta in table.meta_names:
+            table.columns[meta][rows] = arrays[meta]
+        table.mark_changed(rows)
+        if table.admission.sketch is not None:
+            table.admission.sketch[...] = arrays["sketch"]
+        table.step, table.next_row = int(json["step"]), int(json["next_row"])
+        table.last_sweep, table.plans = float(json["last_sweep"]), int(json["plans"])
+        table.counters.update(json["counters"])
+        table.set_free_rows()
+
+
+def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
+    """Put the rows back to the values of earlier states while plans go on; every id keeps its row.
+
+    Rows of ids that came later get their first value again.
+
+    Args:
+        table: the table; its preparing thread may go on meanwhile.
+        states: (arrays, json) of a full state and the deltas after it, in order.
+    """
+    with table.changing():
+        live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])
+        table.write_first(live, table.ids_of(live))
+        table.reset_default_row()
+        for arrays, _ in states:
+            ids, values = np.asarray(arrays["ids"], np.int64), np.asarray(arrays["values"], np.float32)
+            rows = table.map.get(ids)
+            rows[np.asarray(arrays["rows"]) == DEFAULT_ROW] = DEFAULT_ROW
+            known = (rows >= 0) & ~table.columns["uncommitted"][rows]
+            table.store.write(rows[known], values[known])
+        table.mark_changed(live)

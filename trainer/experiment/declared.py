@@ -1,0 +1,121 @@
+"""What is wrong with the streams of a configuration, judged from what it declares; nothing of the user's is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, did_you_mean
+from .environment import has_reference
+from .experiment_config import ExperimentConfig, ObjectSpec
+from .instantiate import instantiate
+from .problems import ConfigErrors, Problem
+from .resolve import UnresolvedError, resolve
+from .signature import real_signature
+
+
+def stream_problems(config: ExperimentConfig) -> list[Problem]:
+    """Return what is wrong with paths, schemas and labels of declared streams, and with columns the network lacks."""
+    problems: list[Problem] = []
+    data = config.data
+    for spec in (data.train, data.valid, data.test, data.stream):
+        for stream, arguments in _streams(spec):
+            problems += _of_path(stream, arguments)
+            schema, wrong = _schema(stream, arguments.get("schema"))
+            problems += wrong
+            if schema is not None and stream is data.stream:
+                problems += _of_network(config, stream, schema)
+    return problems
+
+
+def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
+    """Yield the streams of this package that a value declares, those within others too, with their arguments."""
+    if not isinstance(value, ObjectSpec):
+        return
+    from ..streams.base import Stream
+
+    target = _target(value)
+    if isinstance(target, type) and issubclass(target, Stream) and target.__module__.startswith("trainer."):
+        signature = real_signature(target)
+        names = signature.names() if signature is not None else []
+        yield value, {**dict(zip(names, value.args, strict=False)), **value.init_args}
+    for argument in (*value.args, *value.init_args.values()):
+        yield from _streams(argument)
+
+
+def _target(spec: ObjectSpec) -> Any:
+    try:
+        return resolve(spec.class_path)
+    except UnresolvedError:  # reported where the configuration is read
+        return None
+
+
+def _of_path(spec: ObjectSpec, arguments: Mapping[str, Any]) -> list[Problem]:
+    path = arguments.get("path")
+    if not isinstance(path, str) or has_reference(path) or Path(path).exists():
+        return []
+    message = f"{spec.class_path} takes a folder or file that exists; received {path!r}"
+    return [Problem(spec.place, f"{spec.path}.init_args.path", message)]
+
+
+def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
+    """Return the schema, or None where a function of the user's makes it, and what is wrong with it."""
+    from ..streams import Schema
+    from ..streams.formats.column import Column
+
+    path = f"{spec.path}.init_args.schema"
+    ours = (Schema, Column)
+    try:
+        if isinstance(declared, ObjectSpec):
+            if not all(_target(part) in ours for part in _objects(declared)):
+                return None, []
+            made = instantiate(declared)
+            return (made if isinstance(made, Schema) else None), []
+        if not isinstance(declared, Mapping) or any(_objects(declared)):
+            return None, []
+        accepted = set(inspect.signature(Schema).parameters)
+        for name in declared:
+            if name not in accepted:
+                return None, [Problem(spec.place, path, f"Schema takes no {name!r}{did_you_mean(name, accepted)}")]
+        return Schema(**declared), []
+    except ConfigErrors as errors:
+        return None, errors.problems
+    except (ConfigurationError, TypeError) as error:
+        return None, [Problem(spec.place, path, str(error))]
+
+
+def _objects(value: Any) -> Iterator[ObjectSpec]:
+    if isinstance(value, ObjectSpec):
+        yield value
+        value = (*value.args, *value.init_args.values())
+    elif isinstance(value, Mapping):
+        value = tuple(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _objects(part)
+
+
+def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:
+    """Return the arguments of the network that a schema with some of them lacks; without any they go by position."""
+    from mindspore import nn
+
+    from ..data.column_checks import arguments_of
+    from ..data.ragged import given_names
+
+    network = _target(config.network)
+    if not (isinstance(network, type) and issubclass(network, nn.Cell)):
+        return []
+    least, _, arguments = arguments_of(network)
+    columns = list(schema.columns)
+    wanted = given_names(arguments[:least], columns)
+    missing = [name for name in wanted if name not in columns]
+    free = [name for name in columns if name not in (schema.label, schema.event_time)]
+    if not missing or (len(missing) == len(wanted) and len(free) >= len(wanted)):
+        return []
+    hints = "".join(did_you_mean(name, free) for name in missing)
+    message = (
+        f"{network.__name__}.construct takes {', '.join(wanted)}; the schema has no {', '.join(missing)}, its columns "
+        f"are {', '.join(columns)}{hints}"
+    )
+    return [Problem(stream.place, f"{stream.path}.init_args.schema", message)]

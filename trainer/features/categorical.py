@@ -1,0 +1,289 @@
+"""Categories: raw ids, hash buckets, vocabularies, crosses, and the parts of a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checks import choice, refuse, whole
+from ..embedding.tables.hashing import mix64, stable_seed, to_ids
+from ..errors import ConfigurationError
+from ..streams.formats.column import Column
+from .feature import (
+    FIRST_ROW,
+    MISSING_ROW,
+    NO_ID,
+    Feature,
+    Kind,
+    Output,
+    RawColumns,
+    Table,
+    id_column,
+    number_column,
+)
+from .statistics import KnownIds, ValueCounts
+
+DTYPES = ("str", "int64")
+
+
+def missing_ids(values: np.ndarray) -> np.ndarray:
+    """Return which raw ids are missing, bool of the same shape."""
+    return values == "" if values.dtype.kind == "U" else values == NO_ID
+
+
+@dataclass(frozen=True)
+class IdFeature(Feature):
+    """Base of features whose values are ids of a table.
+
+    Args:
+        dtype: "str" or "int64": what the raw column holds.
+        vocabulary: None: every id is its own (a sparse table takes any); "learn": those that occur in the data at least
+            `min_count` times; a list of values; or a file with a value per line. Ids outside of it share a row.
+        min_count: see `vocabulary`.
+        max_size: most ids of a learned vocabulary, the most frequent ones; None: no bound.
+        hash_buckets: number of buckets that ids are hashed to, in place of a vocabulary.
+        dim: length of a vector; None: that of the `FeatureEmbedding`.
+        table: name of the table; features that name the same one share it.
+        options: further arguments of `trainer.embedding.Embedding`, such as capacity, admission and eviction.
+    """
+
+    dtype: str = "str"
+    vocabulary: str | Sequence[Any] | None = None
+    min_count: int = 1
+    max_size: int | None = None
+    hash_buckets: int | None = None
+    dim: int | None = None
+    table: str | None = None
+    options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        choice(f"{owner}(dtype=...)", self.dtype, DTYPES)
+        whole(f"{owner}(min_count=...)", self.min_count)
+        whole(f"{owner}(max_size=...)", self.max_size, optional=True)
+        whole(f"{owner}(hash_buckets=...)", self.hash_buckets, optional=True)
+        self._check_dim(self.dim)
+        if self.vocabulary is not None and self.hash_buckets is not None:
+            raise ConfigurationError(f"{owner} takes vocabulary or hash_buckets, not both")
+        if isinstance(self.vocabulary, str) and not self.learns and not Path(self.vocabulary).is_file():
+            refuse(
+                f"{owner}(vocabulary=...)", '"learn", a list of values, or a file with one per line', self.vocabulary
+            )
+        if not self.learns and (self.min_count > 1 or self.max_size is not None):
+            raise ConfigurationError(f'{owner}: min_count and max_size go with vocabulary="learn"')
+
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        """Whether the vocabulary is learned."""
+        return isinstance(self.vocabulary, str) and self.vocabulary == "learn"
+
+    @cached_property
+    def given(self) -> KnownIds | None:
+        """The ids of a vocabulary that is given; None where there is none."""
+        if self.vocabulary is None or self.learns:
+            return None
+        values = self._given_values()
+        kind = np.str_ if self.dtype == "str" else np.int64
+        try:
+            return KnownIds(np.unique(to_ids(np.asarray(values).astype(kind))))
+        except (ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"{type(self).__name__}(vocabulary=...): a value is no {self.dtype}: {error}"
+            ) from None
+
+    def declaration(self) -> dict[str, Any]:
+        """Return `Feature.declaration`, with the content of a vocabulary's file in place of its path."""
+        values = super().declaration()
+        if self.given is not None:
+            values["vocabulary"] = self._given_values()
+        return values
+
+    def _given_values(self) -> list[Any]:
+        if isinstance(self.vocabulary, str):
+            return Path(self.vocabulary).read_text(encoding="utf-8").splitlines()
+        return np.asarray(self.vocabulary).tolist()
+
+    @property
+    def id_table(self) -> Table:
+        """The table that the ids are looked up in."""
+        size = None
+        if self.hash_buckets is not None:
+            size = self.hash_buckets + 1
+        elif self.given is not None:
+            size = FIRST_ROW + self.given.count
+        return Table(self.table or self.name, self.dim, size, self.options)
+
+    def statistic(self) -> ValueCounts:
+        """Return counts of the ids."""
+        return ValueCounts()
+
+    def observed(self, raw: RawColumns) -> np.ndarray:
+        """Return the ids that are not missing."""
+        values = self.values(raw)
+        return to_ids(values[~missing_ids(values)])
+
+    def values(self, raw: RawColumns) -> np.ndarray:
+        """Return the raw ids, one after another."""
+        raise NotImplementedError
+
+    def ids_of(self, values: np.ndarray, counts: ValueCounts | None) -> np.ndarray:
+        """Return the table's ids of raw ids, int64 [n]; a missing one is `MISSING_ROW` or `NO_ID`."""
+        missing = missing_ids(values)
+        ids = to_ids(values)
+        if self.hash_buckets is not None:
+            return np.where(missing, MISSING_ROW, 1 + (mix64(ids) % np.uint64(self.hash_buckets)).astype(np.int64))
+        known = self.given if counts is None else counts.vocabulary(self.min_count, self.max_size)
+        if known is None:
+            return np.where(missing, NO_ID, ids)
+        return np.where(missing, MISSING_ROW, known.rows_of(ids))
+
+
+@dataclass(frozen=True)
+class Categorical(IdFeature):
+    """A category as the id of a row in a table: int64 [N]; see `IdFeature` for the arguments."""
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {self.source: id_column(self.dtype, self.required)}
+
+    def outputs(self) -> list[Output]:
+        """Return the id."""
+        return [Output(self.name, Kind.IDS, table=self.id_table)]
+
+    def values(self, raw: RawColumns) -> np.ndarray:
+        """Return the raw ids."""
+        return raw[self.source]
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return int64 [N]."""
+        return [self.ids_of(raw[self.source], statistic)]
+
+
+@dataclass(frozen=True)
+class Cross(Feature):
+    """The combination of several columns as one category: int64 [N]; missing where any of them is.
+
+    Args:
+        columns: names of the raw columns.
+        dtype: what they hold, "str" or "int64"; or one for each.
+        hash_buckets: number of buckets that combinations are hashed to; None: every combination is an id of its own.
+        dim: length of a vector; None: that of the `FeatureEmbedding`.
+    """
+
+    columns: Sequence[str] = ()
+    dtype: str | Sequence[str] = "str"
+    hash_buckets: int | None = None
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_dim(self.dim)
+        whole("Cross(hash_buckets=...)", self.hash_buckets, optional=True)
+        if isinstance(self.columns, str) or len(self.columns) < 2 or self.column is not None:
+            refuse("Cross(columns=...)", "two or more names of columns", self.columns)
+        dtypes = [self.dtype] * len(self.columns) if isinstance(self.dtype, str) else list(self.dtype)
+        if len(dtypes) != len(self.columns):
+            refuse("Cross(dtype=...)", f"one dtype, or {len(self.columns)} of them", self.dtype)
+        for dtype in dtypes:
+            choice("Cross(dtype=...)", dtype, DTYPES)
+        object.__setattr__(self, "dtype", tuple(dtypes))
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {name: id_column(dtype, self.required) for name, dtype in zip(self.columns, self.dtype, strict=True)}
+
+    def outputs(self) -> list[Output]:
+        """Return the id of the combination."""
+        size = None if self.hash_buckets is None else self.hash_buckets + 1
+        return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, size))]
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return int64 [N]."""
+        mixed = np.uint64(stable_seed(*self.columns))
+        missing = False
+        for name in self.columns:
+            missing = missing | missing_ids(raw[name])
+            mixed = mix64(to_ids(raw[name]).view(np.uint64) ^ mixed)
+        if self.hash_buckets is None:
+            return [np.where(missing, NO_ID, mixed.view(np.int64))]
+        buckets = 1 + (mixed % np.uint64(self.hash_buckets)).astype(np.int64)
+        return [np.where(missing, MISSING_ROW, buckets)]
+
+
+_DAY = 86_400
+_PARTS = {  # name -> (number of values, function of whole seconds since the epoch, UTC)
+    "hour": (24, lambda seconds: seconds % _DAY // 3600),
+    "weekday": (7, lambda seconds: (seconds // _DAY + 3) % 7),  # 1970-01-01 was a Thursday; Monday is 0
+    "hour_of_week": (168, lambda seconds: (seconds // 3600 + 72) % 168),
+    "day": (31, lambda seconds: _date(seconds, "D") - _date(seconds, "M", "D")),
+    "month": (12, lambda seconds: _date(seconds, "M") % 12),
+}
+
+
+def _date(seconds: np.ndarray, unit: str, then: str | None = None) -> np.ndarray:
+    dates = seconds.astype("datetime64[s]").astype(f"datetime64[{unit}]")
+    return (dates if then is None else dates.astype(f"datetime64[{then}]")).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Time(Feature):
+    """Parts of a time as categories, and the age since another time as a number.
+
+    The raw column holds seconds since the epoch, or timestamps of a frame or an Arrow table. Parts are in UTC plus
+    `offset`.
+
+    Args:
+        parts: any of "hour", "weekday" (Monday is 0), "hour_of_week", "day" (of the month) and "month"; each is an
+            int64 [N] named "<name>_<part>", 0 where the time is missing.
+        since: name of another column with a time; the age is log(1 + hours) between the two, float32 [N, 1], named
+            "<name>_age"; 0 where either is missing or it is negative.
+        offset: hours that are added to UTC.
+        dim: length of a part's vector; None: that of the `FeatureEmbedding`.
+    """
+
+    parts: Sequence[str] = ("hour", "weekday")
+    since: str | None = None
+    offset: float = 0.0
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_dim(self.dim)
+        parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+        for part in parts:
+            choice("Time(parts=...)", part, _PARTS)
+        if not parts and self.since is None:
+            refuse("Time(parts=...)", f"some of {', '.join(_PARTS)}, or since=", self.parts)
+        object.__setattr__(self, "parts", parts)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        names = [self.source, *([] if self.since is None else [self.since])]
+        return {name: number_column(self.required and name == self.source) for name in names}
+
+    def outputs(self) -> list[Output]:
+        """Return the id of each part, and the age."""
+        parts = [
+            Output(f"{self.name}_{part}", Kind.IDS, table=Table(f"{self.name}_{part}", self.dim, 1 + _PARTS[part][0]))
+            for part in self.parts
+        ]
+        return parts + ([] if self.since is None else [Output(f"{self.name}_age", Kind.NUMBERS)])
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return int64 [N] for each part, and float32 [N, 1] for the age."""
+        seconds = np.asarray(raw[self.source], np.float64)
+        missing = ~np.isfinite(seconds)
+        whole_seconds = np.floor(np.where(missing, 0, seconds) + 3600 * self.offset).astype(np.int64)
+        arrays = [np.where(missing, MISSING_ROW, 1 + _PARTS[part][1](whole_seconds)) for part in self.parts]
+        if self.since is not None:
+            age = np.nan_to_num(
+                (seconds - np.asarray(raw[self.since], np.float64)) / 3600, nan=0.0, posinf=0.0, neginf=0.0
+            )
+            arrays.append(np.log1p(np.maximum(age, 0)).astype(np.float32)[:, None])
+        return arrays

@@ -1,0 +1,178 @@
+"""What a declared feature is: raw columns in, inputs of a network out, and what is learned from the data in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ..checks import refuse, whole
+from ..streams.formats.coercion import MISSING_NUMBER
+from ..streams.formats.column import Column
+
+RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as `Schema.convert` gives them
+NO_ID = MISSING_NUMBER  # a missing integer id
+
+MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
+
+
+class Kind(Enum):
+    """What an output of a feature is to a network."""
+
+    NUMBERS = "numbers"  # float32 [N, width]
+    IDS = "ids"  # int64 [N]
+    LIST = "list"  # `Ragged` of int64 ids
+    WEIGHTS = "weights"  # `Ragged` of float32, row by row as long as the list it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table that ids are looked up in.
+
+    Attributes:
+        name: features that name the same table share it.
+        dim: length of a vector; None: that of the `FeatureEmbedding`.
+        size: number of ids when it is known, else None.
+        options: further arguments of `trainer.embedding.Embedding` (capacity, admission, eviction...).
+    """
+
+    name: str
+    dim: int | None = None
+    size: int | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One input of the network.
+
+    Attributes:
+        name: unique among all outputs.
+        kind: what it holds.
+        width: columns, for NUMBERS.
+        table: where ids are looked up, for IDS and LIST.
+        pooling: of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
+        weights: name of the output with the weights of a LIST, or None.
+    """
+
+    name: str
+    kind: Kind
+    width: int = 1
+    table: Table | None = None
+    pooling: str | None = None
+    weights: str | None = None
+
+
+class Statistic(Protocol):
+    """What one feature learns from the data; statistics of parts can be merged."""
+
+    def add(self, values: Any) -> None:
+        """Add the values of a batch."""
+
+    def merge(self, other: Any) -> None:
+        """Add the values that `other` has seen."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": ...}``."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Base of all features; arguments are checked when one is constructed.
+
+    Args:
+        name: name of the feature, and of the raw column unless `column` names it.
+        column: name of the raw column.
+        required: whether a row without a value is set aside; otherwise missing is a value of its own.
+
+    Raises:
+        ConfigurationError: an argument that cannot work.
+    """
+
+    learns: ClassVar[bool] = False  # whether a pass over the data is needed
+
+    name: str
+    column: str | None = None
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        for argument in ("name", "column"):
+            value = getattr(self, argument)
+            if not (isinstance(value, str) and value) and not (argument == "column" and value is None):
+                refuse(f"{type(self).__name__}({argument}=...)", "a non-empty text", value)
+
+    @property
+    def source(self) -> str:
+        """Name of the raw column."""
+        return self.column or self.name
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        raise NotImplementedError
+
+    def outputs(self) -> list[Output]:
+        """Return what the feature gives to the network, in order."""
+        raise NotImplementedError
+
+    def statistic(self) -> Statistic:
+        """Return a new, empty statistic; called where the feature `learns`."""
+        raise NotImplementedError
+
+    def observed(self, raw: RawColumns) -> Any:
+        """Return the values of a batch that the statistic counts."""
+        raise NotImplementedError
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return the arrays of `outputs` for the rows of `raw`; `statistic` is None where nothing is learned."""
+        raise NotImplementedError
+
+    def declaration(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults, as JSON; how a table is trained is left out.
+
+        Raises:
+            ConfigurationError: an argument cannot be written as JSON.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "options"}
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value is not defaults[name]
+        }
+
+    def _check_dim(self, dim: int | None) -> None:
+        whole(f"{type(self).__name__}(dim=...)", dim, optional=True)
+
+
+def number_column(required: bool) -> Column:
+    """Return a raw column of numbers; missing is NaN unless `required`."""
+    return Column(np.float64, default=None if required else float("nan"), allow_nan=not required, coerce=True)
+
+
+def text_column(required: bool) -> Column:
+    """Return a raw column of text; missing is "" unless `required`."""
+    return Column(np.str_, default=None if required else "", coerce=True)
+
+
+def id_column(dtype: str, required: bool) -> Column:
+    """Return a raw column of ids, "str" or "int64"; missing is "" or `NO_ID` unless `required`."""
+    return (
+        text_column(required) if dtype == "str" else Column(np.int64, default=None if required else NO_ID, coerce=True)
+    )
+
+
+def list_column(dtype: str, required: bool = False) -> Column:
+    """Return a raw column of lists, "str", "int64" or "float64"; missing is an empty list unless `required`."""
+    return Column(
+        np.str_ if dtype == "str" else dtype,
+        (None,),
+        default=None if required else [],
+        allow_nan=dtype == "float64",
+        coerce=True,
+    )

@@ -1,0 +1,163 @@
+"""`FeatureEmbedding`: the first layer of a network on declared features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+
+from ..checks import refuse, whole
+from ..embedding.layers.bag import EmbeddingBag
+from ..embedding.layers.embedding import Embedding
+from ..embedding.layers.embedding_group import EmbeddingGroup
+from ..errors import ConfigurationError, did_you_mean
+from .feature import Kind, Output
+from .features import Features
+from .lists import PADDING
+
+
+class SequenceEmbedding(Embedding):
+    """The vectors of a padded list of ids, zeros where it is padded, and a mask of what is not.
+
+    Inputs:
+        ids: integers [batch, length].
+
+    Outputs:
+        (float32 [batch, length, dim], bool [batch, length]).
+    """
+
+    def __call__(self, ids):
+        """Read rows outside of a graph; see `Embedding`."""
+        return super().__call__(ids), ids != self.padding
+
+    def construct(self, ids):
+        """Return vectors and mask."""
+        positions = self.row_positions(ids)
+        mask = positions != 0
+        return self.lowered(self.vectors(positions) * ops.cast(ops.expand_dims(mask, -1), mstype.float32)), mask
+
+
+class FeatureEmbedding(nn.Cell):
+    """Vectors of all categories and lists, and the numbers, from the inputs that `Features` gives.
+
+    Args:
+        features: the declared columns.
+        dim: length of the vectors; every categorical feature has the same one here.
+        optimizer: `RowOptimizer` of all tables; None: the one that goes with the Trainer's optimizer.
+        prefix: begins the names of its tables, and of their files; a network with two of these layers tells them apart
+            by it. All vectors then have length `dim`, whatever a feature says.
+        options: further arguments of every `Embedding`; those of a feature come first.
+
+    Inputs:
+        the columns named by `Features.inputs`, in that order.
+
+    Outputs:
+        fields: float32 [N, fields, dim]: a vector for each category and each pooled list, in the order declared;
+            zeros [N, 1, dim] where there are none.
+        numbers: float32 [N, number_width]: all numbers; zeros [N, 1] where there are none.
+        sequences: for each list without pooling, in order: its vectors, float32 [N, length, dim], zeros where it is
+            padded, and its mask, bool [N, length].
+
+    Attributes:
+        field_names: names of the fields, in order.
+        sequence_names: names of the sequences, in order.
+        number_width: columns of `numbers`.
+
+    Raises:
+        ConfigurationError: features of other widths than `dim`, which cannot be stacked.
+    """
+
+    def __init__(
+        self, features: Features, dim: int = 16, *, optimizer: Any = None, prefix: str = "", **options: Any
+    ) -> None:
+        super().__init__()
+        whole("FeatureEmbedding(dim=...)", dim)
+        if not isinstance(features, Features):
+            refuse("FeatureEmbedding(features)", "Features", features)
+        self.dim = dim
+        inputs = features.inputs
+        ids, lists = features.of_kind(Kind.IDS), features.of_kind(Kind.LIST)
+        for output in (*ids, *lists):
+            if not prefix and output.table.dim not in (None, dim):
+                raise ConfigurationError(
+                    f"feature {output.name!r} has dim={output.table.dim}; a FeatureEmbedding stacks vectors of one "
+                    f"length, here {dim}: leave dim out of the feature, or give it a FeatureEmbedding of its own"
+                )
+        pooled = [output for output in lists if output.pooling is not None]
+        sequences = [output for output in lists if output.pooling is None]
+        self.has_numbers, self.has_ids = "numbers" in inputs, bool(ids)
+        self.number_width = sum(output.width for output in features.of_kind(Kind.NUMBERS)) or 1
+        self.field_names = (*(output.name for output in ids), *(output.name for output in pooled))
+        self.sequence_names = tuple(output.name for output in sequences)
+        options = {"mode": "sparse", "optimizer": optimizer, **options}
+
+        def own_options(output: Output) -> dict[str, Any]:
+            """Return the arguments of a feature's table."""
+            own = dict(output.table.options or {})
+            if prefix and own.get("path") is not None:
+                own["path"] = Path(own["path"]).with_name(prefix + Path(own["path"]).name)
+            return own
+
+        tables: dict[str, Embedding] = {}
+        if ids:
+            shares = {output.table.name for output in ids} & {output.table.name for output in lists}
+            columns: dict[str, dict[str, Any]] = {}
+            for output in ids:
+                table = f"{prefix}{output.table.name}"
+                if table in columns:
+                    columns[f"{table}/{output.name}"] = {"table": table}
+                else:
+                    columns[table] = own_options(output)
+            # with a list's padding in one table, all have it: tables that differ in it are not read together
+            more = {"padding": PADDING} if shares else {}
+            self.categories = EmbeddingGroup(dim, columns, **options, **more)
+            tables = dict(zip(columns, self.categories.members, strict=True))
+
+        def listed(kind: type[Embedding], output: Output, **more: Any) -> Embedding:
+            """Return the cell that reads a list, of its table or of a new one."""
+            table = f"{prefix}{output.table.name}"
+            if table in tables:
+                return kind(dim, table=tables[table], **more)
+            own = {**options, **own_options(output), **more, "padding": PADDING, "name": table}
+            return tables.setdefault(table, kind(dim, **own))
+
+        self.bags = nn.CellList([listed(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
+        self.rows = nn.CellList([listed(SequenceEmbedding, output) for output in sequences])
+        self.bag_inputs = tuple(inputs.index(output.name) for output in pooled)
+        self.weight_inputs = tuple(inputs.index(output.weights) if output.weights else -1 for output in pooled)
+        self.row_inputs = tuple(inputs.index(output.name) for output in sequences)
+
+    def field_index(self, name: str) -> int:
+        """Return the number of a field.
+
+        Raises:
+            ConfigurationError: there is none of that name; the nearest one is named.
+        """
+        if name not in self.field_names:
+            raise ConfigurationError(
+                f"no field {name!r}; the fields are {', '.join(self.field_names)}{did_you_mean(name, self.field_names)}"
+            )
+        return self.field_names.index(name)
+
+    def construct(self, *columns):
+        """Return fields, numbers and sequences; see the class."""
+        rows = columns[0].shape[0]
+        vectors = ()
+        if self.has_ids:
+            vectors += (self.categories(columns[1] if self.has_numbers else columns[0]),)
+        for index in range(len(self.bag_inputs)):
+            ids = columns[self.bag_inputs[index]]
+            weights = None if self.weight_inputs[index] < 0 else columns[self.weight_inputs[index]]
+            vectors += (ops.expand_dims(self.bags[index](ids, weights), 1),)
+        if not vectors:
+            dtype = columns[0].dtype if self.has_numbers else mstype.float32
+            fields = ops.zeros((rows, 1, self.dim), dtype)
+        else:
+            fields = vectors[0] if len(vectors) == 1 else ops.concat(vectors, 1)
+        numbers = columns[0] if self.has_numbers else ops.zeros((rows, 1), fields.dtype)
+        sequences = ()
+        for index in range(len(self.row_inputs)):
+            sequences += (self.rows[index](columns[self.row_inputs[index]]),)
+        return fields, numbers, sequences

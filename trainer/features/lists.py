@@ -1,0 +1,204 @@
+"""Several categories per row: sets that are pooled, sequences, weighted lists, and the words of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..checks import choice, refuse, whole
+from ..streams.formats.column import Column
+from ..streams.formats.ragged_column import Ragged
+from .categorical import IdFeature, missing_ids
+from .feature import NO_ID, Kind, Output, RawColumns, list_column, text_column
+
+POOLINGS = ("mean", "sum", "sqrtn")
+PADDING = np.iinfo(np.int64).min + 1  # fills lists up; the id of nothing
+
+
+@dataclass(frozen=True)
+class _Lists(IdFeature):
+    """Common part of features that give a list of ids per row."""
+
+    max_length: int | None = None
+    pooling: str | None = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        choice(f"{owner}(pooling=...)", self.pooling, POOLINGS, optional=True)
+        whole(f"{owner}(max_length=...)", self.max_length, optional=True)
+
+    def outputs(self) -> list[Output]:
+        """Return the list."""
+        return [Output(self.name, Kind.LIST, table=self.id_table, pooling=self.pooling)]
+
+    def values(self, raw: RawColumns) -> np.ndarray:
+        """Return the raw ids of all rows."""
+        return self.lists(raw).values
+
+    def lists(self, raw: RawColumns) -> Ragged:
+        """Return lists of raw ids, missing ones left out."""
+        raise NotImplementedError
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return a `Ragged` column of int64."""
+        lists = self.lists(raw)
+        return [self._output(self.ids_of(lists.values, statistic), lists.offsets)]
+
+    def _output(self, values: np.ndarray, offsets: np.ndarray, padding: Any = PADDING) -> Ragged:
+        return Ragged(values, offsets, padding=padding, max_length=self.max_length).cut()
+
+
+@dataclass(frozen=True)
+class ListFeature(_Lists):
+    """A list of categories per row: a `Ragged` column of int64; missing is an empty list.
+
+    Args:
+        separator: for lists that are written as one text, as "Action|Comedy".
+        max_length: longer lists lose their first values, the oldest of a history.
+        pooling: "mean", "sum" or "sqrtn" of the vectors; None: a sequence, with a mask, for the network to use.
+        dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
+            `trainer.features.categorical.IdFeature`; a history of items shares its table with the item itself.
+    """
+
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separator is not None and not (isinstance(self.separator, str) and self.separator):
+            refuse("ListFeature(separator=...)", "a text, or None", self.separator)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        column = list_column(self.dtype, self.required) if self.separator is None else text_column(self.required)
+        return {self.source: column}
+
+    def lists(self, raw: RawColumns) -> Ragged:
+        """Return lists of raw ids, missing ones left out."""
+        column = raw[self.source]
+        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype)
+        return without(lists, missing_ids(lists.values))
+
+
+@dataclass(frozen=True)
+class WeightedList(_Lists):
+    """A list of categories with a weight each; a missing list is empty, a missing weight 1.
+
+    Args:
+        weights: name of the raw column with the lists of weights.
+        max_length, pooling: see `ListFeature`.
+        dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
+            `trainer.features.categorical.IdFeature`.
+    """
+
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.weights, str) and self.weights):
+            refuse("WeightedList(weights=...)", "the name of a column", self.weights)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {self.source: list_column(self.dtype, self.required), self.weights: list_column("float64")}
+
+    def outputs(self) -> list[Output]:
+        """Return the list and its weights."""
+        name = f"{self.name}_weights"
+        return [
+            Output(self.name, Kind.LIST, table=self.id_table, pooling=self.pooling, weights=name),
+            Output(name, Kind.WEIGHTS),
+        ]
+
+    def lists(self, raw: RawColumns) -> Ragged:
+        """Return lists of raw ids."""
+        return raw[self.source][:]
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return a `Ragged` column of int64 and one of float32, of the same lengths."""
+        lists, weights = self.lists(raw), raw[self.weights][:]
+        values = np.ones(len(lists.values), np.float32)
+        row = np.repeat(np.arange(len(lists)), lists.lengths)
+        within = np.arange(len(values)) - np.repeat(lists.offsets[:-1], lists.lengths)
+        known = within < weights.lengths[row]
+        given = weights.values[(weights.offsets[:-1][row] + within)[known]]
+        values[known] = np.where(np.isfinite(given), given, 1)
+        return [
+            self._output(self.ids_of(lists.values, statistic), lists.offsets),
+            self._output(values, lists.offsets, 0.0),
+        ]
+
+
+@dataclass(frozen=True)
+class Text(_Lists):
+    """The words of a text, and runs of them, as a list of hashed ids; missing or empty text is an empty list.
+
+    Words are runs of letters and digits in lower case.
+
+    Args:
+        ngrams: longest run of words that counts as one, 1 for single words alone.
+        hash_buckets: number of buckets; None: every word is an id of its own.
+        max_length, pooling: see `ListFeature`.
+        vocabulary, min_count, max_size, dim, table, options: see `trainer.features.categorical.IdFeature`.
+    """
+
+    ngrams: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("Text(ngrams=...)", self.ngrams, most=8)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {self.source: text_column(self.required)}
+
+    def lists(self, raw: RawColumns) -> Ragged:
+        """Return the words of each text."""
+        return per_distinct(raw[self.source], self._words)
+
+    def _words(self, text: str) -> list[str]:
+        words = _WORD.findall(text.lower())
+        runs = range(2, self.ngrams + 1)
+        return words + [" ".join(words[i : i + n]) for n in runs for i in range(len(words) - n + 1)]
+
+
+_WORD = re.compile(r"\w+")
+
+
+def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
+    """Return the parts of every text; each distinct text is split once."""
+    distinct, inverse = np.unique(texts, return_inverse=True)
+    return ragged_texts([split_text(text) for text in distinct.tolist()])[inverse]
+
+
+def ragged_texts(rows: Sequence[Sequence[str]]) -> Ragged:
+    """Return lists of text as a `Ragged` column."""
+    values = np.array([value for row in rows for value in row], dtype=np.str_)
+    return Ragged(values, np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]))
+
+
+def split(texts: np.ndarray, separator: str | None, dtype: str) -> Ragged:
+    """Return the lists written as texts; parts are stripped, and empty ones left out. What is no number is missing."""
+    lists = per_distinct(texts, lambda text: [part for part in map(str.strip, text.split(separator)) if part])
+    if dtype == "str":
+        return lists
+    numbers = np.array([_whole(value) for value in lists.values.tolist()], np.int64)
+    return Ragged(numbers, lists.offsets)
+
+
+def _whole(text: str) -> int:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 19 else NO_ID
+
+
+def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
+    """Return lists without the values that are marked."""
+    if not left_out.any():
+        return lists
+    row = np.repeat(np.arange(len(lists)), lists.lengths)
+    lengths = np.bincount(row[~left_out], minlength=len(lists))
+    return Ragged(lists.values[~left_out], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))

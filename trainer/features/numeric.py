@@ -1,0 +1,239 @@
+"""Numbers: scaled for a network, divided into buckets, or computed from other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import choice, number, refuse, whole
+from ..errors import ConfigurationError
+from ..streams.formats.column import Column
+from .feature import MISSING_ROW, Feature, Kind, Output, RawColumns, Table, number_column
+from .statistics import Moments, Quantiles
+
+TRANSFORMS = {
+    "log1p": lambda x: np.sign(x) * np.log1p(np.abs(x)),
+    "sqrt": lambda x: np.sign(x) * np.sqrt(np.abs(x)),
+}
+NORMALIZATIONS = ("standard", "min_max")
+
+
+@dataclass(frozen=True)
+class Numeric(Feature):
+    """A number, or two with an indicator of missing ones: float32 [N, 1 or 2].
+
+    In this order: clip, transform, normalize, fill in missing values; what is not finite by then counts as missing.
+
+    Args:
+        clip: (lowest, highest) value; either may be None.
+        transform: "log1p" (sign(x) log(1 + |x|)), "sqrt" (sign(x) sqrt(|x|)) or None.
+        normalize: "standard" (subtract the mean, divide by the standard deviation), "min_max" (to 0..1) or None; mean,
+            deviation and range are learned from the data, after clip and transform.
+        missing: what a missing value becomes, after normalization; "mean" is the learned mean.
+        indicator: whether a second number says that the value is missing (1) or not (0).
+    """
+
+    clip: tuple[float | None, float | None] | None = None
+    transform: str | None = None
+    normalize: str | None = None
+    missing: float | str = 0.0
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice("Numeric(transform=...)", self.transform, TRANSFORMS, optional=True)
+        choice("Numeric(normalize=...)", self.normalize, NORMALIZATIONS, optional=True)
+        if self.missing != "mean":
+            number("Numeric(missing=...)", self.missing, what='a number or "mean"')
+        if self.clip is not None and (not isinstance(self.clip, Sequence) or len(self.clip) != 2):
+            refuse("Numeric(clip=...)", "(lowest, highest)", self.clip)
+
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        """Whether a pass over the data is needed."""
+        return self.normalize is not None or self.missing == "mean"
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {self.source: number_column(self.required)}
+
+    def outputs(self) -> list[Output]:
+        """Return the number, with its indicator."""
+        return [Output(self.name, Kind.NUMBERS, 1 + self.indicator)]
+
+    def statistic(self) -> Moments:
+        """Return moments of the clipped and transformed values."""
+        return Moments()
+
+    def observed(self, raw: RawColumns) -> np.ndarray:
+        """Return the values clipped and transformed, float64 [N]; missing ones are NaN."""
+        values = np.asarray(raw[self.source], np.float64)
+        if self.clip is not None:
+            values = np.clip(values, *self.clip)
+        return values if self.transform is None else TRANSFORMS[self.transform](values)
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return float32 [N, 1 or 2]."""
+        values = self.observed(raw)
+        missing = ~np.isfinite(values)
+        fill = self.missing
+        if statistic is not None:
+            moments = statistic
+            if self.missing == "mean":
+                fill = moments.mean
+            if self.normalize == "standard":
+                values = (values - moments.mean) / moments.deviation
+                fill = 0.0 if self.missing == "mean" else fill
+            elif self.normalize == "min_max":
+                extent = moments.greatest - moments.least
+                scale = extent if 0 < extent < np.inf else 1.0
+                least = moments.least if moments.count else 0.0
+                values = (values - least) / scale
+                fill = (moments.mean - least) / scale if self.missing == "mean" else fill
+        values = np.where(missing, fill, values).astype(np.float32)
+        return [np.stack([values, missing.astype(np.float32)], 1) if self.indicator else values[:, None]]
+
+
+@dataclass(frozen=True)
+class Bucketized(Feature):
+    """A number as the id of the bucket it falls in; missing is a bucket of its own.
+
+    Args:
+        boundaries: ascending boundaries, or a number of buckets of equally many values, learned from the data (to 1 %
+            of a value). Bucket i holds boundaries[i - 1] <= x < boundaries[i].
+        dim: length of a bucket's vector; None: that of the `FeatureEmbedding`.
+    """
+
+    boundaries: int | Sequence[float] = 10
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_dim(self.dim)
+        if isinstance(self.boundaries, Sequence) and not isinstance(self.boundaries, str):
+            edges = np.asarray(self.boundaries, np.float64)
+            if not len(edges) or not (np.diff(edges) > 0).all():
+                refuse("Bucketized(boundaries=...)", "ascending numbers, or a number of buckets", self.boundaries)
+            object.__setattr__(self, "boundaries", tuple(edges.tolist()))
+        else:
+            whole("Bucketized(boundaries=...)", self.boundaries, 2, also=", or ascending numbers")
+
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        """Whether the boundaries are learned."""
+        return isinstance(self.boundaries, int)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {self.source: number_column(self.required)}
+
+    def outputs(self) -> list[Output]:
+        """Return the bucket's id."""
+        count = self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) + 1
+        return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, 1 + count))]
+
+    def statistic(self) -> Quantiles:
+        """Return quantiles of the values."""
+        return Quantiles()
+
+    def observed(self, raw: RawColumns) -> np.ndarray:
+        """Return the values."""
+        return np.asarray(raw[self.source], np.float64)
+
+    def edges(self, statistic: Quantiles | None) -> np.ndarray:
+        """Return the boundaries, float64, ascending."""
+        if statistic is None:
+            return np.asarray(self.boundaries)
+        assert isinstance(self.boundaries, int)
+        edges = statistic.values(np.arange(1, self.boundaries) / self.boundaries)
+        return np.unique(edges[~np.isnan(edges)])
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return int64 [N]: 0 for missing, else 1 + number of the bucket."""
+        values = self.observed(raw)
+        ids = 1 + np.searchsorted(self.edges(statistic), values, side="right")
+        return [np.where(np.isnan(values), MISSING_ROW, ids).astype(np.int64)]
+
+
+@dataclass(frozen=True)
+class Vector(Feature):
+    """A fixed number of numbers per row, as a pretrained vector: float32 [N, width]. Missing ones become 0.
+
+    Args:
+        width: numbers per row.
+    """
+
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("Vector(width=...)", self.width)
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        default = None if self.required else [float("nan")] * self.width
+        return {
+            self.source: Column(np.float64, (self.width,), default=default, allow_nan=not self.required, coerce=True)
+        }
+
+    def outputs(self) -> list[Output]:
+        """Return the numbers."""
+        return [Output(self.name, Kind.NUMBERS, self.width)]
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return float32 [N, width]."""
+        return [np.nan_to_num(np.asarray(raw[self.source]), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)]
+
+
+@dataclass(frozen=True)
+class Expression(Feature):
+    """A number computed from other columns: float32 [N, 1]; missing where any of them is, unless it says otherwise.
+
+    Args:
+        expression: arithmetic over names of raw columns: ``+ - * / ** %``, comparisons, ``and or not``, numbers, and
+            the functions of `FUNCTIONS`, as in ``"log1p(price) / where(items > 0, items, 1)"``.
+        missing: what a result that is missing or not finite becomes.
+    """
+
+    FUNCTIONS: ClassVar[Mapping[str, Any]] = {
+        "abs": np.abs,
+        "exp": np.exp,
+        "log": np.log,
+        "log1p": np.log1p,
+        "sqrt": np.sqrt,
+        "floor": np.floor,
+        "min": np.minimum,
+        "max": np.maximum,
+        "where": np.where,
+        "is_missing": np.isnan,
+    }
+
+    expression: str = ""
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("Expression(missing=...)", self.missing)
+        if self.column is not None or self.required:
+            raise ConfigurationError("Expression takes names of columns in the expression, not column= or required=")
+        from .expressions import parse
+
+        object.__setattr__(self, "_parsed", parse(self.expression, self.FUNCTIONS))
+
+    def raw(self) -> dict[str, Column]:
+        """Return the raw columns that are read."""
+        return {name: number_column(False) for name in self._parsed.names}
+
+    def outputs(self) -> list[Output]:
+        """Return the number."""
+        return [Output(self.name, Kind.NUMBERS, 1)]
+
+    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
+        """Return float32 [N, 1]."""
+        with np.errstate(all="ignore"):
+            value = self._parsed.evaluate({name: np.asarray(raw[name], np.float64) for name in self._parsed.names})
+        value = np.where(np.isfinite(value), value, self.missing)
+        return [value.astype(np.float32)[:, None]]

@@ -1,0 +1,132 @@
+"""Raw rows in any form -> a list or array of values for each column, for `Schema.convert`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..streams.batch import Span
+from ..streams.dead_letter import BadRow, DeadLetter
+from ..streams.formats.column import Column
+from ..streams.formats.frames import columns_of, is_frame
+from ..streams.formats.ragged_column import Ragged
+from ..streams.formats.schema import Schema
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that were read from raw data.
+
+    Attributes:
+        columns: raw columns of the good rows.
+        count: number of rows, bad ones included.
+        bad: row number -> why it is set aside.
+    """
+
+    columns: dict[str, Any]
+    count: int
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def good(self) -> int:
+        """Number of good rows."""
+        return self.count - len(self.bad)
+
+
+class SetAside(DeadLetter):
+    """Counts the rows that are set aside, by reason, and remembers the first."""
+
+    def __init__(self) -> None:
+        super().__init__(max_bad_share=1.0)
+        self.reasons: Counter[str] = Counter()
+        self.first = ""
+
+    def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
+        """Count bad rows; see `DeadLetter.record`."""
+        for bad in rows:
+            self.reasons[_short(bad.reason)] += 1
+            file = str(origins[bad.message].offset).split("@")[0] if origins else ""
+            self.first = self.first or (f"row {bad.row} of {file}" if file else f"row {bad.row}")
+
+    def add(self, rows: Rows, before: int) -> None:
+        """Count the rows of a table of which `before` rows have been read."""
+        self.record("", [BadRow(0, before + row, reason, None) for row, reason in sorted(rows.bad.items())], ())
+        self.count(rows.good, len(rows.bad))
+
+    def report(self) -> str | None:
+        """Return how many rows were set aside and why, in words; None where all are good."""
+        if not self.bad:
+            return None
+        shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
+        return f"{self.bad} of {self.good + self.bad} rows set aside: {shown}; the first is {self.first}"
+
+
+def _short(reason: str) -> str:
+    """Return a reason without the value, so that equal reasons are counted together."""
+    return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
+
+
+def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
+    """Return the columns of `data` that the schema knows, by name, and the number of rows.
+
+    Args:
+        data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).
+        schema: the raw columns.
+
+    Raises:
+        DataError: none of these, no declared column, or columns of different lengths.
+    """
+    columns = _columns(data, schema)
+    sizes = {name: len(values) for name, values in columns.items()}
+    if not sizes:
+        raise DataError(f"the data have none of the declared columns {list(schema.fields)}")
+    if len(set(sizes.values())) > 1:
+        raise DataError(f"columns have different numbers of rows: {sizes}")
+    return {name: _plain(values, schema.fields[name]) for name, values in columns.items()}, next(iter(sizes.values()))
+
+
+def _columns(data: Any, schema: Schema) -> dict[str, Any]:
+    if is_frame(data):
+        data = columns_of(data)
+    if isinstance(data, Mapping):
+        present = {name: data[name] for name in schema.fields if name in data}
+        if present and all(_is_single(value, schema.fields[name]) for name, value in present.items()):
+            return {name: [value] for name, value in present.items()}
+        return present
+    if isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data):
+        names = [name for name in schema.fields if any(name in row for row in data)]
+        return {name: [row.get(name) for row in data] for name in names}
+    raise DataError(
+        f"rows: received {type(data).__name__}; accepted are a pandas, polars or Arrow table, a mapping of columns, a "
+        "list of mappings, or one mapping"
+    )
+
+
+def _is_single(value: Any, column: Column) -> bool:
+    """Return whether `value` is that of one row."""
+    depth = len(column.shape)
+    if value is None or np.isscalar(value) or not hasattr(value, "__len__"):
+        return True
+    if isinstance(value, Ragged) or not depth:
+        return False
+    return isinstance(value, list | tuple | np.ndarray) and (not len(value) or np.ndim(value[0]) == depth - 1)
+
+
+def _plain(values: Any, column: Column) -> Any:
+    """Return the values of a library's column as a NumPy array or a list."""
+    if isinstance(values, Ragged | list | tuple):
+        return values
+    if hasattr(values, "to_pylist"):  # Arrow
+        from ..streams.formats import arrow
+
+        return arrow.plain(values, column)
+    if hasattr(values, "isna"):  # pandas
+        return values.to_numpy()
+    if hasattr(values, "to_list"):  # polars
+        return values.to_list() if column.shape or column.dtype.kind == "U" else values.to_numpy()
+    return np.asarray(values)

@@ -1,0 +1,106 @@
+"""Credentials in text: told by the name before them, by their place in a URL, or because they were remembered.
+
+Everything that leaves the program (log lines, errors, run folders, snapshots, output of commands) passes here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+_NAMED = re.compile(
+    r"(password|passwd|passphrase|secret)$|(^|[^a-z])(pwd|token|credentials?|(api|access|private|secret)[^a-z]?key)$"
+    r"|(^|\.)sasl\.(?!mechanisms?$)[\w.]+$",
+    re.IGNORECASE,
+)
+# Each pattern takes linear time: a long text is searched once, not once more from each of its letters.
+_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]{0,100}://)(?P<user>[^\s'\"/]*)@")
+_PAIR = re.compile(
+    r"(?P<name>(?<![\w.-])[\w.-]+)(?P<sign>['\"]?\s*=\s*|['\"]\s*:\s*)(?P<value>\$\{env:\w+\}|\"[^\"]*\"|'[^']*'|[^\s'\"&;,)}\]]+)"
+)
+_REFERENCE = re.compile(r"\$\{env:\w+\}")
+_SHORTEST = 6  # shorter ones would be found inside other words
+_remembered: dict[str, None] = {}
+
+
+def is_secret(name: object) -> bool:
+    """Return whether a value under this name (a key, an argument, a dotted path) is a credential."""
+    return isinstance(name, str) and _NAMED.search(name) is not None
+
+
+def remember_secret(value: object) -> None:
+    """Mask `value` wherever it appears from now on."""
+    if isinstance(value, str) and len(value) >= _SHORTEST:
+        _remembered[value] = None
+
+
+def remember_credentials(value: Any, name: object = "") -> None:
+    """Mask the credentials of a plain `value` wherever they appear from now on: by name, and passwords in URLs.
+
+    Args:
+        value: what a configuration may hold.
+        name: the name it stands under.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            remember_credentials(item, key)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            remember_credentials(item, name)
+    elif isinstance(value, str):
+        secrets = [found["user"].partition(":")[2] for found in _USER.finditer(value)]
+        secrets += [found["value"].strip("'\"") for found in _PAIR.finditer(value) if is_secret(found["name"])]
+        for secret in (*secrets, value if is_secret(name) else ""):
+            if not _says_nothing(secret) and not is_masked(secret):
+                remember_secret(secret)
+
+
+def mask_text(text: str) -> str:
+    """Return `text` with every credential in it replaced by ``***``."""
+    for value in _remembered:
+        text = text.replace(value, MASK)
+    if "@" in text:
+        text = _USER.sub(_without_user, text)
+    return _PAIR.sub(_without_value, text) if "=" in text or ":" in text else text
+
+
+def mask_value(value: Any, name: object = "") -> Any:
+    """Return a plain `value` (mappings, lists, scalars) with the credentials in it masked.
+
+    References ``${env:NAME}`` say nothing and stay as they are.
+
+    Args:
+        value: what a configuration may hold.
+        name: the name it stands under.
+    """
+    if isinstance(value, Mapping):
+        return {key: mask_value(item, key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_value(item, name) for item in value]
+    if is_secret(name) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value if _says_nothing(str(value)) else MASK
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def is_masked(text: object) -> bool:
+    """Return whether a configured value is one that was masked when it was written."""
+    return isinstance(text, str) and re.search(r"^\*{3}$|//\*{3}@|=\*{3}($|[&;\s])", text) is not None
+
+
+def _says_nothing(text: str) -> bool:
+    return not text or _REFERENCE.fullmatch(text) is not None
+
+
+def _without_user(found: re.Match[str]) -> str:
+    password = found["user"].partition(":")[2] or found["user"]
+    return found[0] if _says_nothing(password) else f"{found['scheme']}{MASK}@"
+
+
+def _without_value(found: re.Match[str]) -> str:
+    value = found["value"]
+    if not is_secret(found["name"]) or _says_nothing(value.strip("'\"")) or value in ("None", "none", "null"):
+        return found[0]
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{found['name']}{found['sign']}{quote}{MASK}{quote}"

@@ -1,0 +1,262 @@
+"""Counts of one binary label: sums of losses, and scores by class.
+
+Log loss and calibration are the usual ones; normalized entropy and the correction for negative down-sampling are from
+X. He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..checks import number
+from .histogram import RowBuffer, ScoreHistogram
+from .predictions import check_link, outside_unit
+from .rows import joined_states, split_states
+
+
+class Counts(Protocol):
+    """The counts that a metric keeps of one binary label."""
+
+    def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
+        """Add rows: scores, labels and weights [N]."""
+
+    def restart(self) -> None:
+        """Forget all rows, but not how predictions are read."""
+
+    def merge(self, other: Any) -> None:
+        """Add what `other` has counted."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {name: array}}``."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class BinarySums:
+    """Sums from which log loss, normalized entropy and calibration follow; mergeable, and scalable for decay.
+
+    With link "auto" and predictions of one column both readings are kept, until a prediction outside [0, 1] decides for
+    logits, so the result depends neither on the order of batches nor on how they were cut.
+
+    Args:
+        link: see `check_link`.
+        negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative then stands for 1 / r.
+        correct_probability: with a sampling rate, take p for trained on the sample and read it as
+            p / (p + (1 - p) / r). False when training weighted the negatives by 1 / r already.
+    """
+
+    _SUMS = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
+
+    def __init__(
+        self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
+    ) -> None:
+        self.link = check_link(link)
+        rate = number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, optional=True)
+        self.rate = 1.0 if rate is None else rate
+        self.shift = math.log(self.rate) if correct_probability else 0.0
+        self.logits_seen = link in ("sigmoid", "softmax")
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all rows; that predictions are logits, once seen, stays known."""
+        for name in self._SUMS:
+            setattr(self, name, 0.0)
+
+    def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
+        """Add rows.
+
+        Args:
+            scores: shape [N], as `binary_scores` returns them.
+            labels: shape [N]; 0, 1 or a probability between.
+            weights: shape [N], float64; None counts each row once.
+        """
+        labels = labels.astype(np.float64)
+        if weights is None:
+            weights = np.ones(len(labels))
+        if self.rate != 1.0:
+            weights = weights * (labels + (1.0 - labels) / self.rate)
+        self.weight += float(weights.sum())
+        self.positives += float(np.dot(weights, labels))
+        if self.link == "auto" and not self.logits_seen:
+            self.logits_seen = outside_unit(scores)
+        if not self.logits_seen:
+            loss, predicted = self._from_probabilities(scores, labels, weights)
+            self.loss_identity += loss
+            self.predicted_identity += predicted
+        if self.link != "identity":
+            loss, predicted = self._from_logits(scores.astype(np.float64), labels, weights)
+            self.loss_sigmoid += loss
+            self.predicted_sigmoid += predicted
+
+    def _from_probabilities(self, p: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+        eps = float(np.finfo(p.dtype).eps)
+        p = p.astype(np.float64)
+        if self.shift:
+            p = p / (p + (1.0 - p) / self.rate)
+        clipped = np.clip(p, eps, 1.0 - eps)
+        loss = labels * np.log(clipped) + (1.0 - labels) * np.log1p(-clipped)
+        return -float(np.dot(weights, loss)), float(np.dot(weights, p))
+
+    def _from_logits(self, z: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+        z = np.clip(z + self.shift, -1e30, 1e30)
+        small = np.exp(-np.abs(z))
+        loss = np.maximum(z, 0.0) - z * labels + np.log1p(small)
+        p = np.where(z >= 0, 1.0, small) / (1.0 + small)
+        return float(np.dot(weights, loss)), float(np.dot(weights, p))
+
+    def merge(self, other: BinarySums) -> None:
+        """Add the sums of `other`, which stays as it is."""
+        for name in self._SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.logits_seen = self.logits_seen or other.logits_seen
+
+    def scale(self, factor: float) -> None:
+        """Multiply every sum by `factor`."""
+        for name in self._SUMS:
+            setattr(self, name, getattr(self, name) * factor)
+
+    @property
+    def log_loss(self) -> float:
+        """Mean negative log likelihood in nats; NaN without rows.
+
+        Probabilities are clipped to [eps, 1 - eps], eps that of their dtype; logits need no clipping.
+        """
+        loss = self.loss_sigmoid if self.logits_seen else self.loss_identity
+        return loss / self.weight if self.weight else float("nan")
+
+    @property
+    def calibration(self) -> float:
+        """Sum of predicted probabilities over sum of labels; 1 is perfect, NaN without positives."""
+        predicted = self.predicted_sigmoid if self.logits_seen else self.predicted_identity
+        return predicted / self.positives if self.positives else float("nan")
+
+    @property
+    def normalized_entropy(self) -> float:
+        """Log loss over the entropy of the observed base rate; below 1 beats predicting the base rate.
+
+        NaN when all labels are the same, for then the entropy is 0.
+        """
+        rate = self.positives / self.weight if self.weight else 0.0
+        if not 0.0 < rate < 1.0:
+            return float("nan")
+        return self.log_loss / -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": the sums, "arrays": {}}``."""
+        sums = {name: getattr(self, name) for name in self._SUMS}
+        return {"json": {**sums, "logits_seen": self.logits_seen}, "arrays": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in self._SUMS:
+            setattr(self, name, float(state["json"][name]))
+        self.logits_seen = bool(state["json"]["logits_seen"])
+
+
+class AucCounts:
+    """A histogram of scores, behind a buffer of rows that wait to be sorted.
+
+    Args:
+        buckets: resolution of the histogram.
+        buffer_rows: rows sorted at once; 0 sorts them as they come.
+    """
+
+    def __init__(self, buckets: int, buffer_rows: int) -> None:
+        self._histogram = ScoreHistogram(buckets)
+        self._buffer = RowBuffer(buffer_rows) if buffer_rows else None
+        self._nan_seen = False
+
+    def restart(self) -> None:
+        """Forget all rows."""
+        self._histogram.clear()
+        self._nan_seen = False
+        if self._buffer is not None:
+            self._buffer.rows = 0
+
+    def add(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None) -> None:
+        """Add rows: scores float [N], whether each is a positive [N], weights [N] or None."""
+        self._nan_seen = self._nan_seen or bool(np.isnan(scores).any())
+        if self._buffer is None:
+            self._histogram.fold(scores, positive, weights)
+            return
+        for block in self._buffer.push(scores, positive, np.ones(len(scores)) if weights is None else weights):
+            self._histogram.fold(*block)
+
+    def auc(self) -> float:
+        """Return the AUC; NaN after a NaN score or without both classes."""
+        self._fold()
+        return float("nan") if self._nan_seen else self._histogram.auc()
+
+    def merge(self, other: AucCounts) -> None:
+        """Add the rows of `other`, which keeps its value."""
+        self._fold()
+        other._fold()
+        self._histogram.merge(other._histogram)
+        self._nan_seen = self._nan_seen or other._nan_seen
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        self._fold()
+        self._histogram.scale(factor)
+
+    def _fold(self) -> None:
+        if self._buffer is not None and self._buffer.rows:
+            self._histogram.fold(*self._buffer.drain())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {name: array}}``; rows that wait to be sorted are among the arrays."""
+        states = {"histogram": {"json": {"nan_seen": self._nan_seen}, "arrays": self._histogram.arrays()}}
+        if self._buffer is not None:
+            states["waiting"] = {"json": None, **self._buffer.state_dict()}
+        return joined_states(states)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        states = split_states(state)
+        self._histogram.load_arrays(states["histogram"]["arrays"])
+        self._nan_seen = bool(states["histogram"]["json"]["nan_seen"])
+        if self._buffer is not None:
+            self._buffer.load_state_dict(states["waiting"])
+
+
+class JointCounts:
+    """Several counts of the same rows; rows are added to each.
+
+    Args:
+        parts: empty counts by name.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    def restart(self) -> None:
+        """Forget all rows, but not how predictions are read."""
+        for counts in self.parts.values():
+            counts.restart()
+
+    def merge(self, other: JointCounts) -> None:
+        """Add what `other` has counted."""
+        for name, counts in self.parts.items():
+            counts.merge(other.parts[name])
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weight of all rows."""
+        for counts in self.parts.values():
+            counts.scale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {name: array}}``."""
+        return joined_states({name: counts.state_dict() for name, counts in self.parts.items()})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, of_part in split_states(state).items():
+            self.parts[name].load_state_dict(of_part)

@@ -1,0 +1,90 @@
+"""The loss as a metric: a mean over samples, however they were cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mindspore.train import Metric, rearrange_inputs
+
+from .rows import to_numpy
+
+
+class WeightedMean:
+    """Mean of batch values, each weighted by its number of samples, summed in float64."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.total, self.samples = 0.0, 0
+
+    def update(self, value: Any, samples: Any = 1) -> None:
+        """Add values.
+
+        Args:
+            value: mean of a batch, or one mean a batch, shape [K].
+            samples: rows in the batch, or in each batch, shape [] or [K].
+        """
+        if isinstance(value, float) and isinstance(samples, int):
+            self.total, self.samples = self.total + value * samples, self.samples + samples
+            return
+        values = np.asarray(to_numpy(value), np.float64).reshape(-1)
+        counts = np.broadcast_to(np.asarray(samples, np.int64).reshape(-1), values.shape)
+        self.total += float(np.dot(values, counts))
+        self.samples += int(counts.sum())
+
+    def eval(self) -> float:
+        """Return the mean; NaN without samples."""
+        return self.total / self.samples if self.samples else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {}}``."""
+        return {"json": {"total": self.total, "samples": self.samples}, "arrays": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.total, self.samples = float(state["json"]["total"]), int(state["json"]["samples"])
+
+
+class Loss(Metric):
+    """Mean loss over samples: a short last batch counts by its rows. NaN without samples."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mean = WeightedMean()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._mean.clear()
+
+    @rearrange_inputs
+    def update(self, *inputs: Any) -> None:
+        """Add a batch.
+
+        Args:
+            inputs: the loss, a scalar (a batch mean) or one value per row; and the number of rows it is the mean of,
+                1 unless given.
+        """
+        loss = to_numpy(inputs[0], "loss")
+        self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
+
+    def add(self, loss: Any, samples: int) -> None:
+        """Add a batch of `samples` rows; `loss` is its mean, or has one value per row."""
+        self._mean.update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)
+
+    def eval(self) -> float:
+        """Return the mean loss."""
+        return self._mean.eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": ..., "arrays": {}}``."""
+        return self._mean.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._mean.load_state_dict(state)

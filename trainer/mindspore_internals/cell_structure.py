@@ -1,0 +1,139 @@
+"""Reading and changing the structure of cells that are already built.
+
+Relied on:
+- A Cell keeps its children in `_cells` and its parameters in `_params`, both dictionaries in its `__dict__`. What is
+  written to `__dict__` directly is found by attribute access, in graphs too, and registered nowhere.
+- A Cell, and the parser of its graph, looks for a method in the instance before the class; calling a cell runs
+  `construct`. `nn.TrainOneStepWithLossScaleCell` asks only its `get_overflow_status` whether to skip an update.
+- MindSpore's normalisation cells, and `mint`'s, give their moving statistics the names listed here.
+- `mindspore.amp.auto_mixed_precision` and `build_train_network` store their level in `_amp_level` and wrap cells in
+  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. Where a MindSpore does none of this,
+  a second conversion is not noticed.
+
+A user's Cell may hold a value under the name of a method, as `self.trainable_params = network.trainable_params()` does.
+So cells and parameters are read by nn.Cell's own methods, never by the instance's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Iterable, Iterator
+
+import mindspore
+from mindspore import Parameter, Tensor, amp, nn, ops
+
+
+def cells_and_names(root: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    """Yield every cell below `root`, itself first, with its path."""
+    return nn.Cell.cells_and_names(root)
+
+
+def children_of(cell: nn.Cell) -> dict[str, nn.Cell]:
+    """Return the direct children of a cell by attribute name."""
+    return nn.Cell.name_cells(cell)
+
+
+def parameters_of(root: nn.Cell) -> list[Parameter]:
+    """Return all parameters of a network."""
+    return [parameter for _, parameter in nn.Cell.parameters_and_names(root)]
+
+
+def trainable_parameters(root: nn.Cell) -> list[Parameter]:
+    """Return the parameters of a network that are trained."""
+    return [parameter for parameter in parameters_of(root) if parameter.requires_grad]
+
+
+def replace_child(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
+    """Put `cell` in place of the child `name` of `parent`, without renaming parameters."""
+    parent._cells[name] = cell  # the registry MindSpore's own amp writes; there is no public setter that keeps names
+    if isinstance(parent, nn.SequentialCell):
+        parent.cell_list = list(children_of(parent).values())
+
+
+def hide(cell: nn.Cell, name: str, value: object) -> None:
+    """Set an attribute of `cell` without registering a Parameter or Cell, nor renaming it."""
+    vars(cell)[name] = value
+
+
+def copy_cell(cell: nn.Cell) -> nn.Cell:
+    """Return a cell of the same class with the same children and parameters, whose attributes can be changed alone."""
+    twin = copy.copy(cell)
+    object.__setattr__(twin, "__dict__", dict(vars(cell)))  # a copied cell shares it
+    for registry in ("_cells", "_params"):
+        hide(twin, registry, copy.copy(vars(cell)[registry]))
+    return twin
+
+
+def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
+    """Let `cell` use the parameters of `other` in place of its own of the same attribute names."""
+    own = vars(cell)["_params"]
+    own.update({name: parameter for name, parameter in vars(other)["_params"].items() if name in own})
+
+
+@contextlib.contextmanager
+def finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
+    """Let `nn.TrainOneStepWithLossScaleCell` check overflow on CPU, where its own check has no kernel."""
+    kind = nn.TrainOneStepWithLossScaleCell
+    ours = (
+        isinstance(step, kind)
+        and mindspore.get_context("device_target") == "CPU"
+        and type(step).get_overflow_status is kind.get_overflow_status
+        and "get_overflow_status" not in vars(step)
+    )
+    if not ours:
+        yield
+        return
+    hide(step, "get_overflow_status", types.MethodType(_overflow_status, step))
+    try:
+        yield
+    finally:
+        del vars(step)["get_overflow_status"]
+
+
+def _overflow_status(self, status, gradients):
+    return ops.logical_not(amp.all_finite(gradients))
+
+
+@contextlib.contextmanager
+def zeros_for_any_id(cells: Iterable[nn.Cell]) -> Iterator[None]:
+    """Let the MindSpore embedding cells among `cells` give zeros whatever the ids are, where they run eagerly."""
+    lookups = [cell for cell in cells if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
+    lookups = [cell for cell in lookups if "construct" not in vars(cell)]
+    for cell in lookups:
+        hide(cell, "construct", _zeros_from(cell.embedding_table))
+    try:
+        yield
+    finally:
+        for cell in lookups:
+            del vars(cell)["construct"]
+
+
+def _zeros_from(table: Parameter) -> Callable[[Tensor], Tensor]:
+    return lambda ids: ops.zeros((*ids.shape, table.shape[-1]), table.dtype)
+
+
+def moving_statistics(network: nn.Cell) -> list[Parameter]:
+    """Return the parameters a training forward changes by itself: the moving statistics of normalisation cells."""
+    names = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
+    found: dict[int, Parameter] = {}
+    for _, cell in cells_and_names(network):
+        for name in names:
+            value = getattr(cell, name, None)
+            if isinstance(value, Parameter):
+                found[id(value)] = value
+    return list(found.values())
+
+
+def foreign_conversion(network: nn.Cell) -> str | None:
+    """Return in words how `network` was converted to low precision, or None where nothing tells of it."""
+    level = getattr(network, "_amp_level", None)
+    if level:
+        return f"by mindspore.amp to {level}"
+    for name, cell in cells_and_names(network):
+        if any(getattr(cell, flag, False) for flag in ("fp16", "bf16")):
+            return f"cell {name or type(cell).__name__!r} has to_float(float16 or bfloat16)"
+        if type(cell).__name__ in ("_OutputTo16", "_OutputTo32"):
+            return f"cell {name!r} is a mindspore.amp wrapper"
+    return None

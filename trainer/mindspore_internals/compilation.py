@@ -1,0 +1,197 @@
+"""Compiling programs in less time, and cleaning up after compilations that fail.
+
+Relied on:
+- `mindspore.graph.api` calls `gc.collect()` before each compilation: 60 ms of processor time with MindSpore's own
+  modules alone, an eighth of what a small program takes in all.
+- `mindspore.graph._parse.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
+  function of a graph in each compilation. A small program has 85 functions at half a millisecond each: a fifth of the
+  processor time of its compilation.
+- `Cell.compile_cache` is the set of keys of compiled programs that every `Cell` has had since 2.0, and
+  `_cell_graph_executor.del_net_res` releases those of a cell, as `Cell.__del__` does.
+- `MS_OM_PATH` is read at each failed compilation; where that changes, `rank_0` appears in the working directory
+  again.
+- To name a line of a failed compilation MindSpore opens the file named by the code object. A notebook gives its
+  inputs the names of files that do not exist and keeps the text in `linecache`; without such a file MindSpore logs
+  "Get realpath failed" some twenty times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import linecache
+import os
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from mindspore import nn
+from mindspore.graph._parse import parser
+from mindspore.graph.api import _cell_graph_executor
+
+from .cell_structure import cells_and_names
+from .cpu_kernels import fast_max_pooling
+
+
+@contextlib.contextmanager
+def compiling(cell: nn.Cell) -> Iterator[None]:
+    """Compile `cell` in less time and to a faster program; everything changed for it is put back."""
+    release_dropped()
+    with gc_frozen(), source_cache(), fast_max_pooling(cell):
+        yield
+
+
+@contextlib.contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Freeze the garbage collector; no-op if already frozen."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+_known: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
+
+
+class _Inspect:
+    """The module `inspect` with a `getsourcelines` that caches."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+    @staticmethod
+    def getsourcelines(source: Callable[..., Any]) -> tuple[list[str], int]:
+        """Return the lines of a function and the number of its first line, as at the first call."""
+        code = getattr(inspect.unwrap(source), "__code__", None)
+        if not isinstance(code, CodeType):
+            return inspect.getsourcelines(source)
+        key = (code.co_filename, code)  # equal code objects may be of different files
+        if key not in _known:
+            _known[key] = inspect.getsourcelines(source)
+        lines, first = _known[key]
+        return list(lines), first
+
+
+@contextlib.contextmanager
+def source_cache() -> Iterator[None]:
+    """Let MindSpore's parser look up the source of each function once per process."""
+    before = parser.__dict__.get("inspect")
+    if before is not inspect:  # another MindSpore version, or nested
+        yield
+        return
+    parser.inspect = _Inspect()
+    try:
+        yield
+    finally:
+        parser.inspect = before
+
+
+_dropped: deque[nn.Cell] = deque()  # cells whose programs nothing uses, kept until `release_dropped`
+
+
+def drop_with(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
+    """Release the programs of `cells` some time after `owner` is gone.
+
+    MindSpore releases a program only while no other one runs. It waits for that with the GIL held, which operators in
+    Python need. The garbage collector may run on any thread, so it must not be what releases a program.
+
+    Args:
+        owner: what uses the programs; no cell may refer to it.
+        cells: the cells, which may still become more.
+    """
+    weakref.finalize(owner, lambda: _dropped.extend(cells.values())).atexit = False
+
+
+def drop_programs(cells: Iterable[nn.Cell]) -> None:
+    """Release the programs of `cells`, which nothing uses any more, before the next compilation."""
+    _dropped.extend(cells)
+
+
+def release_dropped() -> None:
+    """Release the programs of cells that were dropped; to be called on the thread of graphs, while none runs."""
+    while _dropped:
+        cell = _dropped.popleft()
+        if cell.compile_cache:
+            _cell_graph_executor.del_net_res(cell, cell.compile_cache)
+            cell.compile_cache.clear()
+
+
+def count_programs(cell: nn.Cell) -> int:
+    """Return the number of programs `cell` has been compiled to: one per combination of shapes and modes."""
+    return len(getattr(cell, "compile_cache", ()))
+
+
+_VARIABLE = "MS_OM_PATH"
+
+
+@contextlib.contextmanager
+def redirect_graph_dumps() -> Iterator[None]:
+    """Send the dumps of failed compilations (rank_0/om) to a temporary folder, removed afterwards.
+
+    A folder that the user has chosen through the same variable is left alone.
+    """
+    if _VARIABLE in os.environ:
+        yield
+        return
+    # MindSpore creates the folder only when it has something to write, so a killed run leaves none behind.
+    folder = Path(tempfile.gettempdir()) / f"mindspore-trainer-{uuid.uuid4().hex}"
+    os.environ[_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def notebook_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
+    """Write the sources of the notebook inputs that define these cells or their parts; remove them afterwards.
+
+    Only files below the temporary folder, where notebooks place them, and only those that do not exist.
+    """
+    created: list[Path] = []
+    try:
+        for path in _missing_files(cells):
+            with contextlib.suppress(OSError):
+                if not path.parent.exists():
+                    path.parent.mkdir()
+                    created.append(path.parent)
+                path.write_text("".join(linecache.getlines(str(path))), encoding="utf-8")
+                created.append(path)
+        yield
+    finally:
+        for path in reversed(created):
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+_files: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def _files_of(kind: type) -> frozenset[str]:
+    """Return the files that define a class and its bases; cached per class."""
+    files = _files.get(kind)
+    if files is None:
+        methods = (method for base in kind.__mro__ for method in vars(base).values())
+        files = frozenset(method.__code__.co_filename for method in methods if isinstance(method, FunctionType))
+        _files[kind] = files
+    return files
+
+
+def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
+    kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cells_and_names(cell)}
+    files = set().union(*map(_files_of, kinds))
+    below = tempfile.gettempdir() + os.sep  # text is compared, not paths: this runs with every verb
+    missing = (name for name in sorted(files) if name.startswith(below) and not os.path.exists(name))
+    return [Path(name) for name in missing if linecache.getlines(name)]

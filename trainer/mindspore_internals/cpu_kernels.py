@@ -1,0 +1,143 @@
+"""Avoiding slow CPU kernels: convolutions with AVX-512, and the gradient of max pooling with AVX2.
+
+Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
+MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
+`dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on 2.9.0
+and 2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and
+17 to 19 ms with AVX2. MindSpore 2.7 and 2.8 (oneDNN 2.2, `libdnnl.so.2`) take about 45 ms with either and are left
+alone.
+
+Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
+the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
+for the maxima, so it is used in training only. It gives the same maxima where windows neither overlap nor leave a
+remainder. Relied on: an `nn.MaxPool2d` has its operator in `max_pool`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import mindspore
+import numpy as np
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+
+from .cell_structure import cells_and_names, hide
+
+logger = logging.getLogger(__name__)
+
+VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_AVX2, _AVX512_BIT = 0x7, 0x20  # dnnl_cpu_isa_avx2; the bit that every dnnl_cpu_isa_avx512_* has
+_LIMITED = (
+    "the network has convolutions and this CPU has AVX-512, where MindSpore's convolutions are 10 to 100 times slower: "
+    "oneDNN is limited to AVX2 in this process, which may slow large Dense, MaxPool and LSTM layers down (set "
+    "ONEDNN_MAX_CPU_ISA to decide yourself)"
+)
+_TOO_LATE = (
+    "the network has convolutions and this CPU has AVX-512, where MindSpore's convolutions are 10 to 100 times slower; "
+    "it is too late to choose other instructions, because this process has already run a network: make the Trainer "
+    "first, or start with ONEDNN_MAX_CPU_ISA=AVX2"
+)
+
+
+def limit_for_convolutions(network: nn.Cell) -> None:
+    """Limit oneDNN to AVX2 when that makes `network` faster; holds for the process, oneDNN has no way back.
+
+    Nothing happens without convolutions other than 1x1, off the CPU, without AVX-512, when the user has set one of
+    `VARIABLES`, or when it was done before. Logs what was done, or that it is too late.
+    """
+    if not (_has_convolutions(network) and is_affected()) or user_choice() is not None:
+        return
+    library = _library()
+    if library is None:
+        return
+    if library.dnnl_set_max_cpu_isa(_AVX2) == 0:
+        logger.info(_LIMITED)
+    elif library.dnnl_get_effective_cpu_isa() & _AVX512_BIT:
+        logger.warning(_TOO_LATE)
+
+
+def is_affected() -> bool:
+    """Return whether networks run on a CPU that has AVX-512, by a MindSpore whose convolutions are slow there."""
+    if mindspore.get_context("device_target") != "CPU" or not _library_path().exists():
+        return False
+    with contextlib.suppress(OSError):
+        return " avx512bw" in Path("/proc/cpuinfo").read_text()
+    return False
+
+
+def user_choice() -> str | None:
+    """Return the user's own setting of oneDNN's instructions, as NAME=value, or None."""
+    return next((f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)), None)
+
+
+def _has_convolutions(network: nn.Cell) -> bool:
+    return any(_is_convolution(cell) for _, cell in cells_and_names(network))
+
+
+def _is_convolution(cell: nn.Cell) -> bool:
+    named = any(base.__name__.startswith("Conv") for base in type(cell).__mro__)
+    return named and bool(np.prod(getattr(cell, "kernel_size", 1)) > 1)
+
+
+def _library_path() -> Path:
+    return Path(mindspore.__file__).parent / "lib" / "libdnnl.so.3"
+
+
+def _library() -> ctypes.CDLL | None:
+    try:
+        # NOLOAD: a second copy of the library would have a setting of its own
+        library = ctypes.CDLL(str(_library_path()), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        library.dnnl_get_effective_cpu_isa.restype = ctypes.c_uint
+        library.dnnl_set_max_cpu_isa.restype = ctypes.c_int
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+@contextlib.contextmanager
+def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
+    """Let programs compiled meanwhile pool by `AdaptiveMaxPool2D` in training, wherever it gives the same maxima."""
+    cells = _replaceable(network) if mindspore.get_context("device_target") == "CPU" else []
+    for cell in cells:
+        hide(cell, "window", _pair(cell.kernel_size))
+        hide(cell, "construct", types.MethodType(_construct, cell))
+    try:
+        yield
+    finally:
+        for cell in cells:
+            del vars(cell)["construct"], vars(cell)["window"]
+
+
+def _replaceable(network: nn.Cell) -> list[nn.Cell]:
+    """Return the max pooling cells whose windows do not overlap and that pad nothing if none is cut."""
+    return [
+        cell
+        for _, cell in cells_and_names(network)
+        if type(cell) is nn.MaxPool2d
+        and _pair(cell.kernel_size) == _pair(cell.stride)
+        and isinstance(cell.max_pool, ops.MaxPool)
+        and cell.format == "NCHW"
+        and not {"construct", "window"} & set(vars(cell))
+    ]
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _construct(self, x):
+    """Return what `nn.MaxPool2d.construct` returns."""
+    if x.ndim == 3:
+        return self.max_pool(x.unsqueeze(0)).squeeze(0)
+    height, width = self.window
+    whole = x.shape[2] % height == 0 and x.shape[3] % width == 0
+    if self.training and whole and x.dtype in (mstype.float16, mstype.float32):
+        return ops.adaptive_max_pool2d(x, (x.shape[2] // height, x.shape[3] // width))
+    return self.max_pool(x)

@@ -1,0 +1,162 @@
+"""Networks that take a batch as one dict: `construct(self, batch)` that reads `batch["age"]`.
+
+Relied on:
+- A graph takes a dict that is made within it, of constant keys; a program's own inputs stay tensors.
+- The source of `construct` can be read, for MindSpore compiles from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspore import nn
+
+from ..errors import ConfigurationError
+
+ATTRIBUTE = "batch_keys"
+
+
+def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
+    """Return the columns that `network` reads of its one argument, a dict; empty where it takes tensors.
+
+    They are the keys that the source of `construct` reads, in its order, and those that its own methods and cells read
+    which it passes the dict on to. An attribute ``batch_keys`` of the network names them where the source does not.
+
+    Raises:
+        ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.
+    """
+    construct = (network if isinstance(network, type) else type(network)).construct
+    declared = getattr(network, ATTRIBUTE, None)
+    if declared is None:
+        return _keys_read(network, construct, 0, frozenset())
+    kind = network.__name__ if isinstance(network, type) else type(network).__name__
+    if not isinstance(declared, tuple | list) or not declared or not all(isinstance(key, str) for key in declared):
+        raise ConfigurationError(
+            f"network: {kind}.{ATTRIBUTE} takes the names of the columns in its dict, as ('user', 'item'); received "
+            f"{declared!r}"
+        )
+    if _dict_argument(construct, 0) is None:
+        raise ConfigurationError(
+            f"network: {kind}.{ATTRIBUTE} is for a network whose construct requires one argument, a dict"
+        )
+    return tuple(dict.fromkeys(declared))
+
+
+class DictNetwork(nn.Cell):
+    """Gives a network its columns as a dict.
+
+    Args:
+        network: takes one dict.
+        keys: names of the columns, in the order they come in.
+    """
+
+    def __init__(self, network: nn.Cell, keys: Sequence[str]) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.keys = tuple(keys)
+
+    def construct(self, *columns):
+        """Return the network's output."""
+        return self._apply_network(columns)
+
+    def _apply_network(self, columns):
+        return self.network({key: columns[index] for index, key in enumerate(self.keys)})
+
+
+def by_position(network: nn.Cell) -> nn.Cell:
+    """Return a cell that takes its columns by position: the network, or one that makes its dict of them."""
+    keys = batch_keys(network)
+    return DictNetwork(network, keys) if keys else network
+
+
+def _keys_read(owner: Any, function: Callable[..., Any], position: int, visited: frozenset[Any]) -> tuple[str, ...]:
+    """Return the keys that a method of `owner` reads of its argument at `position`, `self` not counted."""
+    name = _dict_argument(function, position) if not visited else _argument(function, position)
+    if name is None or (id(owner), function) in visited:
+        return ()
+    visited |= {(id(owner), function)}
+    keys: dict[str, None] = {}
+    for read in _reads(function, name):
+        if isinstance(read, str):
+            keys[read] = None
+            continue
+        attribute, at = read
+        callee = _attribute(owner, attribute)
+        if isinstance(callee, nn.Cell):
+            if not type(callee).__module__.startswith("mindspore."):
+                keys |= dict.fromkeys(_keys_read(callee, type(callee).construct, at, visited))
+        elif inspect.isfunction(callee):
+            keys |= dict.fromkeys(_keys_read(owner, callee, at, visited))
+    return tuple(keys)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return a cell, or a method of the class of `owner` as a function."""
+    kind = owner if isinstance(owner, type) else type(owner)
+    cell = None if isinstance(owner, type) else nn.Cell.name_cells(owner).get(name)
+    return cell if cell is not None else inspect.getattr_static(kind, name, None)
+
+
+@functools.lru_cache(maxsize=256)
+def _dict_argument(construct: Callable[..., Any], position: int) -> str | None:
+    """Return the name of the only argument that a `construct` requires; None where it requires others too."""
+    parameters = list(inspect.signature(construct).parameters.values())[1:]
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return None if len(required) != 1 else _argument(construct, position)
+
+
+def _argument(function: Callable[..., Any], position: int) -> str | None:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional[position] if position < len(positional) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _reads(function: Callable[..., Any], name: str) -> tuple[str | tuple[str, int], ...]:
+    """Return what `_read` finds in the source of a function, in order."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):  # a function without a source
+        return ()
+    ends = [_end(node) for node in ast.walk(tree) if isinstance(node, ast.Assign) and _assigns(node, name)]
+    last = min(ends, default=(1 << 30, 0))  # afterwards the name means another value
+    reads = []
+    for node in ast.walk(tree):
+        read = _read(node, name)
+        if read is not None and _end(node) <= last:
+            reads.append((node.lineno, node.col_offset, read))
+    return tuple(read for *_, read in sorted(reads, key=lambda entry: entry[:2]))
+
+
+def _assigns(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for target in node.targets for part in ast.walk(target))
+
+
+def _end(node: Any) -> tuple[int, int]:
+    return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
+
+
+def _read(node: ast.AST, name: str) -> str | tuple[str, int] | None:
+    """Return the key that a node reads of the argument, or which attribute of self it passes the argument to."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is(node.value, name):
+        return _text(node.slice)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    if _is(node.func.value, name):
+        return _text(node.args[0]) if node.func.attr == "get" and node.args else None
+    if _is(node.func.value, "self"):
+        return next(((node.func.attr, at) for at, value in enumerate(node.args) if _is(value, name)), None)
+    return None
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _text(node: ast.AST) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

@@ -1,0 +1,157 @@
+"""Running compiled programs directly, and running cells operator by operator.
+
+`Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell: hundreds of Python calls,
+more than half of the host time of a small step. MindSpore has no public name for running a program that is known to
+be compiled.
+
+Relied on:
+- `_cell_graph_executor._graph_executor` takes (arguments, name of the program) and returns what the graph returns;
+  `_convert_python_data` turns that into Python objects; `Cell.phase_cache` maps `Cell.phase` to the program's name.
+  `checked` verifies for every program that `compile_and_run` itself does exactly that.
+- In graph mode calling a cell compiles it, and `set_context` changes the mode at once for the whole process. An
+  operator that fails in eager mode is reported by a later one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from .fallbacks import fall_back, public_only
+
+
+def _find_api() -> Any:
+    for module in ("mindspore.graph.api", "mindspore.common.api"):  # since 2.9 and before
+        with contextlib.suppress(ImportError, AttributeError):
+            api = importlib.import_module(module)
+            _ = api._cell_graph_executor._graph_executor, api._convert_python_data
+            return api
+    return None
+
+
+_api = _find_api()
+known_good: set[str] = set()  # names of the programs that passed `checked`
+
+
+class _Recorder:
+    """Stands in for the executor during one call and records arguments and outputs."""
+
+    def __init__(self, executor: Any) -> None:
+        self.executor = executor
+        self.calls: list[tuple[Any, str, Any]] = []
+
+    def __call__(self, arguments: Any, program: str) -> Any:
+        outputs = self.executor(arguments, program)
+        self.calls.append((arguments, program, outputs))
+        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.executor, name)
+
+
+def available() -> bool:
+    """Return whether programs can be run directly: the private names exist and the user allows them."""
+    return _api is not None and not public_only()
+
+
+def program_of(cell: nn.Cell) -> str | None:
+    """Return the name of the program that `cell` was compiled to in its current mode, or None."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        return cell.phase_cache[cell.phase]
+    return None
+
+
+def checked(cell: nn.Cell, program: str, tensors: tuple[Tensor, ...]) -> tuple[Any, bool]:
+    """Run `cell` by `compile_and_run`; return its outputs and whether `run` would have given the same.
+
+    Costs about 0.5 ms more than `compile_and_run`, on a cell that is compiled.
+    """
+    holder = _api._cell_graph_executor
+    recorder = _Recorder(holder._graph_executor)
+    try:
+        holder._graph_executor = recorder
+    except (AttributeError, TypeError):
+        return cell.compile_and_run(*tensors), False
+    try:
+        outputs = cell.compile_and_run(*tensors)
+    finally:
+        holder._graph_executor = recorder.executor
+    same = False
+    if len(recorder.calls) == 1:
+        arguments, name, raw = recorder.calls[0]
+        asked = name == program and len(arguments) == len(tensors)
+        asked = asked and all(a is b for a, b in zip(arguments, tensors, strict=True))
+        same = asked and _same(_finish(raw), outputs)
+    if same:
+        known_good.add(program)
+    else:
+        fall_back("a compiled program cannot be run by its name", "each call takes some 0.3 ms longer")
+    return outputs, same
+
+
+def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
+    """Run a program that passed `checked`."""
+    return _finish(_api._cell_graph_executor._graph_executor(tensors, program))
+
+
+def _finish(outputs: Any) -> Any:
+    return outputs if _are_tensors(outputs) else _api._convert_python_data(outputs)
+
+
+def _are_tensors(outputs: Any) -> bool:
+    """Return whether nothing needs converting; MindSpore's own conversion takes 20 calls to decide that."""
+    if type(outputs) is not tuple:
+        return False
+    for output in outputs:  # noqa: SIM110 (a generator would cost as much as all of this)
+        if type(output) is not Tensor:
+            return False
+    return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple | list):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Tensor):
+        if one is other:
+            return True
+        alike = isinstance(other, Tensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
+        return alike and one.asnumpy().tobytes() == other.asnumpy().tobytes()
+    return type(one) is type(other) and one == other
+
+
+_logger = logging.getLogger(__name__)
+_MAX_LATE_FAILURES = 100  # operators of one eager run that may fail after it
+
+
+@contextmanager
+def operator_by_operator() -> Iterator[None]:
+    """Run cells operator by operator, whatever mode the user has set; the mode is put back."""
+    mode = mindspore.get_context("mode")
+    if mode == mindspore.PYNATIVE_MODE:
+        yield
+        return
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        mindspore.set_context(mode=mode)
+
+
+def await_operators() -> None:
+    """Wait for eager operators still under way, so that their failures do not surface in what runs next."""
+    for _ in range(_MAX_LATE_FAILURES):
+        try:
+            # The queue is first in, first out: this operator runs after all others.
+            (ops.zeros((1,), mstype.float32) + 1).asnumpy()
+        except Exception as error:
+            _logger.debug("an operator failed late: %s", error)
+        else:
+            return

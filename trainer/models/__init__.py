@@ -1,0 +1,65 @@
+"""Recommender networks by name, each in a file that reads like its paper, on the features that a table declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore_trainer.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .autoint import AutoInt as AutoInt
+    from .bst import BST as BST
+    from .dcn import DCNv2 as DCNv2
+    from .deepfm import DeepFM as DeepFM
+    from .din import DIN as DIN
+    from .dlrm import DLRM as DLRM
+    from .esmm import ESMM as ESMM
+    from .fm import FM as FM
+    from .listing import describe as describe
+    from .logistic_regression import LogisticRegression as LogisticRegression
+    from .masknet import MaskNet as MaskNet
+    from .mmoe import MMoE as MMoE
+    from .ple import PLE as PLE
+    from .retrieval import top_items as top_items
+    from .two_tower import InBatchSoftmax as InBatchSoftmax
+    from .two_tower import TwoTower as TwoTower
+    from .wide_deep import WideDeep as WideDeep
+
+MODELS = {
+    "lr": "LogisticRegression",
+    "fm": "FM",
+    "wide_deep": "WideDeep",
+    "deepfm": "DeepFM",
+    "dcn_v2": "DCNv2",
+    "autoint": "AutoInt",
+    "masknet": "MaskNet",
+    "dlrm": "DLRM",
+    "din": "DIN",
+    "bst": "BST",
+    "mmoe": "MMoE",
+    "ple": "PLE",
+    "esmm": "ESMM",
+    "two_tower": "TwoTower",
+}
+_HOMES = {
+    "LogisticRegression": ".logistic_regression",
+    "FM": ".fm",
+    "WideDeep": ".wide_deep",
+    "DeepFM": ".deepfm",
+    "DCNv2": ".dcn",
+    "AutoInt": ".autoint",
+    "MaskNet": ".masknet",
+    "DLRM": ".dlrm",
+    "DIN": ".din",
+    "BST": ".bst",
+    "MMoE": ".mmoe",
+    "PLE": ".ple",
+    "ESMM": ".esmm",
+    "TwoTower": ".two_tower",
+    "InBatchSoftmax": ".two_tower",
+    "top_items": ".retrieval",
+    "describe": ".listing",
+}
+__all__ = ["MODELS", *sorted(_HOMES)]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,94 @@
+"""AutoInt (W. Song et al., "AutoInt: Automatic Feature Interaction Learning via Self-Attentive...", CIKM 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import nn, ops
+
+from ..checks import whole
+from ..features import Features
+from .layers import Perceptron, flat, flat_width, pooled_embedding
+
+
+class InteractingLayer(nn.Cell):
+    """Multi-head self-attention over fields with a residual: relu(sum of softmax(q k) v, + W x).
+
+    Args:
+        width: length of a field's vector.
+        heads: number of heads.
+        head_dim: width of a head.
+
+    Inputs:
+        float [N, F, width].
+
+    Outputs:
+        float [N, F, heads * head_dim].
+    """
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        out = heads * head_dim
+        self.heads, self.head_dim = heads, head_dim
+        self.query = nn.Dense(width, out, has_bias=False)
+        self.key = nn.Dense(width, out, has_bias=False)
+        self.value = nn.Dense(width, out, has_bias=False)
+        self.residual = nn.Dense(width, out, has_bias=False)
+
+    def _split(self, x):
+        return x.reshape(x.shape[0], x.shape[1], self.heads, self.head_dim).swapaxes(1, 2)
+
+    def construct(self, fields):
+        """Return the fields after one round of attention."""
+        query, key, value = (
+            self._split(self.query(fields)),
+            self._split(self.key(fields)),
+            self._split(self.value(fields)),
+        )
+        weights = ops.softmax(ops.matmul(query, key.swapaxes(2, 3)), -1)
+        attended = ops.matmul(weights, value).swapaxes(1, 2).reshape(fields.shape[0], fields.shape[1], -1)
+        return ops.relu(attended + self.residual(fields))
+
+
+class AutoInt(nn.Cell):
+    """Rounds of self-attention over the fields, beside a perceptron (the paper's AutoInt+).
+
+    Args:
+        features: the declared columns.
+        dim: length of the vectors.
+        hidden: widths of the perceptron's layers.
+        layers: rounds of attention.
+        heads: heads of each round.
+        head_dim: width of a head.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        dim: int = 16,
+        hidden: Sequence[int] = (400, 400),
+        layers: int = 2,
+        heads: int = 2,
+        head_dim: int = 16,
+    ) -> None:
+        super().__init__()
+        for name, value in (("layers", layers), ("heads", heads), ("head_dim", head_dim)):
+            whole(f"AutoInt({name}=...)", value)
+        self.embedding = pooled_embedding(features, dim)
+        widths = [dim] + [heads * head_dim] * layers
+        self.attention = nn.SequentialCell([InteractingLayer(width, heads, head_dim) for width in widths[:-1]])
+        self.logit = nn.Dense(max(1, len(self.embedding.field_names)) * widths[-1], 1)
+        self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+
+    def construct(self, *columns):
+        """Return the logits."""
+        fields, numbers, _ = self.embedding(*columns)
+        attended = self.attention(fields)
+        attended = self.logit(attended.reshape(attended.shape[0], -1))
+        return (attended + self.deep(flat(fields, numbers))).reshape(-1)

@@ -1,0 +1,125 @@
+"""BST (Q. Chen et al., "Behavior Sequence Transformer for E-commerce Recommendation in Alibaba", DLP-KDD 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checks import whole
+from ..errors import ConfigurationError
+from ..features import FeatureEmbedding, Features
+from .layers import LayerNorm, Perceptron, flat, flat_width
+from .sequences import history_of
+
+
+def masked_softmax(scores, mask):
+    """Return the softmax over the last axis where `mask` is True, zeros elsewhere; zeros where all is masked."""
+    dtype, kept = scores.dtype, ops.cast(mask, mstype.float32)
+    scores = ops.cast(scores, mstype.float32) - 1e9 * (1 - kept)
+    weights = ops.exp(scores - ops.stop_gradient(scores.max(axis=-1, keepdims=True))) * kept
+    return ops.cast(weights / (weights.sum(axis=-1, keepdims=True) + 1e-9), dtype)
+
+
+class TransformerBlock(nn.Cell):
+    """Self-attention and a two-layer perceptron, each with a residual and layer normalization.
+
+    Args:
+        width: length of the vectors.
+        heads: number of heads; it divides the width.
+
+    Inputs:
+        x float [N, L, width]; mask bool [N, L].
+
+    Outputs:
+        float [N, L, width].
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, width // heads
+        self.scale = float(self.head_dim) ** -0.5
+        self.query, self.key, self.value = nn.Dense(width, width), nn.Dense(width, width), nn.Dense(width, width)
+        self.output = nn.Dense(width, width)
+        self.norm, self.last_norm = LayerNorm(width), LayerNorm(width)
+        self.expand, self.contract = nn.Dense(width, 4 * width), nn.Dense(4 * width, width)
+
+    def _split(self, x):
+        return x.reshape(x.shape[0], x.shape[1], self.heads, self.head_dim).swapaxes(1, 2)
+
+    def construct(self, x, mask):
+        """Return the vectors after the block."""
+        query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
+        scores = ops.matmul(query, key.swapaxes(2, 3)) * self.scale
+        weights = masked_softmax(scores, ops.expand_dims(ops.expand_dims(mask, 1), 1))
+        attended = ops.matmul(weights, value).swapaxes(1, 2).reshape(x.shape)
+        x = self.norm(x + self.output(attended))
+        return self.last_norm(x + self.contract(ops.relu(self.expand(x))))
+
+
+class BST(nn.Cell):
+    """A transformer over the history with the candidate at its end, and a perceptron.
+
+    The candidate's output and the mean of the history's outputs go on to the perceptron, with all other features.
+
+    Args:
+        features: the declared columns; see `DIN`.
+        candidate: name of the candidate's feature; None: the one that shares the history's table.
+        dim: length of the vectors.
+        hidden: widths of the perceptron's layers.
+        blocks: number of transformer blocks.
+        heads: heads of each block; it divides `dim`.
+        positions: number of positions that are learned, counted back from the candidate; earlier items share the last.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+
+    Raises:
+        ConfigurationError: no history, no candidate, or heads that do not divide `dim`.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        candidate: str | None = None,
+        dim: int = 16,
+        hidden: Sequence[int] = (256, 128),
+        blocks: int = 1,
+        heads: int = 2,
+        positions: int = 64,
+    ) -> None:
+        super().__init__()
+        for name, value in (("blocks", blocks), ("heads", heads), ("positions", positions)):
+            whole(f"BST({name}=...)", value)
+        if dim % heads:
+            raise ConfigurationError(f"BST(heads={heads}) does not divide dim={dim}")
+        candidate = history_of(features, "BST", candidate)
+        self.embedding = FeatureEmbedding(features, dim)
+        self.candidate = self.embedding.field_index(candidate)
+        self.dim, self.last_position = dim, positions - 1
+        first = np.random.default_rng(0).normal(0, 0.01, (positions, dim)).astype(np.float32)
+        self.positions = Parameter(Tensor(first), name="positions")
+        self.blocks = nn.CellList([TransformerBlock(dim, heads) for _ in range(blocks)])
+        self.top = Perceptron(flat_width(self.embedding) + 2 * dim, hidden, 1)
+
+    def construct(self, *columns):
+        """Return the logits."""
+        fields, numbers, sequences = self.embedding(*columns)
+        history, mask = sequences[0]
+        # histories are padded at their ends, so an item's distance from the candidate is counted from its length
+        count = ops.cumsum(ops.cast(mask, mstype.int32), 1)
+        back = ops.clamp(count[:, -1:] - count + 1, 0, self.last_position)
+        history = history + ops.gather(self.positions, back, 0)
+        candidate = fields[:, self.candidate] + self.positions[0]
+        x = ops.concat((history, ops.expand_dims(candidate, 1)), 1)
+        mask = ops.concat((mask, ops.ones_like(mask[:, :1])), 1)
+        for block in self.blocks:
+            x = block(x, mask)
+        kept = ops.cast(ops.expand_dims(mask[:, :-1], 2), x.dtype)
+        mean = (x[:, :-1] * kept).sum(axis=1) / ops.clamp(kept.sum(axis=1), 1)
+        return self.top(ops.concat((flat(fields, numbers), mean, x[:, -1]), 1)).reshape(-1)

@@ -1,0 +1,38 @@
+"""DeepFM (H. Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import nn
+
+from ..features import Features
+from .layers import Linear, PairwiseProducts, Perceptron, flat, flat_width, pooled_embedding
+
+
+class DeepFM(nn.Cell):
+    """A factorization machine and a perceptron over the same vectors.
+
+    Args:
+        features: the declared columns.
+        dim: length of the vectors.
+        hidden: widths of the perceptron's layers.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+    """
+
+    def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (400, 400)) -> None:
+        super().__init__()
+        self.linear = Linear(features)
+        self.embedding = pooled_embedding(features, dim)
+        self.pairs = PairwiseProducts()
+        self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+
+    def construct(self, *columns):
+        """Return the logits."""
+        fields, numbers, _ = self.embedding(*columns)
+        return self.linear(*columns) + self.pairs(fields) + self.deep(flat(fields, numbers)).reshape(-1)

@@ -1,0 +1,61 @@
+"""ESMM (X. Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating...", SIGIR 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+
+from ..features import Features
+from .layers import Perceptron, flat, flat_width, pooled_embedding
+from .task_names import tasks_of
+
+
+class ESMM(nn.Cell):
+    """The rate of clicks, and of clicks with a conversion as its product with the rate of conversions.
+
+    Both are trained on all impressions, so the conversion rate is not biased to what was clicked. The conversion rate
+    itself is ``exp(log(ctcvr) - log(ctr))`` of the two outputs.
+
+    Args:
+        features: the declared columns; labels are the click and the conversion.
+        tasks: names of the two tasks; None: the labels.
+        dim: length of the vectors.
+        hidden: widths of each tower's layers.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        a tuple of two logits, float32 [N]: of a click, and of a click with a conversion.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        tasks: Sequence[str] | None = None,
+        dim: int = 16,
+        hidden: Sequence[int] = (256, 64),
+    ) -> None:
+        super().__init__()
+        self.tasks = tasks_of(features, "ESMM", tasks)
+        self.embedding = pooled_embedding(features, dim)
+        width = flat_width(self.embedding)
+        self.click, self.conversion = Perceptron(width, hidden, 1), Perceptron(width, hidden, 1)
+
+    def construct(self, *columns):
+        """Return the logits of a click, and of a click with a conversion."""
+        fields, numbers, _ = self.embedding(*columns)
+        x = flat(fields, numbers)
+        click, conversion = self.click(x).reshape(-1), self.conversion(x).reshape(-1)
+        return click, both_logit(click, conversion)
+
+
+def both_logit(a, b):
+    """Return the logit of the product of two probabilities from their logits; graph code."""
+    # with p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)); in logarithms
+    a, b = ops.cast(a, mstype.float32), ops.cast(b, mstype.float32)
+    terms = ops.stack((-a, -b, -a - b), 1)
+    largest = ops.stop_gradient(terms.max(axis=1, keepdims=True))
+    return -(largest.reshape(-1) + ops.log(ops.exp(terms - largest).sum(axis=1)))

@@ -1,0 +1,34 @@
+"""Factorization machine (S. Rendle, "Factorization Machines", ICDM 2010)."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from ..features import Features
+from .layers import Linear, PairwiseProducts, pooled_embedding
+
+
+class FM(nn.Cell):
+    """First-order terms and the inner products of all pairs of vectors.
+
+    Args:
+        features: the declared columns.
+        dim: length of the vectors.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+    """
+
+    def __init__(self, features: Features, dim: int = 16) -> None:
+        super().__init__()
+        self.linear = Linear(features)
+        self.embedding = pooled_embedding(features, dim)
+        self.pairs = PairwiseProducts()
+
+    def construct(self, *columns):
+        """Return the logits."""
+        fields, _, _ = self.embedding(*columns)
+        return self.linear(*columns) + self.pairs(fields)

@@ -1,0 +1,149 @@
+"""What several models share: perceptrons, linear terms, factorization machines, layer normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.common.initializer import HeNormal, initializer
+
+from ..checks import refuse, whole
+from ..errors import ConfigurationError
+from ..features import FeatureEmbedding, Features
+
+
+class Perceptron(nn.Cell):
+    """Dense layers with ReLU.
+
+    Args:
+        inputs: width of the input.
+        hidden: widths of the layers.
+        outputs: width of a last layer without activation; None: there is none.
+
+    Inputs:
+        float [N, inputs].
+
+    Outputs:
+        float [N, outputs], or [N, last hidden width].
+    """
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int | None = None) -> None:
+        super().__init__()
+        widths = [inputs, *check_hidden(hidden)]
+        layers: list[nn.Cell] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), nn.ReLU()]
+        if outputs is not None:
+            layers.append(nn.Dense(widths[-1], outputs))
+        self.layers = nn.SequentialCell(layers)
+
+    def construct(self, x):
+        """Return the last layer's output."""
+        return self.layers(x)
+
+
+def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths of hidden layers.
+
+    Raises:
+        ConfigurationError: not a list of whole numbers >= 1.
+    """
+    if not isinstance(hidden, list | tuple) or not hidden:
+        refuse("hidden", "a list of widths, as [400, 400]", hidden)
+    return tuple(whole("hidden", width) for width in hidden)
+
+
+class Linear(nn.Cell):
+    """The first-order terms: a weight for every category and for every number, and a bias.
+
+    Args:
+        features: the declared columns.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        float32 [N].
+    """
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self.weights = pooled_embedding(features, 1, prefix="linear.", initializer="zeros")
+        self.numbers = nn.Dense(self.weights.number_width, 1, weight_init="zeros")
+
+    def construct(self, *columns):
+        """Return the sum of the terms."""
+        fields, numbers, _ = self.weights(*columns)
+        return fields.sum(axis=(1, 2)) + self.numbers(numbers).reshape(-1)
+
+
+class PairwiseProducts(nn.Cell):
+    """The sum of the inner products of all pairs of vectors, in linear time (S. Rendle, ICDM 2010).
+
+    Half of the square of the sum, less the sum of the squares.
+
+    Inputs:
+        float [N, F, D].
+
+    Outputs:
+        float [N].
+    """
+
+    def construct(self, vectors):
+        """Return the sums."""
+        total = vectors.sum(axis=1)
+        return 0.5 * (ops.square(total) - ops.square(vectors).sum(axis=1)).sum(axis=1)
+
+
+class LayerNorm(nn.Cell):
+    """Layer normalization over the last axis (J. Ba, J. Kiros, G. Hinton, 2016).
+
+    Args:
+        width: length of the last axis.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = Parameter(initializer("ones", (width,)), name="gamma")
+        self.beta = Parameter(initializer("zeros", (width,)), name="beta")
+        self.width, self.ones = width, Tensor(np.ones((width, 1), np.float32))
+
+    def construct(self, x):
+        """Return the normalized values."""
+        # plain operators, as MindSpore's own is 10 to 30 times slower on CPU; a product is faster than a mean over an
+        # axis; squares leave the range of float16
+        dtype, x = x.dtype, ops.cast(x, mstype.float32)
+        ones = ops.cast(self.ones, mstype.float32)  # amp makes it float16
+        centered = x - ops.matmul(x, ones) / self.width
+        variance = ops.matmul(ops.square(centered), ones) / self.width
+        scaled = ops.cast(centered * ops.rsqrt(variance + 1e-5), dtype)
+        return scaled * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
+
+
+def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmbedding:
+    """Return the embedding of a model that has no use for sequences.
+
+    Raises:
+        ConfigurationError: a list has no pooling.
+    """
+    embedding = FeatureEmbedding(features, dim, **options)
+    if embedding.sequence_names:
+        raise ConfigurationError(
+            f"this model takes pooled lists, and {embedding.sequence_names[0]!r} has pooling=None; give it "
+            "pooling='mean', or take a model of histories, DIN or BST"
+        )
+    return embedding
+
+
+def flat(fields, numbers):
+    """Return fields [N, F, D] and numbers [N, M] side by side, [N, F * D + M]; graph code."""
+    return ops.concat((fields.reshape(fields.shape[0], -1), ops.cast(numbers, fields.dtype)), 1)
+
+
+def flat_width(embedding: FeatureEmbedding) -> int:
+    """Return the width of `flat` of what `embedding` gives."""
+    return max(1, len(embedding.field_names)) * embedding.dim + embedding.number_width

@@ -1,0 +1,30 @@
+"""Logistic regression: a weight for every category and number (M. Richardson et al., WWW 2007, for click rates)."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from ..features import Features
+from .layers import Linear
+
+
+class LogisticRegression(nn.Cell):
+    """The logit is the sum of a weight per category, the weighted numbers, and a bias.
+
+    Args:
+        features: the declared columns.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+    """
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self.linear = Linear(features)
+
+    def construct(self, *columns):
+        """Return the logits."""
+        return self.linear(*columns)

@@ -1,0 +1,131 @@
+"""Two towers (X. Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+
+from ..checks import number
+from ..errors import ConfigurationError, did_you_mean
+from ..features import Features
+from ..features.feature import Kind
+from .layers import Perceptron, pooled_embedding
+
+
+def normalized(vectors):
+    """Return vectors of length 1; graph code."""
+    vectors = ops.cast(vectors, mstype.float32)
+    return vectors * ops.rsqrt(ops.square(vectors).sum(axis=1, keepdims=True) + 1e-12)
+
+
+class TwoTower(nn.Cell):
+    """A vector of the user and one of the item, each a perceptron of its features; both of length 1.
+
+    Args:
+        features: the declared columns.
+        item: names of the item's features; all others are the user's.
+        dim: length of the features' vectors.
+        hidden: widths of each tower's layers.
+        width: length of the towers' vectors.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        float32 [N, 2 * width]: the user's vector and the item's, side by side; see `InBatchSoftmax`.
+
+    Raises:
+        ConfigurationError: no such feature, or no category or list of the item or of the user.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        item: Sequence[str],
+        dim: int = 16,
+        hidden: Sequence[int] = (128, 64),
+        width: int = 32,
+    ) -> None:
+        super().__init__()
+        self.embedding = pooled_embedding(features, dim)
+        fields = self.embedding.field_names
+        numbers = [output.name for output in features.of_kind(Kind.NUMBERS) for _ in range(output.width)]
+        item = (item,) if isinstance(item, str) else tuple(item)
+        for name in item:
+            if name not in fields and name not in numbers:
+                names = list(dict.fromkeys((*fields, *numbers)))
+                raise ConfigurationError(
+                    f"TwoTower(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
+                )
+        if all(name in item for name in fields) or not any(name in item for name in fields):
+            raise ConfigurationError(
+                f"TwoTower(item={list(item)}) needs a category or list of the item and one of the user; there are "
+                f"{', '.join(fields) or 'none'}"
+            )
+        self.item_fields, self.item_numbers = _positions(fields, item, True), _positions(numbers, item, True)
+        self.user_fields, self.user_numbers = _positions(fields, item, False), _positions(numbers, item, False)
+        self.user = Perceptron(len(self.user_fields) * dim + len(self.user_numbers), hidden, width)
+        self.item = Perceptron(len(self.item_fields) * dim + len(self.item_numbers), hidden, width)
+
+    def construct(self, *columns):
+        """Return the vectors of user and item, side by side."""
+        fields, numbers, _ = self.embedding(*columns)
+        numbers = ops.cast(numbers, fields.dtype)
+        user = self.user(_side(fields, numbers, self.user_fields, self.user_numbers))
+        item = self.item(_side(fields, numbers, self.item_fields, self.item_numbers))
+        return ops.concat((normalized(user), normalized(item)), 1)
+
+
+def _positions(names: Sequence[str], item: Sequence[str], chosen: bool) -> tuple[int, ...]:
+    return tuple(index for index, name in enumerate(names) if (name in item) is chosen)
+
+
+def _side(fields, numbers, of_fields, of_numbers):
+    """Return the chosen fields and numbers side by side; graph code."""
+    parts = ()
+    for index in of_fields:
+        parts += (fields[:, index],)
+    for index in of_numbers:
+        parts += (numbers[:, index : index + 1],)
+    return ops.concat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+class InBatchSoftmax(nn.Cell):
+    """The loss of choosing a row's own item among those of the batch, corrected for how often items occur.
+
+    Items that are sampled often are negatives more often than they should be: log Q, the logarithm of an item's share
+    of the rows, is subtracted from its logit. Q is estimated from the batch: the item's rows among all rows.
+
+    Args:
+        width: length of the towers' vectors.
+        temperature: logits are divided by it.
+        correction: whether log Q is subtracted.
+
+    Inputs:
+        vectors float [N, 2 * width], as `TwoTower` gives; item [N]: what tells items apart, so that a row's own item in
+        another row is no negative (integers, or text hashed by the features).
+
+    Outputs:
+        Scalar: the mean over the rows.
+    """
+
+    def __init__(self, width: int = 32, temperature: float = 0.05, correction: bool = True) -> None:
+        super().__init__()
+        number("InBatchSoftmax(temperature=...)", temperature, above=0)
+        self.width, self.scale, self.correction = width, 1.0 / temperature, correction
+
+    def construct(self, vectors, item):
+        """Return the loss."""
+        vectors = ops.cast(vectors, mstype.float32)
+        logits = ops.matmul(vectors[:, : self.width], vectors[:, self.width :].swapaxes(0, 1)) * self.scale
+        same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
+        occurrences = same.sum(axis=0)
+        if self.correction:
+            logits = logits - ops.log(occurrences / occurrences.shape[0])
+        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
+        logits = logits - 1e9 * (same - own)
+        largest = ops.stop_gradient(logits.max(axis=1, keepdims=True))
+        total = ops.log(ops.exp(logits - largest).sum(axis=1)) + largest.reshape(-1)
+        return (total - (logits * own).sum(axis=1)).mean()

@@ -1,0 +1,37 @@
+"""Wide & Deep (H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import nn
+
+from ..features import Features
+from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
+
+
+class WideDeep(nn.Cell):
+    """A linear model of categories, declared crosses and numbers, and a perceptron over the vectors.
+
+    Args:
+        features: the declared columns; crosses are `Cross` features.
+        dim: length of the vectors.
+        hidden: widths of the perceptron's layers.
+
+    Inputs:
+        the columns of `Features.inputs`.
+
+    Outputs:
+        Logits, float32 [N].
+    """
+
+    def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128)) -> None:
+        super().__init__()
+        self.wide = Linear(features)
+        self.embedding = pooled_embedding(features, dim)
+        self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+
+    def construct(self, *columns):
+        """Return the logits."""
+        fields, numbers, _ = self.embedding(*columns)
+        return self.wide(*columns) + self.deep(flat(fields, numbers)).reshape(-1)

@@ -1,0 +1,104 @@
+"""Compiling loops to machine code: once per installation where a cache can be written, else once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.extending import intrinsic
+
+_LINE = 64  # bytes of a cache line
+
+
+def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that compiles a function and caches the machine code where that can be done."""
+
+    def compile_it(function: Callable[..., Any]) -> Any:
+        try:
+            return compiler(signature, cache=True, **options)(function)
+        except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
+            return compiler(signature, **options)(function)
+
+    return compile_it
+
+
+class Kernel:
+    """A function compiled for fixed argument types when it is first needed.
+
+    Numba caches the machine code beside the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. Where none
+    of them can be written, it lives as long as the process. NaN and infinities keep their
+    meaning: no fast arithmetic.
+
+    Args:
+        function: what to compile.
+        signature: Numba's type of it.
+        nogil: run without the interpreter's lock. Short functions should keep it: a thread that takes it meanwhile
+            returns it late.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
+        self._function = function
+        self._signature = signature
+        self._nogil = nogil
+        self._compiled: Callable[..., Any] | None = None
+
+    def ready(self) -> Callable[..., Any]:
+        """Return the compiled function."""
+        if self._compiled is None:
+            self._compiled = kept(numba.njit, [self._signature], nogil=self._nogil, error_model="numpy")(self._function)
+        return self._compiled
+
+
+def compiled(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
+    """Return a decorator that makes a function a `Kernel`."""
+    return lambda function: Kernel(function, signature, nogil)
+
+
+# Called by kernels, so they are compiled into them. An array among the arguments costs counting its references at every
+# call, which takes longer than finding a row: they are handed what `pointer_to` returns instead.
+inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Have the processor load the cache line at `address` (int64) while it goes on; any address will do.
+
+    Random rows cost a cache miss each. Asked for some tens of rows ahead the misses overlap, which reading a value of
+    each row ahead does three to five times less well.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
+        to_read, second_level_cache, data = number(0), number(2), number(1)
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), to_read, second_level_cache, data])
+        return context.get_dummy_value()
+
+    return numba.types.void(numba.types.int64), generate
+
+
+@inlined
+def prefetch_lines(address, size):
+    """Have the processor load every cache line of the `size` bytes at `address`."""
+    for offset in range(0, size, _LINE):
+        prefetch(address + offset)
+    prefetch(address + size - 1)
+
+
+def pointer_to(element: Any) -> Any:
+    """Return a function for kernels that takes an address (int64) for that of numbers of Numba's type `element`.
+
+    They have to be those of an argument of the kernel: an array made in it may be gone after its last use by name.
+    """
+
+    @intrinsic
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return numba.types.CPointer(element)(numba.types.int64), generate
+
+    return pointer

@@ -1,0 +1,128 @@
+"""Memory that grows in place: pages never written to cost nothing, and content is not copied. Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+# Linux keeps memory in pages of this size where it is asked to: a random row of a large table is then found without
+# reading several levels of page tables first, which takes longer than reading the row.
+HUGE_PAGE = 1 << 21
+_WIDE = 8
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+    """Return an array of zeros for random access, in `HUGE_PAGE` pages if it is large."""
+    count = math.prod(shape)
+    if count * np.dtype(dtype).itemsize < HUGE_PAGE:
+        return np.zeros(shape, dtype)
+    memory = Memory()
+    memory.grow(count * np.dtype(dtype).itemsize)
+    return memory.array(dtype, count).reshape(shape)
+
+
+class Memory:
+    """Bytes, zero at first, in anonymous memory or in a mapped file.
+
+    Args:
+        path: file to map; None for anonymous memory.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._map: mmap.mmap | None = None
+        self._file = None
+        if path is not None:
+            self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
+
+    def grow(self, size: int) -> int:
+        """Make room for at least `size` bytes and return how many there are.
+
+        Drop the arrays from `array` first: while one is in use the content is copied to a new mapping instead, and
+        that array goes on showing the old one.
+        """
+        # only mappings of whole huge pages begin at the start of one
+        page = HUGE_PAGE if size >= HUGE_PAGE and self._file is None else mmap.PAGESIZE
+        size = -(-size // page) * page
+        if self._map is None:
+            self._map = self._new_map(size)
+        elif size > len(self._map):
+            try:
+                self._map.resize(size)
+            except BufferError:  # an array is in use: moving its memory away would leave it dangling
+                old, self._map = self._map, self._new_map(size)
+                if self._file is None:
+                    self._map[: len(old)] = old[:]
+        return len(self._map)
+
+    def _new_map(self, size: int) -> mmap.mmap:
+        if self._file is None:
+            # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
+            new = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            advice = mmap.MADV_HUGEPAGE  # also when it has grown or moved
+        else:
+            if self._map is not None:
+                self._map.flush()
+            os.ftruncate(self._file.fileno(), size)
+            new = mmap.mmap(self._file.fileno(), size)
+            advice = mmap.MADV_RANDOM  # else one row that changes may have 2 MB around it written to the disk
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
+            new.madvise(advice)
+        return new
+
+    def array(self, dtype: np.dtype | type, count: int) -> np.ndarray:
+        """Return the first `count` elements of type `dtype` as an array [count] over this memory."""
+        return np.frombuffer(self._map, dtype, count)
+
+    def close(self) -> None:
+        """Release the memory or the file; arrays from `array` must be gone."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Columns(dict[str, np.ndarray]):
+    """Arrays [rows] by name. A column may be replaced by any other array of the same length and type.
+
+    Columns of eight bytes grow in place. Those of one byte are copied, because a snapshot keeps the account of changed
+    rows that it was given.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._length = rows
+        self._memory: dict[str, Memory] = {}
+
+    def add(self, name: str, dtype: np.dtype | type) -> None:
+        """Add a column of zeros."""
+        if np.dtype(dtype).itemsize < _WIDE:
+            self[name] = np.zeros(self._length, dtype)
+        else:
+            self._memory[name] = Memory()
+            self._map_column(name, np.dtype(dtype))
+
+    def _map_column(self, name: str, dtype: np.dtype) -> None:
+        self._memory[name].grow(self._length * dtype.itemsize)
+        self[name] = self._memory[name].array(dtype, self._length)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows, the new ones zeros. No other thread may be using a column."""
+        if rows <= self._length:
+            return
+        length, self._length = self._length, max(rows, 2 * self._length)
+        for name in list(self):
+            dtype = self[name].dtype
+            if name in self._memory:
+                self[name] = np.zeros(0, dtype)  # the array goes first, so that its memory may move
+                self._map_column(name, dtype)
+            else:
+                grown = np.zeros(self._length, dtype)  # pages of zeros never written to take no memory
+                grown[:length] = self[name]
+                self[name] = grown

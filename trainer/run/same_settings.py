@@ -1,0 +1,110 @@
+"""What all processes must be given alike: compared once, in the first agreement of every training."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mindspore import nn
+
+from ..data.source import ReadMode, Source
+from ..errors import ConfigurationError
+from ..mindspore_internals.cell_structure import cells_and_names
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
+
+
+def check_settings(trainer: Trainer, source: Source, limits: Mapping[str, Any]) -> None:
+    """Check that all processes train the same network in the same way on the same data; all call it together.
+
+    Initial weights may differ: those of rank 0 are taken. Data may where the user has divided it, or a stream is.
+
+    Args:
+        trainer: of this process.
+        source: its data.
+        limits: when the call ends, by the names of its arguments.
+
+    Raises:
+        ConfigurationError: on all processes; the message names what differs, on which rank, and both values.
+    """
+    group = trainer.group
+    if group.size == 1:
+        return
+    everyones = group.gather_json({**_settings_of(trainer), **limits, **_data_of(source)})
+    first = everyones[0]
+    for rank, settings in enumerate(everyones):
+        differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
+        if differing:
+            said = "; ".join(
+                f"{name}: rank 0 has {first.get(name)!r}, rank {rank} {settings.get(name)!r}" for name in differing
+            )
+            raise ConfigurationError(
+                f"rank {rank} is not given what rank 0 is: {said}; all processes must run the same program on the same "
+                "data (rows of its own for each: sharded=True)"
+            )
+
+
+def _settings_of(trainer: Trainer) -> dict[str, Any]:
+    options, scaler = trainer.step_options, trainer.scaler
+    return {
+        "seed": trainer.seed,
+        "amp_level": trainer.precision.level,
+        "boost": list(trainer.boost_parts),
+        "gradient_accumulation_steps": options.accumulate,
+        "clip_norm": options.clip_norm,
+        "clip_value": options.clip_value,
+        "loss scaler": None if scaler is None else [type(scaler).__name__, trainer.loss_scale],
+        **_describe("optimizer", trainer.optimizer),
+        **_learning_rate(trainer),
+        **_describe("loss_fn", trainer.loss_fn),
+        "network": _ADDRESS.sub("", str(trainer.network)),
+        "code of the network": zlib.crc32(b"".join(map(_code_of, _kinds_of(trainer.network)))),
+    }
+
+
+def _data_of(source: Source) -> dict[str, Any]:
+    if source.read_mode is not ReadMode.COMMON:
+        return {}
+    data = {f"data: {name}": value for name, value in source.describe().items()}
+    data["data: columns"] = list(source.names or ())
+    return data | {f"data: {name}": checksum for name, checksum in source.checksums().items()}
+
+
+def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
+    """Return the class of a cell and its numbers and words that not every cell has, parameters included, by name."""
+    if cell is None:
+        return {what: None}
+    own = {name: value for name, value in vars(cell).items() if name not in _OF_EVERY_CELL and name[0] != "_"}
+    plain = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
+    scalars = [parameter for parameter in nn.Cell.get_parameters(cell, expand=False) if parameter.shape == ()]
+    plain |= {parameter.name: _short(float(parameter.asnumpy())) for parameter in scalars}
+    return {what: type(cell).__name__, **{f"{what} {name}": value for name, value in plain.items()}}
+
+
+def _learning_rate(trainer: Trainer) -> dict[str, Any]:
+    rate = trainer.learning_rate
+    schedule = getattr(trainer.optimizer, "learning_rate", None)
+    if rate is None and isinstance(schedule, nn.Cell):
+        return _describe("learning rate", schedule)
+    return {"learning rate": None if rate is None else _short(rate)}
+
+
+def _short(number: float) -> float:
+    """Return a number of single precision as it was written."""
+    return float(f"{number:.7g}")
+
+
+def _kinds_of(network: nn.Cell) -> list[type]:
+    kinds = {type(cell) for _, cell in cells_and_names(network)}
+    return sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
+
+
+def _code_of(kind: type) -> bytes:
+    code = getattr(getattr(kind, "construct", None), "__code__", None)
+    return b"" if code is None else code.co_code + repr(code.co_names).encode()

@@ -1,0 +1,205 @@
+"""Batches of NumPy columns that know exactly which upstream rows they hold, and positions in a stream.
+
+A *partition* is one ordered source (a topic's partition, a Redis key, a folder of files); an *offset* is the number of
+a message in it (an int, or a string where the source counts in strings); a *row* is a number within the message,
+counted from 0, rows that were set aside as bad included. So ``(partition, offset, row)`` names a row for ever.
+
+A *position* is JSON: ``{partition: [offset, row]}``, the next row to read (`Cursor`). Keys that start with ``@`` belong
+to the stream and are carried along as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError, StreamError, did_you_mean
+
+Offset = int | str
+Position = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The next row to read of a partition: row `row` of the message at `offset`."""
+
+    offset: Offset
+    row: int = 0
+
+    @classmethod
+    def of(cls, value: Any) -> Cursor:
+        """Return the cursor that a position holds of a partition, ``[offset, row]``.
+
+        Raises:
+            StreamError: it is another value.
+        """
+        try:
+            offset, row = value
+            if isinstance(offset, Offset) and isinstance(row, int):
+                return cls(offset, row)
+        except (TypeError, ValueError):
+            pass
+        raise StreamError(f"a position is {{partition: [offset, row]}}; received {value!r} for a partition")
+
+    def to_json(self) -> list[Offset]:
+        """Return ``[offset, row]``, as positions hold it."""
+        return [self.offset, self.row]
+
+
+class Span(NamedTuple):
+    """A run of consecutive rows of one message.
+
+    Attributes:
+        partition: name of the ordered source.
+        offset: number of the message in it.
+        first_row: number of the first row within the message.
+        last_row: number of the last row, itself included.
+        next_offset: offset at which to go on when the message holds no good row after `last_row`; None when the span
+            ends in the middle of its message.
+    """
+
+    partition: str
+    offset: Offset
+    first_row: int
+    last_row: int
+    next_offset: Offset | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.last_row - self.first_row + 1
+
+    @property
+    def after(self) -> Cursor:
+        """Where to go on after the last row."""
+        return Cursor(self.offset, self.last_row + 1) if self.next_offset is None else Cursor(self.next_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of a stream, column by column.
+
+    Attributes:
+        columns: name -> array, shape [rows, ...], all with the same number of rows.
+        event_time: seconds since the epoch, shape [rows], float64; None when the stream has no event time.
+        spans: where the rows come from, in row order; their row counts add up to `rows`.
+    """
+
+    columns: dict[str, np.ndarray]
+    event_time: np.ndarray | None
+    spans: tuple[Span, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        for column in self.columns.values():
+            return len(column)
+        return 0
+
+    def split(self, n: int) -> tuple[Batch, Batch]:
+        """Return the first `n` rows and the rest; the arrays of both are views.
+
+        Raises:
+            ValueError: `n` is not within 0 to `rows`.
+        """
+        if not 0 <= n <= self.rows:
+            raise ValueError(f"split takes 0 to {self.rows} rows; received {n}")
+        times = self.event_time
+        head = {name: column[:n] for name, column in self.columns.items()}
+        tail = {name: column[n:] for name, column in self.columns.items()}
+        before, after = _split_spans(self.spans, n)
+        return (
+            Batch(head, None if times is None else times[:n], before),
+            Batch(tail, None if times is None else times[n:], after),
+        )
+
+    def keep(self, mask: np.ndarray) -> Batch:
+        """Return the rows for which `mask`, bool [rows], is True; a position moves past the others with them.
+
+        After the last kept row of a message it moves past the whole message, if the batch holds the message's end.
+        """
+        spans: list[Span] = []
+        start = 0
+        for span in self.spans:
+            rows = np.flatnonzero(mask[start : start + span.rows]) + span.first_row
+            start += span.rows
+            if not len(rows):
+                continue
+            for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+                spans.append(span._replace(first_row=int(run[0]), last_row=int(run[-1]), next_offset=None))
+            spans[-1] = spans[-1]._replace(next_offset=span.next_offset)
+        times = None if self.event_time is None else self.event_time[mask]
+        return Batch({name: column[mask] for name, column in self.columns.items()}, times, tuple(spans))
+
+    def origin_of(self, row: int) -> tuple[int, int]:
+        """Return the index of a row's span, and the row's number within its message."""
+        for index, span in enumerate(self.spans):
+            if row < span.rows:
+                return index, span.first_row + row
+            row -= span.rows
+        raise IndexError(f"the batch has {self.rows} rows")
+
+
+def _split_spans(spans: tuple[Span, ...], n: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    for index, span in enumerate(spans):
+        if n < span.rows:
+            if n == 0:
+                return spans[:index], spans[index:]
+            first = span._replace(last_row=span.first_row + n - 1, next_offset=None)
+            second = span._replace(first_row=span.first_row + n)
+            return (*spans[:index], first), (second, *spans[index + 1 :])
+        n -= span.rows
+    return spans, ()
+
+
+def concat(batches: Sequence[Batch]) -> Batch:
+    """Join batches in order; one batch is returned as it is.
+
+    Raises:
+        DataError: none was given, or they differ in columns, row shapes or in having an event time.
+    """
+    if not batches:
+        raise DataError("concat takes at least one batch; received none")
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    for batch in batches:
+        if batch.columns.keys() != first.columns.keys() or (batch.event_time is None) != (first.event_time is None):
+            raise DataError(
+                f"batches of one stream have the same columns; received {sorted(first.columns)} and "
+                f"{sorted(batch.columns)}, event time {first.event_time is not None} and {batch.event_time is not None}"
+            )
+    columns = {}
+    for name in first.columns:
+        try:
+            columns[name] = np.concatenate([batch.columns[name] for batch in batches])
+        except ValueError as error:
+            shapes = sorted({batch.columns[name].shape[1:] for batch in batches})
+            raise DataError(f"column {name!r} changed its row shape within the stream: {shapes}") from error
+    times = None if first.event_time is None else np.concatenate([batch.event_time for batch in batches])
+    return Batch(columns, times, tuple(span for batch in batches for span in batch.spans))
+
+
+def advance(position: Position, batch: Batch) -> Position:
+    """Return the position after the last row of `batch`, given that before its first row. Changes neither."""
+    last = {span.partition: span for span in batch.spans}
+    return {**position, **{partition: span.after.to_json() for partition, span in last.items()}}
+
+
+def cursors_of(stream: object, position: Position, known: Collection[str]) -> dict[str, Cursor]:
+    """Return the cursors of a position, by partition.
+
+    Raises:
+        StreamError: it names partitions that are not `known`, from whose start rows would be trained on a second time;
+            or it is no position.
+    """
+    for name in position:
+        if not name.startswith("@") and name not in known:
+            raise StreamError(
+                f"{type(stream).__name__} reads {sorted(known)}; the position is about {name!r}"
+                f"{did_you_mean(name, known)}: it is another stream's"
+            )
+    return {name: Cursor.of(value) for name, value in position.items() if not name.startswith("@")}

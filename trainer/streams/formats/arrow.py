@@ -1,0 +1,219 @@
+"""Arrow tables to NumPy columns. Needs pyarrow, the extra ``arrow``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigurationError
+from .column import MISSING, Column
+from .ragged_column import Ragged
+from .schema import Decoded, Schema
+
+_SHORT, _ASCII_END = 32, 128  # longest text that is worth padding, in characters; the first code that is not ASCII
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def require() -> Any:
+    """Return the module pyarrow.
+
+    Raises:
+        ConfigurationError: it is missing, or does not work with the NumPy installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Arrow and Parquet data need pyarrow ({error}): pip install 'mindspore-trainer[arrow]'"
+        ) from error
+    return pyarrow
+
+
+def errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that damaged Arrow data raise."""
+    pyarrow = require()
+    return (pyarrow.ArrowException, OSError, ValueError)
+
+
+def is_of_system(error: BaseException) -> bool:
+    """Return whether an exception is the system's (a disk that fails) and not about what was read."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def sound(table: Any) -> Any:
+    """Return a Table or RecordBatch that came as Arrow IPC, once its contents are known to hold together.
+
+    IPC is used as it lies in memory: an offset outside its buffer would end the process where it is followed.
+
+    Raises:
+        pyarrow.ArrowInvalid: it is damaged.
+    """
+    table.validate(full=True)
+    return table
+
+
+def open_parquet(path: Path) -> Any:
+    """Return the open Parquet file; pages that were written with a checksum are compared with it when they are read.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: it is damaged, or cannot be read.
+    """
+    require()
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    if sum(group_rows(file)) != file.metadata.num_rows:
+        held = f"{sum(group_rows(file)):,} rows in {file.metadata.num_row_groups} row groups"
+        raise ValueError(f"the footer lists {held}; it says {file.metadata.num_rows:,} rows")
+    return file
+
+
+def group_rows(file: Any) -> list[int]:
+    """Return the rows of each row group of a Parquet file, as the footer says."""
+    return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+
+
+def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
+    """Return columns of one row group of a Parquet file, with as many rows as the footer says.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: it is damaged.
+    """
+    table = sound(file.read_row_group(number, columns=list(columns), use_threads=False))
+    expected = file.metadata.row_group(number).num_rows
+    if table.num_rows != expected:
+        raise ValueError(f"row group {number} holds {table.num_rows:,} rows; the footer says {expected:,}")
+    return table
+
+
+def convert(schema: Schema, table: Any) -> Decoded:
+    """Convert a pyarrow Table or RecordBatch; nulls and lists of another length are bad rows.
+
+    Raises:
+        pyarrow.ArrowException, ValueError: it is damaged, or has two columns of a name.
+    """
+    values: dict[str, Any] = {}
+    for name, column in schema.fields.items():
+        if table.schema.names.count(name) > 1:
+            raise ValueError(f"column {name!r} is there {table.schema.names.count(name)} times")
+        if name in table.schema.names:
+            unit = schema.seconds_per_unit if name == schema.event_time else None
+            values[name] = plain(table.column(name), column, unit)
+    return schema.convert(values, table.num_rows, raw=lambda row: table.slice(row, 1).to_pylist()[0])
+
+
+def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
+    """Return values that `Column.convert` takes; nulls become the column's default, or `MISSING` without one.
+
+    Args:
+        array: a pyarrow array.
+        column: what it is to be.
+        time_unit: seconds in one unit of the column, where timestamps are to be numbers.
+    """
+    pyarrow = require()
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pyarrow.types.is_date(array.type) and column.dtype.kind == "f":
+        array = array.cast(pyarrow.timestamp("ms"))
+    if pyarrow.types.is_timestamp(array.type) and (time_unit or column.coerce) and column.dtype.kind == "f":
+        if column.coerce:
+            return array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+        if array.null_count == 0:
+            return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * (_SECONDS[array.type.unit] / time_unit)
+    if array.null_count and column.default is not None:
+        array = _filled(array, column)
+    if array.null_count == 0:
+        values = shaped(array, column.shape)
+        if values is not None:
+            return values
+    return [MISSING if value is None else value for value in array.to_pylist()]
+
+
+def _filled(array: Any, column: Column) -> Any:
+    """Return the array with the column's default in place of nulls, as far as Arrow can fill it in."""
+    pyarrow = require()
+    try:
+        if column.dtype.kind == "f" and pyarrow.types.is_integer(array.type):
+            array = array.cast(pyarrow.float64())
+        return array.fill_null(pyarrow.scalar(column.default, array.type))
+    except (pyarrow.ArrowException, TypeError):
+        return array
+
+
+def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
+    """Return rows of this shape, [rows, *shape] or `Ragged`, where all are and none is null; else None."""
+    if shape[:1] != (None,):
+        values = flat(array, int(np.prod(shape)))
+        return None if values is None else values.reshape(len(array), *shape)
+    types = require().types
+    if types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size)
+    elif types.is_list(array.type) or types.is_large_list(array.type):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    else:
+        return None
+    within = array.flatten()
+    values = None if within.null_count else flat(within, int(np.prod(shape[1:])))
+    if values is None:
+        return None
+    return Ragged(values.reshape(len(within), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+
+def flat(array: Any, size: int) -> np.ndarray | None:
+    """Return the leaf values when every row has `size` of them and none is null; else None."""
+    pyarrow = require()
+    types = pyarrow.types
+    rows = len(array)
+    while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        if not types.is_fixed_size_list(array.type):
+            lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+            if len(lengths) and (lengths != lengths[0]).any():
+                return None
+        array = array.flatten()
+        if array.null_count:
+            return None
+    if len(array) != rows * size:
+        return None
+    # Text comes as objects, which the schema would take for mixed values.
+    return (
+        text(array)
+        if types.is_string(array.type) or types.is_large_string(array.type)
+        else array.to_numpy(zero_copy_only=False)
+    )
+
+
+def text(array: Any) -> np.ndarray:
+    """Return strings, none of them null, as NumPy text."""
+    short = _short_ascii(array)
+    if short is not None:
+        return short
+    # each distinct one is converted once
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(str)
+    return distinct[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _short_ascii(array: Any) -> np.ndarray | None:
+    """Return strings of a few ASCII characters as NumPy text, straight from the buffers; None if they are others."""
+    count = len(array)
+    _, offsets, data = array.buffers()
+    if not count or offsets is None or data is None:
+        return None
+    kind = np.int64 if require().types.is_large_string(array.type) else np.int32
+    ends = np.frombuffer(offsets, kind)[array.offset : array.offset + count + 1]
+    lengths = np.diff(ends)
+    longest, characters = int(lengths.max()), np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    if not 0 < longest <= _SHORT or (characters >= _ASCII_END).any() or (characters == 0).any():
+        return None
+    if int(lengths.min()) == longest:
+        codes = characters.astype(np.uint32)
+    else:
+        codes = np.zeros((count, longest), np.uint32)
+        codes[np.arange(longest) < lengths[:, None]] = characters
+    return codes.reshape(-1).view(f"U{longest}")

@@ -1,0 +1,262 @@
+"""Arrow IPC data as messages: kind, end and number of rows of each.
+
+pyarrow stops where a length says so, and a wrong length may end the data early. Here rows are counted by the metadata
+of the messages, so that missing ones are noticed: a message must end where its buffers end, nothing may follow the
+end-of-stream mark, and a footer must list as many record batches as there are. Changed values are not noticed; a
+checksum beside the file finds these (`trainer.streams.sources.segment_checksum`).
+
+Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import arrow
+
+SCHEMA, DICTIONARY, BATCH, END = 1, 2, 3, 0
+MAGIC = b"ARROW1"
+_CONTINUATION = b"\xff\xff\xff\xff"
+_PADDING = 64  # bytes; buffers are aligned to so many at most
+_START = 8  # of the messages of a file with a footer
+_UNFINISHED = (
+    "it ends before its end-of-stream mark, so rows may be missing. Close the writer of a stream; one that is known to "
+    "be whole is mended by appending the bytes ff ff ff ff 00 00 00 00"
+)
+
+
+class Message(NamedTuple):
+    """A message: its kind (`SCHEMA`, `DICTIONARY`, `BATCH` or `END`), its first byte, the byte after it, its rows."""
+
+    kind: int
+    start: int
+    end: int
+    rows: int
+
+
+def messages(source: Any, start: int, size: int) -> Iterator[Message]:
+    """Yield the messages from byte `start` on; the last one is of kind `END` where an end-of-stream mark is there.
+
+    Args:
+        source: a file to read and seek in.
+        start: where a message begins.
+        size: bytes of the file that may belong to messages.
+
+    Raises:
+        ValueError: a message is incomplete or damaged.
+    """
+    while start < size:
+        message = _message(source, start, size)
+        if (message.kind == SCHEMA) != (start in (0, _START)):
+            raise ValueError(f"the message at byte {start:,} is out of its order")
+        yield message
+        if message.kind == END:
+            return
+        start = message.end
+
+
+def _message(source: Any, start: int, size: int) -> Message:
+    source.seek(start)
+    prefix = source.read(8)
+    before = 8 if prefix.startswith(_CONTINUATION) else 4  # earlier versions wrote the length alone
+    if len(prefix) < before:
+        raise ValueError(f"the message at byte {start:,} is incomplete")
+    (length,) = struct.unpack_from("<i", prefix, before - 4)
+    if length == 0:
+        return Message(END, start, start + before, 0)
+    body = start + before + length
+    if length < 0 or body > size:
+        raise ValueError(f"the message at byte {start:,} is incomplete")
+    source.seek(start + before)
+    try:
+        root = _Table.root(source.read(length))
+        kind, end = root.number(1, "B"), body + root.number(3, "q")
+        rows = _rows(root.table(2) if kind == BATCH else root.table(2).table(1), end - body) if kind != SCHEMA else 0
+    except struct.error:
+        raise ValueError(f"the message at byte {start:,} is damaged") from None
+    if kind not in (SCHEMA, DICTIONARY, BATCH) or end < body:
+        raise ValueError(f"the message at byte {start:,} is damaged")
+    if end > size:
+        raise ValueError(f"the message at byte {start:,} is incomplete")
+    return Message(kind, start, end, rows if kind == BATCH else 0)
+
+
+def _rows(batch: _Table, body: int) -> int:
+    """Return the rows of a record batch: those of its first column, whose buffers must fill its `body` of bytes."""
+    rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
+    if rows < 0 or (nodes[:1, 0] != rows).any() or not 0 <= body - int(buffers.sum(axis=1).max(initial=0)) < _PADDING:
+        raise struct.error
+    return rows
+
+
+class _Table:
+    """A table of a flatbuffer; struct.error where an offset leads out of it."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        start = at - self._read("<i", at)
+        (size,) = struct.unpack_from("<H", data, self._within(start))
+        self._slots = struct.unpack_from(f"<{max(0, size - 4) // 2}H", data, self._within(start + 4))
+
+    @classmethod
+    def root(cls, data: bytes) -> _Table:
+        return cls(data, struct.unpack_from("<I", data)[0])
+
+    def number(self, slot: int, code: str) -> int:
+        at = self._address(slot)
+        return self._read(f"<{code}", at) if at else 0
+
+    def table(self, slot: int) -> _Table:
+        return _Table(self._data, self._follow(slot))
+
+    def pairs(self, slot: int) -> np.ndarray:
+        """Return a vector of two int64 each, [n, 2]."""
+        at = self._follow(slot)
+        count = self._read("<I", at)
+        if at + 4 + 16 * count > len(self._data):
+            raise struct.error
+        return np.frombuffer(self._data, "<i8", 2 * count, at + 4).reshape(-1, 2)
+
+    def _address(self, slot: int) -> int:
+        offset = self._slots[slot] if slot < len(self._slots) else 0
+        return self._at + offset if offset else 0
+
+    def _follow(self, slot: int) -> int:
+        at = self._address(slot)
+        if not at:
+            raise struct.error
+        return at + self._read("<I", at)
+
+    def _read(self, code: str, at: int) -> int:
+        return struct.unpack_from(code, self._data, self._within(at))[0]
+
+    def _within(self, at: int) -> int:
+        if at < 0:  # counted from the end by struct
+            raise struct.error
+        return at
+
+
+class FooterFile:
+    """The record batches of an Arrow file, which has a footer.
+
+    Args:
+        source: a pyarrow.NativeFile, which may be seeked in.
+
+    Attributes:
+        rows: number of rows of each batch.
+        schema: the pyarrow.Schema.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: it is damaged, or footer and messages do not agree.
+    """
+
+    def __init__(self, source: Any) -> None:
+        pyarrow = arrow.require()
+        self._file = pyarrow.ipc.open_file(source)
+        self.schema = self._file.schema
+        size = source.size()
+        source.seek(size - len(MAGIC) - 4)
+        footer = size - len(MAGIC) - 4 - int.from_bytes(source.read(4), "little")
+        parts = list(messages(source, _START, footer))
+        self.rows = [part.rows for part in parts if part.kind == BATCH]
+        if len(self.rows) != self._file.num_record_batches or not 0 <= footer - parts[-1].end < _PADDING:
+            raise ValueError(
+                f"the footer lists {self._file.num_record_batches} record batches; the file holds {len(self.rows)}"
+            )
+        source.seek(_START)
+        if not pyarrow.ipc.read_schema(source).equals(self.schema):
+            raise ValueError("the footer has another schema than the messages")
+
+    def batch(self, number: int) -> Any:
+        """Return one record batch.
+
+        Raises:
+            pyarrow.ArrowException, OSError, ValueError: it is damaged.
+        """
+        return _counted(self._file.get_batch(number), self.rows[number])
+
+
+class StreamFile:
+    """The record batches of an Arrow stream file, which may grow. It is read, not mapped: it may shrink at any time.
+
+    Attributes:
+        rows: number of rows of each batch.
+        ends: byte at which each batch ends.
+        problem: why the stream is not complete, or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[int] = []
+        self.ends: list[int] = []
+        self.problem: str | None = None
+        self._heads: list[bytes] = []  # schema and dictionaries, which batches need to be read
+        self._batches: list[tuple[Message, int]] = []  # each with the number of heads before it
+
+    def extend(self) -> None:
+        """Index the batches that have been added."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, 2)
+            self.problem = _UNFINISHED
+            heads: list[bytes] = []
+            first = 0 if self.rows else 1  # the schema stands alone where there are no batches
+            try:
+                for message in messages(file, self.ends[-1] if self.ends else 0, size):
+                    if message.kind == END:
+                        self.problem = f"{size - message.end:,} bytes follow its end-of-stream mark"
+                        if message.end == size:
+                            self.problem = "record batches are missing at its end" if len(heads) > first else None
+                    elif message.kind == BATCH:
+                        self._heads += heads
+                        heads, first = [], 0
+                        self._batches.append((message, len(self._heads)))
+                        self.ends.append(message.end)
+                        self.rows.append(message.rows)
+                    else:
+                        file.seek(message.start)
+                        heads.append(file.read(message.end - message.start))
+            except ValueError as error:
+                self.problem = str(error)
+
+    def batch(self, number: int) -> Any:
+        """Return one record batch.
+
+        Raises:
+            pyarrow.ArrowException, OSError, ValueError: it is damaged.
+        """
+        message, heads = self._batches[number]
+        with self.path.open("rb") as file:
+            file.seek(message.start)
+            data = b"".join(self._heads[:heads]) + file.read(message.end - message.start)
+        return _counted(arrow.require().ipc.open_stream(data).read_next_batch(), self.rows[number])
+
+
+def read_payload(payload: bytes) -> Any:
+    """Return the table in an Arrow IPC stream or file held in memory.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: it is damaged.
+    """
+    pyarrow = arrow.require()
+    source = pyarrow.BufferReader(payload)
+    if payload.startswith(MAGIC):
+        file = FooterFile(source)
+        return pyarrow.Table.from_batches([file.batch(number) for number in range(len(file.rows))], file.schema)
+    parts = list(messages(source, 0, len(payload)))
+    # Where a message ends is known without the mark, which may be missing.
+    if not parts or parts[-1].end != len(payload):
+        raise ValueError("bytes follow the end-of-stream mark" if parts else "there is no message in it")
+    source.seek(0)
+    return _counted(pyarrow.ipc.open_stream(source).read_all(), sum(part.rows for part in parts))
+
+
+def _counted(table: Any, rows: int) -> Any:
+    """Return a sound table or batch of so many rows."""
+    if arrow.sound(table).num_rows != rows:
+        raise ValueError(f"{table.num_rows:,} rows could be read; its metadata says {rows:,}")
+    return table

@@ -1,0 +1,164 @@
+"""Values of any table as a column's own type: missing ones filled in, numbers as text and the other way round.
+
+A JSON number, an integer column of a frame and a CSV cell give the same text; a time gives its seconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .ragged_column import Ragged
+
+if TYPE_CHECKING:
+    from .column import Column
+
+MISSING_NUMBER = int(np.iinfo(np.int64).min)  # among integers of a list
+
+
+class Missing:
+    """Stands for a value that a record does not have."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = Missing()
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a Python value stands for nothing: None, NaN, NA, NaT."""
+    return (
+        value is None
+        or (isinstance(value, float) and value != value)
+        or value is MISSING
+        or type(value).__name__ in ("NAType", "NaTType")
+    )
+
+
+def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
+    """Return values that `column` takes as far as they can be read as its own; others stay as they are.
+
+    Args:
+        column: what they are to be.
+        values: a list or array of values, one a row; or a `Ragged` column.
+        text: the values are cells of text.
+        missing: what stands for a missing row.
+    """
+    if isinstance(values, Ragged) and not column.ragged:
+        values = [row if len(row) else MISSING for row in values]
+    if isinstance(values, Ragged):
+        if values.dtype.kind == column.dtype.kind:
+            return values
+        element = _element_missing(column.dtype.kind)
+        return Ragged(np.asarray(_scalars(column.dtype.kind, values.values, element)), values.offsets)
+    if column.shape:
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            return values
+        return [missing if is_missing(row) else _row(row, column, text) for row in values]
+    if text and column.dtype.kind != "U":
+        filler = str(missing)
+        blank = column.default is not None
+        return [filler if blank and (cell == "" or cell is MISSING) else cell for cell in values]
+    return _scalars(column.dtype.kind, values, missing)
+
+
+def _element_missing(kind: str) -> Any:
+    return {"U": "", "f": float("nan")}.get(kind, MISSING_NUMBER)
+
+
+def _row(row: Any, column: Column, text: bool) -> Any:
+    """Return the values of one list; what is no list stays as it is."""
+    if text or not isinstance(row, list | tuple | np.ndarray):
+        return row
+    if len(column.shape) > 1:
+        return row
+    return _scalars(column.dtype.kind, row, _element_missing(column.dtype.kind))
+
+
+def _scalars(kind: str, values: Any, missing: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        whole = _array(kind, values, missing)
+        if whole is not None:
+            return whole
+    if isinstance(values, np.ndarray):
+        values = values.tolist() if values.dtype.kind != "M" else list(values)
+    convert = {"U": _as_text, "f": _as_float}.get(kind, _as_integer)
+    if all(type(value) is str for value in values) and kind == "U":
+        return values
+    return [missing if is_missing(value) else convert(value, missing) for value in values]
+
+
+def _array(kind: str, values: np.ndarray, missing: Any) -> np.ndarray | None:
+    """Convert an array as a whole; None where its values have to be looked at one by one."""
+    given = values.dtype.kind
+    if given == "M":
+        seconds = times_in_seconds(values)
+        return seconds if kind == "f" else None
+    if given == kind or (kind == "f" and given in "iub") or (kind in "iu" and given in "iub"):
+        return values
+    if given in "iu" and kind == "U":
+        return values.astype(np.str_)
+    if given == "f" and kind in "iuU":
+        absent = np.isnan(values)
+        numbers = np.where(absent, 0, values)
+        if isinstance(missing, int | str) and (np.abs(numbers) < 2**53).all() and (np.floor(numbers) == numbers).all():
+            numbers = numbers.astype(np.int64)
+            return np.where(absent, missing, numbers.astype(np.str_) if kind == "U" else numbers)
+    return None
+
+
+def times_in_seconds(values: np.ndarray) -> np.ndarray:
+    """Return datetime64 as seconds since the epoch, float64; NaT is NaN."""
+    seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
+    return np.where(np.isnat(values), np.nan, seconds)
+
+
+def _as_text(value: Any, missing: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, float | np.floating):
+        return str(int(value)) if float(value).is_integer() else repr(float(value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return str(value) if isinstance(value, int | np.integer) else value
+
+
+def _as_float(value: Any, missing: Any) -> Any:
+    if isinstance(value, str):
+        if not value.strip():
+            return missing
+        try:
+            return value if "_" in value or not value.isascii() else float(value)
+        except ValueError:
+            return value
+    if isinstance(value, np.datetime64):
+        return float(times_in_seconds(np.array([value]))[0])
+    if isinstance(value, datetime.datetime):
+        zone = value if value.tzinfo is not None else value.replace(tzinfo=datetime.timezone.utc)
+        return zone.timestamp()
+    if isinstance(value, datetime.date):
+        return float(times_in_seconds(np.array([value.isoformat()], "datetime64[D]"))[0])
+    if type(value).__name__ == "Decimal":
+        return float(value)
+    return value
+
+
+def _as_integer(value: Any, missing: Any) -> Any:
+    if isinstance(value, str):
+        digits = value.strip()
+        if not digits:
+            return missing
+        unsigned = digits.removeprefix("-")
+        return int(digits) if unsigned.isascii() and unsigned.isdigit() and len(unsigned) < 19 else value
+    if isinstance(value, float | np.floating) and float(value).is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value

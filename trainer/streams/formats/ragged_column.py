@@ -1,0 +1,215 @@
+"""A column whose rows have different lengths, as Arrow holds lists: all values one after another, and offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigurationError, DataError
+
+MAX_PER_OCTAVE = 16
+
+
+class Ragged:
+    """Rows of different lengths.
+
+    Args:
+        values: all rows' values one after another, [n, ...].
+        offsets: int64 [rows + 1]; row i is ``values[offsets[i]:offsets[i + 1]]``.
+        padding: value that fills up rows. None: 0, or the empty text where the values are text, or -1, which
+            `EmbeddingBag` passes over, after integers that are handed over with offsets.
+        max_length: longer rows lose their first values, the oldest of a history; None keeps all.
+        per_octave: padded lengths between a power of two and the next, 1 to 16: more pad less and compile more.
+
+    Raises:
+        ConfigurationError: an argument out of range, or offsets that do not fit the values.
+    """
+
+    def __init__(
+        self,
+        values: Any,
+        offsets: Any,
+        *,
+        padding: float | str | None = None,
+        max_length: int | None = None,
+        per_octave: int = 1,
+    ) -> None:
+        self.values = np.asarray(values)
+        self.offsets = np.asarray(offsets, np.int64)
+        if self.offsets.ndim != 1 or not len(self.offsets) or (np.diff(self.offsets) < 0).any():
+            raise ConfigurationError(f"offsets: takes ascending numbers, one more than rows; received {offsets!r}")
+        if self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
+            raise ConfigurationError(f"offsets: takes 0 to {len(self.values)}; received up to {self.offsets[-1]}")
+        if max_length is not None and max_length < 1:
+            raise ConfigurationError(f"max_length: takes a whole number >= 1, or None; received {max_length!r}")
+        if per_octave not in (1, 2, 4, 8, MAX_PER_OCTAVE):
+            raise ConfigurationError(f"per_octave: takes 1, 2, 4, 8 or 16; received {per_octave!r}")
+        self.padding, self.max_length, self.per_octave = padding, max_length, per_octave
+
+    @classmethod
+    def of(cls, rows: Any, **options: Any) -> Ragged:
+        """Return the column of a list, object array or series of lists, or of an Arrow list array.
+
+        Args:
+            rows: one sequence of values per row; None is an empty row.
+            options: further arguments of `Ragged`.
+
+        Raises:
+            DataError: rows that are not lists of numbers or text.
+        """
+        if isinstance(rows, Ragged):
+            return cls(rows.values, rows.offsets, **{**rows.options, **options})
+        if hasattr(rows, "combine_chunks") or hasattr(rows, "value_lengths"):
+            return cls(*_of_arrow(rows), **options)
+        rows = [() if row is None else row for row in rows]
+        if any(np.isscalar(row) for row in rows):
+            raise DataError("a column mixes lists and single values")
+        lengths = [len(row) for row in rows]
+        parts = [np.asarray(row) for row, length in zip(rows, lengths, strict=True) if length]
+        try:
+            values = np.concatenate(parts) if parts else _no_values(rows)
+        except ValueError as error:
+            raise DataError(f"lists of different depths in one column: {error}") from None
+        return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), **options)
+
+    @classmethod
+    def of_empty(cls, array: np.ndarray) -> Ragged:
+        """Return an array of rows without values, [rows, 0, ...], as a column of lists."""
+        dtype = object if array.dtype == np.float64 else array.dtype  # what NumPy makes of empty lists
+        return cls(np.empty((0, *array.shape[2:]), dtype), np.zeros(len(array) + 1, np.int64))
+
+    @property
+    def typed(self) -> bool:
+        """Whether the dtype of the values is known: lists of Python without any value do not tell."""
+        return self.values.dtype != object
+
+    def as_values_of(self, values: np.ndarray) -> Ragged:
+        """Return the rows, none of which has a value, with dtype and shape of other `values`."""
+        return self._like(values[:0], np.zeros_like(self.offsets))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments beside values and offsets."""
+        return {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
+
+    def _like(self, values: np.ndarray, offsets: np.ndarray) -> Ragged:
+        return Ragged(values, offsets, **self.options)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the values."""
+        return self.values.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes once padded."""
+        return self.values.ndim + 1
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """As once padded, with None for the length."""
+        return (len(self), None, *self.values.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Of values and offsets."""
+        return self.values.nbytes + self.offsets.nbytes
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Length of each row, int64 [rows]."""
+        return np.diff(self.offsets)
+
+    @property
+    def cut_lengths(self) -> np.ndarray:
+        """Length of each row with at most `max_length` values, int64 [rows]."""
+        return self.lengths if self.max_length is None else np.minimum(self.lengths, self.max_length)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            first, last, _ = rows.indices(len(self))
+            offsets = self.offsets[first : max(first, last) + 1]
+            return self._like(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+        rows = np.arange(len(self))[rows]
+        if rows.ndim == 0:
+            return self.values[self.offsets[rows] : self.offsets[rows + 1]]
+        return self._taken(self.offsets[rows], self.lengths[rows])
+
+    def _taken(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return self._like(self.values[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)], offsets)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is not np.concatenate or kwargs:
+            return NotImplemented
+        parts = [part if isinstance(part, Ragged) else Ragged.of(part) for part in args[0]]
+        ends = np.cumsum([len(part.values) for part in parts])
+        moved = [part.offsets[1:] + end - len(part.values) for part, end in zip(parts, ends, strict=True)]
+        values = [part[:].values for part in parts]  # a view may start in the middle of its values
+        # parts without values may lack the dtype and shape of the others
+        known = [part for part in values if len(part)] or [part for part in values if part.dtype != object]
+        return self._like(np.concatenate(known or values), np.concatenate([[0], *moved]))
+
+    def astype(self, dtype: Any) -> Ragged:
+        """Return the column with values of another dtype."""
+        return self._like(self.values.astype(dtype), self.offsets)
+
+    def copy(self) -> Ragged:
+        """Return the column with values of its own."""
+        return self._like(self.values.copy(), self.offsets.copy())
+
+    def cut(self) -> Ragged:
+        """Return the rows with at most the last `max_length` values."""
+        if self.max_length is None or not (self.lengths > self.max_length).any():
+            return self
+        return self._taken(self.offsets[1:] - self.cut_lengths, self.cut_lengths)
+
+    def padded(self, length: int) -> np.ndarray:
+        """Return the rows filled up to `length` at their ends, [rows, length, ...]; none may be longer."""
+        padding = self.padding
+        if padding is None:
+            padding = "" if self.values.dtype.kind == "U" else 0
+        out = np.full((len(self), length, *self.values.shape[1:]), padding, self.values.dtype)
+        out[np.arange(length) < self.lengths[:, None]] = self.values[self.offsets[0] : self.offsets[-1]]
+        return out
+
+
+def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    if hasattr(array, "combine_chunks"):
+        array = array.combine_chunks()
+        array = array.chunk(0) if hasattr(array, "chunk") else array
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = array.flatten().to_numpy(zero_copy_only=False)  # without the values under nulls
+    return values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _no_values(rows: Any) -> np.ndarray:
+    """Return no values, of the dtype of rows that are typed arrays; of dtype object if that is unknown."""
+    dtypes = {row.dtype for row in rows if isinstance(row, np.ndarray)} - {np.dtype(np.float64)}
+    return np.empty(0, dtypes.pop() if len(dtypes) == 1 else object)
+
+
+def rows_of(value: Any) -> Any:
+    """Return a column of many rows as an array, or as a `Ragged` one where its rows are lists of different lengths.
+
+    Raises:
+        DataError: rows that are neither all lists nor all single values.
+    """
+    if isinstance(value, Ragged):
+        return value
+    if hasattr(value, "asnumpy"):  # a tensor of MindSpore, without importing it
+        return value.asnumpy()
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return Ragged.of(value)
+    nested = (
+        array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], list | tuple | np.ndarray)
+    )
+    if array.ndim > 1 and array.shape[1] == 0:
+        return Ragged.of_empty(array)
+    return Ragged.of(array) if nested else array

@@ -1,0 +1,237 @@
+"""The shape of a record: names, dtypes and row shapes of columns, and the vectorised check that data fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...checks import choice
+from ...errors import ConfigurationError, did_you_mean
+from ..dead_letter import BadRow
+from .column import MISSING, Column, MisfitError, as_column, known_arguments, short
+
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Good rows of some messages, and the bad ones.
+
+    Attributes:
+        columns: name -> array of the good rows.
+        event_time: their event times in seconds, float64, or None.
+        message: for each good row, which of the messages it is from, int64.
+        row: for each good row, its number within the message, bad rows counted, int64.
+        counts: rows in each message, bad ones included, int64 [messages].
+        bad: the rows set aside.
+    """
+
+    columns: dict[str, np.ndarray]
+    event_time: np.ndarray | None
+    message: np.ndarray
+    row: np.ndarray
+    counts: np.ndarray
+    bad: list[BadRow]
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why rows of a single message are bad, by row number."""
+        return {bad.row: bad.reason for bad in self.bad}
+
+    def where(self, mask: np.ndarray) -> Decoded:
+        """Return the good rows for which `mask` is True, and all bad ones."""
+        times = None if self.event_time is None else self.event_time[mask]
+        columns = {name: column[mask] for name, column in self.columns.items()}
+        return replace(self, columns=columns, event_time=times, message=self.message[mask], row=self.row[mask])
+
+    def as_rows_of(
+        self, message: Sequence[int], row: Sequence[int], counts: np.ndarray, bad: Sequence[BadRow] = ()
+    ) -> Decoded:
+        """Return rows of one message as rows of others.
+
+        Args:
+            message: for each row, good or bad, which of the messages it is from.
+            row: its number within that message.
+            counts: rows in each of those messages.
+            bad: further bad rows of those messages.
+        """
+        moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
+        moved = sorted([*bad, *moved], key=lambda b: (b.message, b.row))
+        messages, rows = np.asarray(message, np.int64)[self.row], np.asarray(row, np.int64)[self.row]
+        return replace(self, message=messages, row=rows, counts=counts, bad=moved)
+
+
+def joined(parts: Sequence[Decoded]) -> Decoded:
+    """Return the rows of all parts, numbered through as rows of one message."""
+    if len(parts) == 1 and len(parts[0].counts) == 1:
+        return parts[0]
+    counts = np.concatenate([part.counts for part in parts])
+    starts = np.cumsum(counts) - counts
+    rows, bad, first = [], [], 0
+    for part in parts:
+        own = starts[first : first + len(part.counts)]
+        rows.append(own[part.message] + part.row)
+        bad += [replace(b, message=0, row=int(own[b.message]) + b.row) for b in part.bad]
+        first += len(part.counts)
+    row = np.concatenate(rows)
+    return Decoded(
+        {name: concatenated([part.columns[name] for part in parts]) for name in parts[0].columns},
+        None if parts[0].event_time is None else concatenated([part.event_time for part in parts]),
+        np.zeros_like(row),
+        row,
+        counts.sum(keepdims=True),
+        bad,
+    )
+
+
+def concatenated(arrays: Sequence[Any]) -> Any:
+    """Return arrays one after another; a single one as it is."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Names, dtypes and shapes of a stream's columns.
+
+    Args:
+        columns: name -> `Column`, a dtype, or a mapping of `Column`'s arguments; batches keep this order.
+        label: name of the label column, or None.
+        event_time: name of the field with the event's time; it becomes `Batch.event_time` and is a column
+            only when `columns` lists it.
+        event_time_unit: "s", "ms", "us" or "ns".
+        key: name of the column by which streams are joined, or None.
+
+    Raises:
+        ConfigurationError: no columns, or a name that is not among them.
+    """
+
+    columns: Mapping[str, Any]
+    label: str | None = None
+    event_time: str | None = None
+    event_time_unit: str = "s"
+    key: str | None = None
+    fields: dict[str, Column] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.columns, Mapping) or not self.columns:
+            raise ConfigurationError(f"columns takes a non-empty mapping of name to dtype; received {self.columns!r}")
+        columns = {str(name): as_column(value) for name, value in self.columns.items()}
+        object.__setattr__(self, "columns", columns)
+        for role in ("event_time", "key"):
+            if getattr(self, role) in columns and columns[getattr(self, role)].ragged:
+                raise ConfigurationError(f"{role} takes a column of single values; {getattr(self, role)!r} holds lists")
+        for role in ("label", "key"):
+            name = getattr(self, role)
+            if name is not None and name not in columns:
+                raise ConfigurationError(
+                    f"{role}={name!r} is not among the columns {list(columns)}{did_you_mean(name, columns)}"
+                )
+        choice("event_time_unit", self.event_time_unit, _TIME_UNITS)
+        fields = dict(columns)
+        if self.event_time is not None and self.event_time not in fields:
+            fields[self.event_time] = Column(np.float64)
+        object.__setattr__(self, "fields", fields)
+
+    @property
+    def seconds_per_unit(self) -> float:
+        """Seconds in one unit of the event time field."""
+        return _TIME_UNITS[self.event_time_unit]
+
+    @property
+    def probe(self) -> tuple[str, int]:
+        """The field, and the depth of its lists in one row, which distinguish many-row records from single rows."""
+        name = min(self.fields, key=lambda name: len(self.fields[name].shape))
+        return name, len(self.fields[name].shape)
+
+    def convert(
+        self,
+        values: Mapping[str, Any],
+        rows: int,
+        text: bool = False,
+        refuse_bools: bool = False,
+        raw: Callable[[int], Any] = lambda row: None,
+    ) -> Decoded:
+        """Convert columns of raw values, as one message; a row that does not fit loses only itself.
+
+        Args:
+            values: field name -> list or array of `rows` values; an absent field is missing
+                from every row.
+            rows: number of rows.
+            text: the values are strings that spell numbers (CSV cells).
+            refuse_bools: whether True is no number.
+            raw: returns a bad row as it was read.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        reasons: dict[int, str] = {}
+        for name, column in self.fields.items():
+            given = values.get(name)
+            if given is None:
+                given = [MISSING if column.default is None else column.default] * rows
+            arrays[name], misfits = _convert(column, given, text, refuse_bools)
+            for row, reason in misfits.items():
+                reasons.setdefault(row, f"column {name!r} {reason}")
+        good = np.arange(rows, dtype=np.int64)
+        if reasons:
+            good = np.delete(good, list(reasons))
+            arrays = {name: array[good] for name, array in arrays.items()}
+        times = None
+        if self.event_time is not None:
+            times = arrays[self.event_time].astype(np.float64) * self.seconds_per_unit
+        columns = {
+            name: arrays[name] if column.ragged else np.require(arrays[name], requirements=("C", "W"))
+            for name, column in self.columns.items()
+        }
+        bad = [BadRow(0, row, reason, raw(row)) for row, reason in sorted(reasons.items())]
+        return Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
+
+    def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Decoded:
+        """Convert rows given as mappings of field name to value."""
+        try:
+            values = {name: [row[name] for row in rows] for name in self.fields}
+        except KeyError:
+            absent = {name: MISSING if c.default is None else c.default for name, c in self.fields.items()}
+            values = {name: [row.get(name, default) for row in rows] for name, default in absent.items()}
+        return self.convert(values, len(rows), refuse_bools=refuse_bools, raw=rows.__getitem__)
+
+
+def as_schema(value: Any) -> Schema:
+    """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments.
+
+    Raises:
+        ConfigurationError: neither.
+    """
+    if isinstance(value, Schema):
+        return value
+    accepted = ["columns", "label", "event_time", "event_time_unit", "key"]
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"schema takes a Schema or a mapping of {accepted}; received {value!r}")
+    return Schema(**known_arguments("a schema", value, accepted, "columns"))
+
+
+def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
+    """Convert as a whole; where that fails, halve, so that k bad rows of n cost about k log n vector calls."""
+    if len(values) == 0:
+        return column.blank(0), {}
+    try:
+        array, mask = column.convert(values, text, refuse_bools)
+    except MisfitError as error:
+        if len(values) == 1:
+            return _convert_one(column, values[0], text, str(error))
+        half = len(values) // 2
+        first, first_bad = _convert(column, values[:half], text, refuse_bools)
+        second, second_bad = _convert(column, values[half:], text, refuse_bools)
+        first_bad.update({row + half: reason for row, reason in second_bad.items()})
+        return np.concatenate([first, second]), first_bad
+    if mask is None:
+        return array, {}
+    return array, {int(row): column.reason(values[row]) for row in np.flatnonzero(mask)}
+
+
+def _convert_one(column: Column, value: Any, text: bool, reason: str) -> tuple[np.ndarray, dict[int, str]]:
+    absent = value is None or value is MISSING or (text and value == "")
+    if absent and column.default is not None:
+        return column.convert([column.default])[0], {}
+    return column.blank(1), {0: "is missing" if absent else f"{reason}: {short(value)}"}

@@ -1,0 +1,252 @@
+"""Readers of one segment file: text by byte offset, tables by row number.
+
+`read` returns the rows after an address as a `Piece`, or None when nothing complete follows; `finished` says that the
+segment will not grow. The same address gives the same rows whatever was read before. `bytes_before` is how many of
+the file's first bytes must stay as they are for the rows before an address to stay.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import StreamError
+from ..dead_letter import BadRow
+from . import text_blocks
+from .decode import Decoder
+from .schema import Decoded, joined
+from .text_blocks import BlockParser
+
+BLOCK_BYTES = 1 << 20
+_TABLE_ROWS = 65_536
+_LEAST_BYTES = 1 << 13  # of a piece that is still tried as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a segment (one message), and the address at which reading goes on."""
+
+    decoded: Decoded
+    end: int
+
+
+class TextReader:
+    """Reads whole lines; an unfinished last line waits until its newline arrives or the segment is finished."""
+
+    def __init__(self, path: Path, decoder: Decoder) -> None:
+        self.path = path
+        self.decoder = decoder
+        self._file = path.open("rb")
+        self._parsers: Sequence[BlockParser] | None = None
+        self._halves = True  # whether halves of a block are worth trying: some part of the last one could be parsed
+
+    def read(self, address: int, finished: bool) -> Piece | None:
+        """Return the lines of about one block from byte `address` on."""
+        want, data, end = BLOCK_BYTES, b"", 0
+        while not end:
+            self._file.seek(address)
+            data = self._file.read(want)
+            end = data.rfind(b"\n") + 1
+            if not end and len(data) < want:
+                if not data or not finished:
+                    return None
+                end = len(data)
+            want *= 2
+        data = data[:end]
+        if self._parsers is None:
+            self._parsers = self._block_parsers()
+        parts: list[Decoded] = []
+        self._halves = self._parse(data, parts, self._halves)
+        return Piece(joined(parts), address + len(data))
+
+    def _block_parsers(self) -> Sequence[BlockParser]:
+        return text_blocks.json_parsers(self.decoder.schema)
+
+    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
+        """Parse `data` as a whole, else (if `halves`) in halves, small pieces line by line; did any part parse?"""
+        for parse in self._parsers:
+            decoded = parse(data)
+            if decoded is not None:
+                parts.append(decoded)
+                return True
+        cut = data.rfind(b"\n", 0, len(data) // 2) + 1
+        if not (halves and cut and len(data) >= _LEAST_BYTES and self._parsers):
+            parts.append(self.decode([line for line in data.split(b"\n") if line.strip()]))
+            return False
+        return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
+
+    def decode(self, lines: list[bytes]) -> Decoded:
+        """Convert lines, none of them empty, to rows."""
+        return self.decoder.decode(lines)
+
+    def size(self) -> int:
+        """Return the file's size in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def bytes_before(self, address: int) -> int:
+        """Return `address` itself."""
+        return address
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class CsvReader(TextReader):
+    """Reads CSV lines. Quoted fields must not contain line ends, so that every line stands for itself.
+
+    Args:
+        path: the segment.
+        decoder: with the schema.
+        names: names of the fields; None: the first line of each segment has them.
+        delimiter: between fields.
+        list_delimiter: between the values of a field that holds a list.
+    """
+
+    def __init__(
+        self, path: Path, decoder: Decoder, names: list[str] | None, delimiter: str, list_delimiter: str
+    ) -> None:
+        super().__init__(path, decoder)
+        self.delimiter = delimiter
+        self.list_delimiter = list_delimiter
+        self._header_bytes = 0
+        self._names = names
+        self._read_header = names is None
+
+    def read(self, address: int, finished: bool) -> Piece | None:
+        """Return the rows of about one block from byte `address` on, the header skipped."""
+        if self._read_header:
+            self._file.seek(0)
+            header = self._file.readline()
+            if not header.endswith(b"\n") and not finished:
+                return None
+            self._header_bytes = len(header)
+            try:
+                text = header.decode("utf-8-sig").strip("\r\n")
+                self._names = next(csv.reader([text], delimiter=self.delimiter), [])
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise StreamError(f"segment {self.path} is damaged: its first line has no names: {error}") from error
+            self._read_header = False
+        return super().read(max(address, self._header_bytes), finished)
+
+    def _block_parsers(self) -> Sequence[BlockParser]:
+        return text_blocks.csv_parsers(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
+
+    def decode(self, lines: list[bytes]) -> Decoded:
+        """Convert lines, none of them empty, to rows of one message, cell by cell."""
+        rows = [self._cells(line) for line in lines]
+        whole = [number for number, row in enumerate(rows) if row is not None]
+        reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
+        bad = [BadRow(0, number, reason, lines[number]) for number, row in enumerate(rows) if row is None]
+        values: dict[str, Any] = {}
+        for name, column in self.decoder.schema.fields.items():
+            if name in self._names:
+                index = self._names.index(name)
+                cells = [rows[number][index] for number in whole]
+                if column.shape:
+                    cells = [column.cells(cell, self.list_delimiter) for cell in cells]
+                values[name] = cells
+        decoded = self.decoder.schema.convert(values, len(whole), text=True, raw=lambda row: lines[whole[row]])
+        return decoded.as_rows_of([0] * len(whole), whole, np.array([len(lines)]), bad)
+
+    def _cells(self, line: bytes) -> list[str] | None:
+        try:
+            row = next(csv.reader([line.decode("utf-8").rstrip("\r")], delimiter=self.delimiter))
+        except (UnicodeDecodeError, csv.Error, StopIteration):
+            return None
+        return row if len(row) == len(self._names) else None
+
+
+class TableReader:
+    """Reads Parquet row groups or Arrow IPC record batches; needs pyarrow. Addresses are row numbers.
+
+    A Parquet or Arrow *file* is readable once its footer is written: write it under another name and rename it. An
+    Arrow *stream* (``.arrows``) may grow by whole record batches.
+    """
+
+    def __init__(self, path: Path, decoder: Decoder) -> None:
+        from . import arrow, arrow_messages
+
+        arrow.require()
+        self.path = path
+        self.schema = decoder.schema
+        self._arrow, self._messages = arrow, arrow_messages
+        self._starts: list[int] = [0]
+        self._ends: list[int] = [0]  # bytes of the file that the rows before each start depend on
+        self._stream: Any = None  # of an Arrow stream its StreamFile
+        self._group: Callable[[int], Any] | None = None
+        self._seen_bytes = -1
+        self._table: tuple[int, Any] = (-1, None)
+
+    def read(self, address: int, finished: bool) -> Piece | None:
+        """Return up to 65,536 rows from row `address` on, all of one row group or record batch."""
+        try:
+            self._refresh()
+            if address >= self._starts[-1]:
+                if finished and self._stream is not None and self._stream.problem:
+                    raise StreamError(f"segment {self.path} is damaged: {self._stream.problem}")
+                return None
+            group = int(np.searchsorted(self._starts, address, side="right")) - 1
+            if self._table[0] != group:
+                self._table = (group, self._group(group))
+            table = self._table[1].slice(address - self._starts[group], _TABLE_ROWS)
+            decoded = self._arrow.convert(self.schema, table)
+        except self._arrow.errors() as error:
+            if self._arrow.is_of_system(error):
+                raise
+            if finished:
+                raise StreamError(f"segment {self.path} is damaged: {error}") from error
+            return None
+        return Piece(decoded, address + table.num_rows)
+
+    def _refresh(self) -> None:
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            if self._seen_bytes < 0:
+                raise
+            return  # deleted; what is open can still be read to its end
+        if size == self._seen_bytes:
+            return
+        pyarrow = self._arrow.require()
+        with self.path.open("rb") as file:
+            magic = file.read(6)
+        if magic[:4] == b"PAR1":
+            counts, ends = self._open_parquet(size)
+        elif magic == self._messages.MAGIC:
+            file = self._messages.FooterFile(pyarrow.OSFile(str(self.path)))
+            self._group, counts, ends = file.batch, file.rows, [size] * len(file.rows)
+        else:
+            self._stream = self._stream or self._messages.StreamFile(self.path)
+            self._stream.extend()
+            self._group, counts, ends = self._stream.batch, self._stream.rows, self._stream.ends
+        self._starts, self._ends = [0, *np.cumsum(counts, dtype=np.int64).tolist()], [0, *ends]
+        self._seen_bytes = size
+
+    def _open_parquet(self, size: int) -> tuple[list[int], list[int]]:
+        file = self._arrow.open_parquet(self.path)
+        names = [name for name in self.schema.fields if name in file.schema_arrow.names]
+        self._group = lambda number: self._arrow.row_group(file, number, names)
+        counts = self._arrow.group_rows(file)
+        return counts, [size] * len(counts)
+
+    def size(self) -> int:
+        """Return the number of rows known."""
+        return self._starts[-1]
+
+    def bytes_before(self, address: int) -> int:
+        """Return where the record batch that holds the row before `address` ends; of a file with a footer, its size."""
+        return self._ends[int(np.searchsorted(self._starts, address, side="left"))]
+
+    def close(self) -> None:
+        """Release the file."""
+        self._group, self._table, self._stream = None, (-1, None), None
+
+
+Reader = TextReader | TableReader

@@ -1,0 +1,260 @@
+"""Parses blocks of CSV or JSON lines as a whole: by `number_lines` where they are numbers, by pyarrow otherwise.
+
+A parser here returns what reading line by line gives, to the bit, or None; the block is then read in smaller pieces
+and at last line by line. So text that pyarrow reads differently from Python is refused first: text that is not UTF-8,
+quotes, lone carriage returns, hexadecimal integers, lines that are no row or several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import arrow
+from .column import Column
+from .schema import Decoded, Schema
+
+BlockParser = Callable[[bytes], Decoded | None]
+_LONGEST_FIELD = 131_072  # bytes; Python's csv module refuses longer fields
+_EXACT = float(2**53)  # a float64 does not tell larger integers apart
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
+_LEAST_SHAPED = 1 << 14  # bytes; smaller blocks are not worth the compilation of a kernel
+_LONGEST_LIST = 2000  # numbers, which are never a field of more than _LONGEST_FIELD
+_MINUS_0 = re.compile(rb"-0[^.eE]")
+_AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
+_IN_NUMBERS = b"+-.0123456789eE"
+
+
+class UnusualError(ValueError):
+    """The block has to be read line by line."""
+
+
+def json_parsers(schema: Schema) -> list[BlockParser]:
+    """Return the parsers of lines that are one JSON object each, the fastest first."""
+    shapes = {name: column.shape for name, column in schema.fields.items()}
+    if any(len(shape) > 1 for shape in shapes.values()):
+        return []
+    parsers = _number_parser(schema, lambda kernel, line: kernel.json_shape(line, shapes))
+    try:
+        import pyarrow as pa
+        import pyarrow.json as pa_json
+    except ImportError:
+        return parsers
+    wanted = pa.schema([(name, _type_of(column)) for name, column in schema.fields.items()])
+    options = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+
+    def parse(data: bytes) -> Decoded:
+        data = _lines(data)
+        rows = data.count(b"\n")
+        if not _objects(data, rows):
+            raise UnusualError
+        threaded = len(data) > _LEAST_THREADED
+        reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
+        table = pa_json.read_json(pa.BufferReader(data), reading, options)
+        return _decoded(schema, {name: table.column(name) for name in schema.fields}, rows, data)
+
+    return [*parsers, _or_none(parse)]
+
+
+def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> list[BlockParser]:
+    """Return the parsers of CSV lines with these fields, the fastest first."""
+    fields = schema.fields
+    between, within = delimiter.encode(), list_delimiter.encode()
+    required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
+    odd = [b'"', b"\0"]
+    odd += [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
+    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow takes nan(1)
+    if (
+        not (set(fields) <= set(names) and len(set(names)) == len(names) > 1 and len(between) == len(within) == 1)
+        or any(column.ragged or len(column.shape) > 1 for column in fields.values())
+        or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
+        or (delimiter.isspace() and not required)  # a line of nothing but delimiters is no row
+    ):
+        return []
+    shapes = {name: column.shape for name, column in fields.items()}
+    parsers: list[BlockParser] = []
+    if not any(part in _IN_NUMBERS for part in (between, within)) and not any(
+        count > _LONGEST_LIST for shape in shapes.values() for count in shape
+    ):
+        parsers = _number_parser(schema, lambda kernel, line: kernel.csv_shape(line, names, shapes, between, within))
+    try:
+        import pyarrow as pa
+        import pyarrow.csv as pa_csv
+    except ImportError:
+        return parsers
+    cells, expected = _cells_of(fields, names, between, within)
+    listed = any(column.shape for column in fields.values())
+    types = {
+        cell: _type_of(fields[name], listed=False) for name, own in cells.items() for cell in own if name in fields
+    }
+    columns = [cell for own in cells.values() for cell in own]
+    parsing = pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, escape_char=False, ignore_empty_lines=True)
+    converting = pa_csv.ConvertOptions(
+        column_types=types,
+        include_columns=list(types),
+        null_values=[""],
+        strings_can_be_null=False,
+        true_values=["true", "True", "TRUE", "1"],
+        false_values=["false", "False", "FALSE", "0"],
+    )
+    others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
+
+    def parse(data: bytes) -> Decoded:
+        data = _lines(data)
+        if any(part in data for part in odd) or data.count(b"\r") != data.count(b"\r\n"):
+            raise UnusualError
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+        if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
+            raise UnusualError
+        rows = len(ends)
+        if listed:
+            if data.translate(None, others) != expected * rows:
+                raise UnusualError
+            data = data.replace(within, between)
+        threaded = len(data) > _LEAST_THREADED
+        reading = pa_csv.ReadOptions(
+            use_threads=threaded, block_size=len(data) // 2 + 1 if threaded else len(data) + 1, column_names=columns
+        )
+        table = pa_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
+        values = {
+            name: [table.column(cell) for cell in own] if fields[name].shape else table.column(own[0])
+            for name, own in cells.items()
+            if name in fields
+        }
+        return _decoded(schema, values, rows)
+
+    return [*parsers, _or_none(parse)]
+
+
+def _or_none(parse: Callable[[bytes], Decoded]) -> BlockParser:
+    """Return a parser by way of pyarrow that returns None where it fails."""
+
+    def parser(data: bytes) -> Decoded | None:
+        try:
+            return parse(data)
+        except arrow.errors():
+            return None
+
+    return parser
+
+
+def _objects(data: bytes, rows: int) -> bool:
+    """Return whether `rows` lines hold one JSON object each, or are no JSON at all.
+
+    `pyarrow.json` ends the process where the first value is null, and takes a later null for a row. So no value but an
+    object may stand at the top: what follows a closing brace stays inside an object, unless it is the next line.
+    Lines with a brace in a text may fail the test; they are then read one by one.
+    """
+    if not data.startswith(b"{") or not data.endswith((b"}\n", b"}\r\n")):
+        return False
+    # A line end between } and { lies in no JSON value.
+    if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
+        return False
+    return len(_AFTER_BRACE.findall(data)) == rows - 1
+
+
+def _number_parser(schema: Schema, shape_of: Callable[[Any, bytes], Any]) -> list[BlockParser]:
+    """Return the parser of lines of one shape, numbers between the same text; none where columns are no numbers.
+
+    Args:
+        schema: of the columns.
+        shape_of: returns, of the module `number_lines` and a line, its `LineShape`, or None.
+    """
+    fields = schema.fields
+    if any(column.dtype.kind not in "iuf" or column.ragged for column in fields.values()):
+        return []
+    integers = [name for name, column in fields.items() if column.dtype.kind in "iu"]
+
+    def parse(data: bytes) -> Decoded | None:
+        if len(data) < _LEAST_SHAPED:
+            return None
+        from . import number_lines  # brings Numba along
+
+        data = data if data.endswith(b"\n") else data + b"\n"
+        shape = shape_of(number_lines, data[: data.index(b"\n")])
+        if shape is None or any(name not in shape.indices and fields[name].default is None for name in fields):
+            return None
+        arrays = shape.read(data, integers)
+        if not arrays:
+            return None
+        decoded = schema.convert(arrays, len(next(iter(arrays.values()))))
+        return None if decoded.bad else decoded
+
+    return [parse]
+
+
+def _lines(data: bytes) -> bytes:
+    """Return whole lines of UTF-8 text, the last one with its end.
+
+    Raises:
+        UnicodeDecodeError, UnusualError: it is other text.
+    """
+    data.decode("utf-8")
+    if data.startswith(_BYTE_ORDER_MARK):  # pyarrow drops it
+        raise UnusualError
+    return data if data.endswith(b"\n") else data + b"\n"
+
+
+def _cells_of(
+    fields: Mapping[str, Column], names: Sequence[str], between: bytes, within: bytes
+) -> tuple[dict[str, list[str]], bytes]:
+    """Return each field's cells, one or those of its list, and the delimiters of a line with its end."""
+    cells = {}
+    for name in names:
+        count = fields[name].shape[0] if name in fields and fields[name].shape else 1
+        cells[name] = [f"{name}\n{index}" for index in range(count)]  # no header holds a line end
+    return cells, between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
+
+
+def _type_of(column: Column, listed: bool = True) -> Any:
+    import pyarrow as pa
+
+    kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
+    kind = kinds[column.dtype.kind]
+    for _ in column.shape if listed else ():
+        kind = pa.list_(kind)
+    return kind
+
+
+def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
+    """Convert Arrow columns, or lists of them, of `rows` rows of which none is bad; `json`: the text, if it is JSON.
+
+    Raises:
+        UnusualError: another number of rows, or a value that is missing or does not fit.
+    """
+    arrays = {}
+    for name, value in values.items():
+        column = schema.fields[name]
+        if isinstance(value, list):
+            arrays[name] = np.stack([_array(part, Column(column.dtype), rows) for part in value], axis=1)
+        else:
+            arrays[name] = _array(value, column, rows)
+        numbers = arrays[name].values if column.ragged else arrays[name]
+        if column.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= _EXACT:
+            raise UnusualError  # JSON integers, which Python reads as such
+        if json and column.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
+            raise UnusualError  # an integer too, which Python reads without the sign
+    decoded = schema.convert(arrays, rows)
+    if decoded.bad:
+        raise UnusualError  # line by line the reasons show the text as it stands
+    return decoded
+
+
+def _array(chunked: Any, column: Column, rows: int) -> Any:
+    array = chunked.combine_chunks()
+    if len(array) != rows:
+        raise UnusualError
+    if array.null_count and column.default is not None and not column.shape:
+        array = array.fill_null(column.default)
+    if array.null_count:
+        raise UnusualError
+    if column.dtype.kind == "U" and not column.shape:
+        return arrow.text(array)
+    rows_of_shape = arrow.shaped(array, column.shape)
+    if rows_of_shape is None:
+        raise UnusualError
+    return rows_of_shape

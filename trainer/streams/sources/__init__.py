@@ -1,0 +1,1 @@
+"""One file per source: folders of files, Redis, Kafka, replay, iterables, joins."""

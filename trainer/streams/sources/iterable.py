@@ -1,0 +1,316 @@
+"""Anything that can be iterated over, as a stream: lists, generators, factories of them, MindSpore datasets."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ...checks import choice
+from ...errors import ConfigurationError, DataError, StreamError
+from ..base import BufferedStream, Sharing
+from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..dead_letter import DeadLetter
+from ..formats.frames import columns_of, is_frame
+from ..formats.ragged_column import Ragged, rows_of
+
+logger = logging.getLogger(__name__)
+
+PARTITION = "iterable"
+_STATE = "@state"
+_UNKNOWN = np.dtype(object)  # of lists without any value
+# States are kept from the row trained on to the row read; prefetching reads far less ahead than this.
+_MAX_STATES = 65_536
+
+
+class IterableStream(BufferedStream):
+    """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
+
+    An item is a mapping of name to array, a frame, or a tuple or list of arrays named by `names`. It holds many rows
+    (every value has a first axis of one length) or a single one. A column whose rows are lists of different lengths
+    becomes a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy and never
+    asked for its size; it may be endless.
+
+    How `seek` gets back to an item, the first that serves: a source with ``state_dict`` and ``load_state_dict`` is
+    restored; a factory (a callable returning an iterator) or a container is iterated again and its items are skipped;
+    a plain iterator can only stay where it is. An item is taken within `poll`, which therefore waits as long as the
+    source does: `timeout` is kept between items only.
+
+    Args:
+        source: the iterable, the factory, or the dataset.
+        names: names of tuple items' columns, "column_0" and so on when None; of a MindSpore dataset its own names
+            are used.
+        event_time: name of the column with seconds since the epoch, or None.
+        rows: "batch": items hold many rows; "single": one; "auto": by the first item, which is a single row
+            when any of its values is a scalar.
+        dead_letter: file for rows that cannot be trained on, or a `DeadLetter`.
+        max_bad_share: largest share of such rows; None: that of `dead_letter`, 0.01 for a new one.
+        allow_nan: names of columns that may hold NaN and infinite values, or True for all.
+
+    Raises:
+        ConfigurationError: the source cannot be iterated over, or `rows` is none of these.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any] | Callable[[], Iterable[Any]],
+        names: Sequence[str] | None = None,
+        event_time: str | None = None,
+        rows: str = "auto",
+        dead_letter: DeadLetter | str | Path | None = None,
+        max_bad_share: float | None = None,
+        allow_nan: Collection[str] | bool = (),
+    ) -> None:
+        super().__init__()
+        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
+        self.allow_nan = allow_nan if isinstance(allow_nan, bool) else tuple(allow_nan)
+        choice("rows", rows, ("auto", "batch", "single"))
+        self._is_dataset = hasattr(source, "create_dict_iterator")
+        if not (self._is_dataset or callable(source) or isinstance(source, Iterable)):
+            raise ConfigurationError(
+                "IterableStream takes an iterable, a function that returns one or a mindspore.dataset; "
+                f"received {source!r}"
+            )
+        self._source = source
+        self._names = None if names is None else list(names)
+        self.event_time = event_time
+        self._rows = rows
+        self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        self._states: dict[int, Any] = {}
+        self._lock = Lock()
+        self.reads_pipeline = self._is_dataset
+        self.sharing = Sharing.ALONE if self._once else Sharing.REPEATABLE
+        self._iterator: Iterator[Any] | None = None
+        self._item = 0
+        self._skip = 0
+        self._ended = False
+        self._failure: Exception | None = None
+        self._raised: Exception | None = None
+        self._shapes: dict[str, tuple[Any, ...]] | None = None
+        self._position = {PARTITION: Cursor(0).to_json()}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the iterable has ended and every row been returned."""
+        return self._ended and not self._ready
+
+    def _iterate(self) -> Iterator[Any]:
+        if self._is_dataset:
+            return iter(self._source.create_dict_iterator(num_epochs=1, output_numpy=True))
+        return iter(
+            self._source() if callable(self._source) and not isinstance(self._source, Iterable) else self._source
+        )
+
+    @property
+    def _once(self) -> bool:
+        """Whether the source is a plain iterator, which yields its items a single time."""
+        return isinstance(self._source, Iterator) and not self._stateful
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        singles: list[dict[str, np.ndarray]] = []
+        first = self._item
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        while not self._ended:
+            try:
+                item = self._next()
+            except Exception as error:
+                if not singles:
+                    raise
+                self._failure = error  # raised by the next call, after the rows before it were returned
+                break
+            if item is None:
+                break
+            if self._rows == "auto":
+                self._rows = "single" if any(value.ndim == 0 for value in item.values()) else "batch"
+            if self._rows == "batch":
+                self._push_rows(item)
+                return
+            singles.append(item)
+            if len(singles) >= max_rows or monotonic() >= deadline:
+                break
+        if singles:
+            self._push_singles(singles, first)
+
+    def _next(self) -> dict[str, np.ndarray] | None:
+        if self._iterator is None:
+            self._iterator = self._iterate()
+        if self._stateful and self._item not in self._states:
+            with self._lock:
+                self._states[self._item] = copy.deepcopy(self._source.state_dict())
+                if len(self._states) > _MAX_STATES:
+                    del self._states[next(iter(self._states))]
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            if self._raised is not None:
+                raise StreamError(
+                    f"the iterator failed at item {self._item} ({self._raised!r}) and then ended, as generators do: "
+                    "items after that may be lost. Pass a function that returns a new iterator, which can be read again"
+                ) from self._raised
+            self._ended = True
+            return None
+        except Exception as error:
+            self._raised = error if self._once else None
+            raise
+        self._raised = None
+        self._item += 1
+        return self._columns(item, self._item - 1)
+
+    def _columns(self, item: Any, number: int) -> dict[str, np.ndarray]:
+        if is_frame(item):
+            item = columns_of(item)
+        if isinstance(item, Mapping):
+            pairs = item.items()
+        else:
+            values = item if isinstance(item, tuple | list) else (item,)
+            if self._names is None:
+                self._names = [f"column_{index}" for index in range(len(values))]
+            if len(self._names) != len(values):
+                raise DataError(
+                    f"item {number} of the iterable has {len(values)} values; "
+                    f"names= must name each: received {self._names}"
+                )
+            pairs = zip(self._names, values, strict=True)
+        columns = {str(name): rows_of(value) for name, value in pairs}
+        if not columns:
+            raise DataError(f"item {number} of the iterable has no columns")
+        if self.event_time is not None and self.event_time not in columns:
+            raise DataError(
+                f"item {number} has no column {self.event_time!r}, which event_time= names: {list(columns)}"
+            )
+        return columns
+
+    def _check(self, columns: dict[str, np.ndarray], item: int) -> None:
+        shapes = {
+            name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
+            for name, array in columns.items()
+        }
+        known = self._shapes = self._shapes or dict(shapes)
+        for name in shapes.keys() & known.keys():
+            (shape, dtype), (before, dtype_before) = shapes[name], known[name]
+            if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # no row of this item has a value
+                known[name] = shapes[name] = (None, *before[1:]), dtype_before
+            elif dtype_before == _UNKNOWN and shape:  # no row before this item had one
+                known[name] = shapes[name] = (None, *shape[1:]), dtype
+                columns[name] = Ragged.of(columns[name])
+            elif shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]:
+                # lists that have been equally long so far, or are so by chance in this item
+                known[name] = shapes[name] = (None, *shape[1:]), dtype
+                columns[name] = Ragged.of(columns[name])
+        if shapes != self._shapes:
+            changed = {n: (self._shapes.get(n), shapes.get(n)) for n in {*shapes, *self._shapes}}
+            changed = {n: pair for n, pair in changed.items() if pair[0] != pair[1]}
+            raise DataError(
+                f"item {item} of the iterable changed row shape or dtype; column -> (before, now): {changed}"
+            )
+
+    def _push_rows(self, columns: dict[str, np.ndarray]) -> None:
+        item = self._item - 1
+        lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"the columns of item {item} of the iterable have different numbers of rows: {lengths}")
+        self._check(columns, item)
+        rows = next(iter(lengths.values()))
+        skip, self._skip = self._skip, 0
+        if rows <= skip:
+            return
+        batch = self._batch(columns, (Span(PARTITION, item, 0, rows - 1, item + 1),))
+        self._push(batch.split(skip)[1] if skip else batch)
+
+    def _push_singles(self, items: list[dict[str, np.ndarray]], first: int) -> None:
+        try:
+            columns = {name: self._stacked(name, [item[name] for item in items]) for name in items[0]}
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"rows {first} to {self._item - 1} of the iterable differ in columns or shapes: {error}"
+            ) from error
+        self._check(columns, first)
+        spans = tuple(Span(PARTITION, item, 0, 0, item + 1) for item in range(first, self._item))
+        self._push(self._batch(columns, spans))
+
+    def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
+        """Return single rows as a column; a `Ragged` one where they are, or have been, lists of different lengths."""
+        if self._shapes is None or name not in self._shapes:
+            before = next((value.shape for value in values if value.size), values[0].shape)
+        else:
+            before = self._shapes[name][0]
+        lists = len(before) > 0 and all(
+            value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values
+        )
+        if lists and any(value.shape != before or not value.size for value in values):
+            return Ragged.of(values)
+        return np.stack(values)
+
+    def _batch(self, columns: dict[str, np.ndarray], spans: tuple[Span, ...]) -> Batch:
+        times = None if self.event_time is None else columns[self.event_time].astype(np.float64)
+        return Batch(columns, times, spans)
+
+    def seek(self, position: Position) -> None:
+        """Go on at `position`.
+
+        Raises:
+            StreamError: the source is a plain iterator that has gone past it, or has fewer items.
+        """
+        if position != self._position:
+            self._read_from(position)
+
+    def _go_back(self) -> None:
+        if self._failure is None:
+            self._read_from(self._position)
+
+    def _read_from(self, position: Position) -> None:
+        cursor = cursors_of(self, position, (PARTITION,)).get(PARTITION, Cursor(0))
+        item = int(cursor.offset)
+        if self._once and item < self._item:
+            raise StreamError(
+                f"this iterable is a plain iterator: it cannot go back from item {self._item} to {item}. Pass a "
+                "function that returns a new iterator, or an object with state_dict() and load_state_dict()"
+            )
+        with self._seeking(position):
+            self._clear()
+            self._ended, self._failure = False, None
+            if self._stateful:
+                self._restore(item, position.get(_STATE))
+            else:
+                if not self._once:
+                    self._iterator, self._item = None, 0
+                if self._iterator is None:
+                    self._iterator = self._iterate()
+                skipped = sum(1 for _ in islice(self._iterator, item - self._item))
+                if skipped < item - self._item:
+                    raise StreamError(f"the iterable has {self._item + skipped} items; the position is at item {item}")
+            self._item, self._skip = item, cursor.row
+            self._position = {PARTITION: cursor.to_json()}
+
+    def _restore(self, item: int, state: Any) -> None:
+        state = self._states.get(item) if state is None else state
+        if state is None and item:
+            raise StreamError(f"the position has no state of the iterable at item {item}; did resolve() return it?")
+        if state is not None:
+            self._source.load_state_dict(state)
+        self._iterator = None
+        with self._lock:
+            self._states = {} if state is None else {item: copy.deepcopy(state)}
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` with the source's own state at that item, where it offers one."""
+        if not self._stateful:
+            return position
+        item = int(Cursor.of(position[PARTITION]).offset) if PARTITION in position else 0
+        with self._lock:
+            if item == self._item and item not in self._states:
+                self._states[item] = copy.deepcopy(self._source.state_dict())
+            if item not in self._states:
+                raise StreamError(f"the state of the iterable at item {item} is no longer known")
+            self._states = {number: state for number, state in self._states.items() if number >= item}
+            return {**position, _STATE: copy.deepcopy(self._states[item])}

@@ -1,0 +1,380 @@
+"""Labels that come later: impressions joined with their outcomes by key, within a time limit.
+
+How long to wait is a trade: a short limit is fresh and takes late positives for negatives, a long one is right
+and stale (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). Here an impression waits at most
+`within` seconds of event time; it leaves as a positive when its outcome comes and as a negative when the limit has
+passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections import deque
+from threading import RLock
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ... import checks
+from ...errors import StreamError
+from ..base import BufferedStream, Stream
+from ..batch import Batch, Cursor, Position, Span, cursors_of
+from .pending import Outcome, OutcomeBuffer, PendingRows, Side, keep_share, pack, unpack
+
+PARTITION = "join"
+_STATE = "@state"
+_SLICE_SECONDS = 0.05
+# Rows returned for which `resolve` can still be called; prefetching reads less ahead.
+_KEPT_ROWS = 131_072
+
+
+class DelayedLabelJoin(BufferedStream):
+    """Impressions with the labels that their outcomes give them, itself a stream.
+
+    An impression with key k and event time t is positive when an outcome with key k has an event time from t to
+    t + `within`; it is returned then, else as a negative once event time has passed t + `within` + `lateness`. The
+    streams are merged by event time, so the rows come in an order that depends on the two streams' contents
+    alone, provided that neither is idle for longer than `idle_timeout` before its end.
+
+    Columns are those of the impressions, and `label` (1 or 0) and `weight`, both float32. With a
+    `negative_sampling_rate` r below 1, negatives are kept when a hash of key and seed says so, with weight 1/r, so
+    that a weighted loss stays an unbiased estimate (McMahan et al., "Ad Click Prediction: a View from the Trenches",
+    KDD 2013).
+
+    The rows that wait are part of the position: `resolve` adds them, compressed.
+
+    Args:
+        impressions: a stream with event time and the key column.
+        outcomes: a stream with event time and the key column; only positives need to be in it.
+        key: name of the key column in both.
+        within: seconds of event time an outcome may take.
+        label: name of the label column, which replaces one of that name.
+        weight: name of the weight column.
+        negative_sampling_rate: share of negatives kept, above 0 and up to 1.
+        seed: of the sampling.
+        lateness: seconds of event time by which outcomes may come out of order.
+        idle_timeout: seconds to wait for the stream that is behind before going on without it; None: for ever.
+        at_end: label of impressions that still wait when both streams have ended: "negative", or "drop" them.
+
+    Attributes:
+        unmatched_outcomes: outcomes that met no waiting impression, for example because they came too late.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        impressions: Stream,
+        outcomes: Stream,
+        key: str,
+        within: float,
+        *,
+        label: str = "label",
+        weight: str = "weight",
+        negative_sampling_rate: float = 1.0,
+        seed: int = 0,
+        lateness: float = 0.0,
+        idle_timeout: float | None = 1.0,
+        at_end: str = "negative",
+    ) -> None:
+        super().__init__()
+        checks.number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, what="a share")
+        checks.number("within", within, above=0, what="seconds")
+        checks.number("lateness", lateness, least=0, what="seconds")
+        checks.choice("at_end", at_end, ("negative", "drop"))
+        self.key, self.within, self.lateness = key, float(within), float(lateness)
+        self.label, self.weight = label, weight
+        self.rate, self.seed, self.idle_timeout, self.at_end = negative_sampling_rate, seed, idle_timeout, at_end
+        self._sides = (Side(impressions, "impressions", key), Side(outcomes, "outcomes", key))
+        self.reads_pipeline = impressions.reads_pipeline or outcomes.reads_pipeline
+        self._lock = RLock()
+        self._begin(1, None)
+
+    def _begin(self, round_number: int, record: dict[str, Any] | None) -> None:
+        """Start without waiting rows, in round `round_number`; `record` is the state at the end of the one before."""
+        self._clear()
+        self.unmatched_outcomes = 0
+        self._round = round_number
+        # Highest event time merged, and the time below which an outcome meets no impression to come.
+        self._reached = self._closed_until = float("-inf")
+        self._rows = PendingRows()
+        self._waiting: dict[Any, list[tuple[float, int]]] = {}
+        self._expiry: list[tuple[float, int, Any]] = []
+        self._outcomes = OutcomeBuffer()
+        self._returned = 0
+        self._milestones: deque[tuple[int, int]] = deque()
+        self._flushed = False
+        self._records: dict[int, dict[str, Any]] = {} if record is None else {round_number - 1: record}
+        self._position = {PARTITION: Cursor(round_number).to_json()}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether both streams have ended and every impression has been returned."""
+        return self._flushed and not self._ready
+
+    def position(self) -> Position:
+        """Return round and row; `resolve` adds the rows that wait."""
+        self._first_record()
+        return dict(self._position)
+
+    def _first_record(self) -> None:
+        if not self._records:
+            for side in self._sides:
+                side.position = side.stream.position()
+            self._records[self._round - 1] = self._record()
+
+    def _record(self) -> dict[str, Any]:
+        reached = [*(side.reached for side in self._sides), self._reached, self._closed_until]
+        return {"positions": [side.position for side in self._sides], "reached": [_to_json(time) for time in reached]}
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        self._first_record()
+        while not self._ready and not self._flushed and not self._closed:
+            for side in self._sides:
+                side.poll(0.0)
+            with self._lock:
+                if self._merge():
+                    continue
+            left = deadline - monotonic()
+            if left <= 0:
+                return
+            for side in self._sides:
+                if side.head is None and not side.stream.exhausted:
+                    side.poll(min(left, _SLICE_SECONDS))
+
+    def _merge(self) -> bool:
+        """Merge the rows whose order is final; return whether there were any."""
+        impressions, outcomes = self._sides
+        if all(side.head is None and side.stream.exhausted for side in self._sides):
+            return self._flush()
+        impressions_until, outcomes_until = outcomes.bound(self.idle_timeout), impressions.bound(self.idle_timeout)
+        # At equal times impressions come first.
+        first, first_clock = impressions.take(int(np.searchsorted(impressions.clock, impressions_until, side="right")))
+        second, second_clock = outcomes.take(int(np.searchsorted(outcomes.clock, outcomes_until, side="left")))
+        if first is None and second is None:
+            return False
+        clock = np.concatenate([first_clock, second_clock])
+        is_outcome = np.arange(len(clock)) >= len(first_clock)
+        order = np.lexsort((is_outcome, clock))
+        times = np.concatenate([batch.event_time for batch in (first, second) if batch is not None]).tolist()
+        keys = [key for batch in (first, second) if batch is not None for key in batch.columns[self.key].tolist()]
+        number = self._rows.count
+        if first is not None:
+            self._rows.add(self._round, first.columns, first.event_time)
+        leaving: list[tuple[int, bool]] = []
+        impression_rows = len(first_clock)
+        clock = clock.tolist()
+        for row in order.tolist():
+            if row < impression_rows:
+                if self._outcomes.meet(keys[row], times[row], times[row] + self.within):
+                    leaving.append((number + row, True))
+                else:
+                    self._wait(keys[row], times[row], number + row)
+            else:
+                self._outcome(keys[row], times[row], leaving)
+            self._expire(times[row], clock[row] if row < impression_rows else clock[row] - self.within, leaving)
+        self._emit(leaving)
+        return True
+
+    def _wait(self, key: Any, time: float, number: int) -> None:
+        self._waiting.setdefault(key, []).append((time, number))
+        heapq.heappush(self._expiry, (time, number, key))
+
+    def _outcome(self, key: Any, time: float, leaving: list[tuple[int, bool]]) -> None:
+        waiting = self._waiting.get(key, ())
+        met = [(since, number) for since, number in waiting if since <= time <= since + self.within]
+        for since, number in met:
+            leaving.append((number, True))
+            self._stop_waiting(key, since, number)
+        self._outcomes.add(Outcome(key, time, self._round, bool(met)))
+
+    def _stop_waiting(self, key: Any, time: float, number: int) -> bool:
+        """Take an impression off the list; return whether it was still on it."""
+        held = self._waiting.get(key, [])
+        if (time, number) not in held:
+            return False
+        held.remove((time, number))
+        if not held:
+            del self._waiting[key]
+        return True
+
+    def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, bool]]) -> None:
+        """Drop, after a row at `time`, impressions past their limit and outcomes too old to be met."""
+        self._reached = max(self._reached, time)
+        expiry, now = self._expiry, self._reached - self.lateness
+        while expiry and expiry[0][0] + self.within < now:
+            since, number, key = heapq.heappop(expiry)
+            if self._stop_waiting(key, since, number):
+                leaving.append((number, False))
+        self._closed_until = max(self._closed_until, closed_until - self.lateness)
+        self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round)
+
+    def _flush(self) -> bool:
+        """Return the impressions that still wait when both streams have ended."""
+        waiting = sorted(number for held in self._waiting.values() for _, number in held)
+        self._waiting, self._expiry = {}, []
+        if self.at_end == "negative":
+            self._emit([(number, False) for number in waiting])
+        self._flushed = True
+        return True
+
+    def _emit(self, leaving: list[tuple[int, bool]]) -> None:
+        """Return rows that have their label, the negatives sampled, as the output of a round."""
+        if not leaving:
+            return
+        numbers = np.array([number for number, _ in leaving], dtype=np.int64)
+        positive = np.array([label for _, label in leaving], dtype=bool)
+        columns, times = self._rows.gather(numbers)
+        keep = np.ones(len(positive), bool)
+        if self.rate < 1:
+            keep = positive | (keep_share(columns[self.key], self.seed) < self.rate)
+        self._rows.leave(numbers, self._round, np.where(keep, np.cumsum(keep) - 1, -1), positive)
+        if not keep.any():
+            return
+        columns = {name: column[keep] for name, column in columns.items()}
+        self._push(self._labelled(columns, times[keep], positive[keep], self._round, 0))
+        self._records[self._round] = self._record()
+        self._round += 1
+        self._returned += int(keep.sum())
+        self._milestones.append((self._round, self._returned))
+        if self._returned - self._milestones[0][1] > 2 * _KEPT_ROWS:
+            while self._returned - self._milestones[0][1] > _KEPT_ROWS:
+                self._milestones.popleft()
+            self._forget(self._milestones[0][0])
+
+    def _labelled(
+        self, columns: dict[str, np.ndarray], times: np.ndarray, positive: np.ndarray, number: int, first: int
+    ) -> Batch:
+        columns = dict(columns)
+        columns[self.label] = positive.astype(np.float32)
+        columns[self.weight] = np.where(positive, 1.0, 1.0 / self.rate).astype(np.float32)
+        span = Span(PARTITION, number, first, first + len(times) - 1, number + 1)
+        return Batch(columns, times, (span,))
+
+    def _forget(self, before: int) -> None:
+        self._rows.forget(before)
+        self._outcomes.forget(before)
+        self._records = {number: record for number, record in self._records.items() if number >= before - 1}
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` with the state of the join at that point; older states are forgotten.
+
+        Raises:
+            StreamError: the position lies too far back.
+        """
+        if _STATE in position:
+            return position
+        cursor = Cursor.of(position[PARTITION])
+        number, row = int(cursor.offset), cursor.row
+        done = number if row else number - 1
+        with self._lock:
+            self._first_record()
+            record = self._records.get(done)
+            if record is None:
+                raise StreamError(
+                    f"the state of the join in round {number} is no longer known; it is in round {self._round}"
+                )
+            ready, positive = self._rows.output_of(number, row) if row else (np.empty(0, np.int64), np.empty(0, bool))
+            state = {
+                **record,
+                "positions": [
+                    side.stream.resolve(at) for side, at in zip(self._sides, record["positions"], strict=True)
+                ],
+                "waiting": self._pack_rows(self._rows.waiting_after(done)),
+                "ready": [*self._pack_rows(ready), pack(positive)],
+                "outcomes": self._outcomes.pack(done),
+            }
+            self._forget(number)
+        return {PARTITION: cursor.to_json(), _STATE: state}
+
+    def _pack_rows(self, numbers: np.ndarray) -> list[Any]:
+        if not len(numbers):
+            return [None, None]
+        columns, times = self._rows.gather(numbers)
+        return [{name: pack(column) for name, column in columns.items()}, pack(times)]
+
+    def seek(self, position: Position) -> None:
+        """Go on at `position`, as `resolve` returned it.
+
+        Raises:
+            StreamError: it has no state and is not from this process, or is not a position of a join.
+        """
+        cursors = cursors_of(self, position, (PARTITION,))
+        if PARTITION not in cursors:
+            for side in self._sides:
+                side.stream.seek({})
+                side.reset(float("-inf"))
+            self._begin(1, None)
+            return
+        position = self.resolve(position)
+        try:
+            with self._seeking(position):
+                self._restore(cursors[PARTITION], position[_STATE])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise StreamError(f"the position is not one of a DelayedLabelJoin, or is damaged: {error!r}") from error
+
+    def _restore(self, cursor: Cursor, state: dict[str, Any]) -> None:
+        number, row = int(cursor.offset), cursor.row
+        following = number + 1 if row else number
+        record = {name: state[name] for name in ("positions", "reached")}
+        for side, at, reached in zip(self._sides, state["positions"], state["reached"], strict=False):
+            side.stream.seek(at)
+            side.reset(_from_json(reached))
+            side.position = at
+        with self._lock:
+            self._begin(following, record)
+            self._reached, self._closed_until = map(_from_json, state["reached"][2:])
+            columns, times = state["waiting"]
+            if times is not None:
+                columns, times = {name: unpack(column) for name, column in columns.items()}, unpack(times)
+                first = self._rows.add(following - 1, columns, times)
+                for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
+                    self._wait(key, time, first + offset)
+            self._outcomes.restore(state["outcomes"], following - 1)
+            columns, times, positive = state["ready"]
+            if times is not None:
+                columns, times = {name: unpack(column) for name, column in columns.items()}, unpack(times)
+                positive = unpack(positive)
+                first = self._rows.add(following - 1, columns, times)
+                numbers = first + np.arange(len(times))
+                self._rows.leave(numbers, number, row + np.arange(len(times)), positive)
+                self._push(self._labelled(columns, times, positive, number, row))
+            self._position = {PARTITION: cursor.to_json()}
+
+    def commit(self, position: Position) -> None:
+        """Commit both streams at their positions in `position`, as `resolve` returned it."""
+        if _STATE in position:
+            for side, at in zip(self._sides, position[_STATE]["positions"], strict=True):
+                side.stream.commit(at)
+
+    def lag(self) -> int | None:
+        """Return the rows waiting in both streams, without those whose label is awaited; None if unknown."""
+        lags = [side.stream.lag() for side in self._sides]
+        if any(lag is None for lag in lags):
+            return None
+        heads = [side.head for side in self._sides]
+        return sum(lags) + sum(head.rows for head in heads if head is not None) + self._ready_rows
+
+    @property
+    def pending(self) -> int:
+        """Impressions whose label is awaited."""
+        return sum(map(len, list(self._waiting.values())))
+
+    def close(self) -> None:
+        """Close both streams."""
+        super().close()
+        with contextlib.ExitStack() as closing:
+            for side in self._sides:
+                closing.callback(side.stream.close)
+
+
+def _to_json(time: float) -> float | None:
+    return time if np.isfinite(time) else None
+
+
+def _from_json(time: float | None) -> float:
+    return float("-inf") if time is None else float(time)

@@ -1,0 +1,274 @@
+"""The state of a join: the two sides not yet merged, the impressions that wait for a label, and the outcomes.
+
+Rows and outcomes are kept for some rounds after they left, so that a checkpoint can hold the state of an earlier round.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import zlib
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigurationError, DataError
+from ..base import Stream
+from ..batch import Batch, Position, advance
+from ..formats.ragged_column import Ragged
+
+_WAITING = -1
+_READ_ROWS = 4096
+
+
+class Side:
+    """One of the two streams: rows read and not yet merged, and the event time it has reached."""
+
+    def __init__(self, stream: Stream, name: str, key: str) -> None:
+        self.stream, self.name, self.key = stream, name, key
+        self.position: Position = {}
+        self.reset(float("-inf"))
+
+    def reset(self, reached: float) -> None:
+        """Drop the rows not merged; event time has come to `reached`."""
+        self.head: Batch | None = None
+        self.reached = reached
+        self.idle_since: float | None = None
+        self.clock = np.empty(0)
+
+    def poll(self, timeout: float) -> None:
+        """Read rows if none wait."""
+        if self.head is not None:
+            return
+        batch = self.stream.poll(_READ_ROWS, timeout)
+        if batch is None:
+            return
+        if batch.event_time is None or self.key not in batch.columns:
+            absent = "event time" if batch.event_time is None else self.key
+            raise DataError(f"the {self.name} of a join need {absent!r}; received columns {list(batch.columns)}")
+        self.head = batch
+        # The running maximum keeps a stream's own order in the merged order, whatever its event times are.
+        self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.reached))
+        self.idle_since = None
+
+    def bound(self, idle_timeout: float | None) -> float:
+        """Return the event time that all rows to come have reached; infinity when there are none to wait for."""
+        if self.head is not None:
+            return float(self.clock[-1])
+        if self.stream.exhausted:
+            return float("inf")
+        now = monotonic()
+        if self.idle_since is None:
+            self.idle_since = now
+        idle = idle_timeout is not None and now - self.idle_since >= idle_timeout
+        return float("inf") if idle else self.reached
+
+    def take(self, rows: int) -> tuple[Batch | None, np.ndarray]:
+        """Return the first `rows` waiting rows and their clock."""
+        if not rows or self.head is None:
+            return None, np.empty(0)
+        taken, rest = self.head.split(rows)
+        clock, self.clock = self.clock[:rows], self.clock[rows:]
+        self.head = rest if rest.rows else None
+        self.reached = float(clock[-1])
+        self.position = advance(self.position, taken)
+        return taken, clock
+
+
+class _Chunk:
+    """Impressions that arrived together, in round `arrived`, numbered from `first` on.
+
+    Of each row: the round in which it `left`, its `rank` in that round's output, and whether it is `positive`.
+    """
+
+    def __init__(self, first: int, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
+        self.first, self.arrived, self.columns, self.times = first, arrived, columns, times
+        self.left = np.full(len(times), _WAITING, dtype=np.int64)
+        self.rank = np.full(len(times), -1, dtype=np.int64)
+        self.positive = np.zeros(len(times), dtype=bool)
+
+
+class PendingRows:
+    """Numbered impressions. Those that have left stay until `forget`."""
+
+    def __init__(self) -> None:
+        self._chunks: list[_Chunk] = []
+        self.count = 0
+
+    def add(self, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> int:
+        """Add impressions; return the number of the first."""
+        first = self.count
+        self._chunks.append(_Chunk(first, arrived, columns, times))
+        self.count += len(times)
+        return first
+
+    def _locate(self, numbers: np.ndarray) -> np.ndarray:
+        return np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
+
+    def gather(self, numbers: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the columns and times of rows, in the order of `numbers`."""
+        where = self._locate(numbers)
+        order = np.argsort(where, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        held = [(self._chunks[c], numbers[where == c] - self._chunks[c].first) for c in np.unique(where)]
+        columns = {
+            name: np.concatenate([chunk.columns[name][rows] for chunk, rows in held])[back]
+            for name in held[0][0].columns
+        }
+        return columns, np.concatenate([chunk.times[rows] for chunk, rows in held])[back]
+
+    def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, positive: np.ndarray) -> None:
+        """Mark rows that leave in round `left`, with their rank in its output (-1: not in it)."""
+        where = self._locate(numbers)
+        for c in np.unique(where):
+            chosen = where == c
+            chunk = self._chunks[c]
+            rows = numbers[chosen] - chunk.first
+            chunk.left[rows], chunk.rank[rows], chunk.positive[rows] = left, ranks[chosen], positive[chosen]
+
+    def waiting_after(self, done: int) -> np.ndarray:
+        """Return the numbers of the rows that had arrived by the end of round `done` and left later or not at all."""
+        parts = [
+            chunk.first + np.flatnonzero((chunk.left == _WAITING) | (chunk.left > done))
+            for chunk in self._chunks
+            if chunk.arrived <= done
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of round `left`'s output from `rank` on, in order, and which of them are positive."""
+        numbers, ranks, positive = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
+        for chunk in self._chunks:
+            rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
+            numbers.append(chunk.first + rows)
+            ranks.append(chunk.rank[rows])
+            positive.append(chunk.positive[rows])
+        order = np.argsort(np.concatenate(ranks), kind="stable")
+        return np.concatenate(numbers)[order], np.concatenate(positive)[order]
+
+    def forget(self, before: int) -> None:
+        """Drop the impressions that arrived together and have all left before round `before`."""
+        self._chunks = [chunk for chunk in self._chunks if not ((chunk.left != _WAITING) & (chunk.left < before)).all()]
+
+    @property
+    def rows(self) -> int:
+        """Rows held in memory."""
+        return sum(len(chunk.times) for chunk in self._chunks)
+
+
+@dataclass(eq=False, slots=True)
+class Outcome:
+    """An outcome kept for impressions to come, with the rounds in which it arrived and was dropped."""
+
+    key: Any
+    time: float
+    arrived: int
+    met: bool
+    left: int | None = None
+
+
+class OutcomeBuffer:
+    """Outcomes by key. Those dropped stay on record until `forget`."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Any, list[Outcome]] = {}
+        # By event time, then by arrival.
+        self._queue: list[tuple[float, int, Outcome]] = []
+        self._log: list[Outcome] = []
+        self._count = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Add an outcome."""
+        self._by_key.setdefault(outcome.key, []).append(outcome)
+        self._log.append(outcome)
+        self._count += 1
+        heapq.heappush(self._queue, (outcome.time, self._count, outcome))
+
+    def meet(self, key: Any, since: float, until: float) -> bool:
+        """Mark the outcomes of `key` from `since` to `until` as met; return whether there are any."""
+        met = [entry for entry in self._by_key.get(key, ()) if since <= entry.time <= until]
+        for entry in met:
+            entry.met = True
+        return bool(met)
+
+    def drop(self, before: float, left: int) -> int:
+        """Drop, in round `left`, the outcomes with an event time below `before`; return how many met no impression."""
+        unmatched = 0
+        while self._queue and self._queue[0][0] < before:
+            outcome = heapq.heappop(self._queue)[2]
+            outcome.left = left
+            unmatched += not outcome.met
+            held = self._by_key[outcome.key]
+            held.remove(outcome)
+            if not held:
+                del self._by_key[outcome.key]
+        return unmatched
+
+    def forget(self, before: int) -> None:
+        """Remove from the record the outcomes dropped before round `before`."""
+        self._log = [o for o in self._log if o.left is None or o.left >= before]
+
+    def pack(self, done: int) -> list[Any]:
+        """Return the outcomes at the end of round `done` as JSON; empty when there were none."""
+        held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
+        return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.met) for o in held], strict=True)]
+
+    def restore(self, packed: list[Any], arrived: int) -> None:
+        """Add the outcomes that `pack` returned, as arrived in round `arrived`.
+
+        Raises:
+            ValueError: `pack` did not return this.
+        """
+        if packed:
+            for key, time, met in zip(*(unpack(values).tolist() for values in packed), strict=True):
+                self.add(Outcome(key, time, arrived, met))
+
+
+def pack(array: Any) -> list[Any]:
+    """Return an array as JSON: dtype, shape, and its compressed bytes as text; of lists, their values and offsets."""
+    if isinstance(array, Ragged):
+        array = array[:]
+        return [pack(array.values), pack(array.offsets), array.options]
+    array = np.ascontiguousarray(array)
+    return [array.dtype.str, list(array.shape), base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")]
+
+
+def unpack(packed: list[Any]) -> Any:
+    """Return the array that `pack` was given.
+
+    Raises:
+        ValueError: `pack` did not return this.
+    """
+    dtype, shape, text = packed
+    if isinstance(dtype, list):
+        try:
+            return Ragged(unpack(dtype), unpack(shape), **text)
+        except (TypeError, ConfigurationError) as error:
+            raise ValueError(f"damaged lists: {error}") from error
+    if np.dtype(dtype) == object and 0 in shape:  # lists without any value
+        return np.empty(shape, object)
+    try:
+        data = zlib.decompress(base64.b64decode(text))
+    except zlib.error as error:
+        raise ValueError(f"damaged array: {error}") from error
+    return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
+
+
+def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
+    """Return a number in [0, 1) for each key, which follows from key and seed alone.
+
+    Integers go through the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), text through CRC-32 first.
+    """
+    if keys.dtype.kind in "iub":
+        mixed = keys.astype(np.int64).view(np.uint64).copy()
+    else:
+        texts = [str(key).encode("utf-8") for key in keys.tolist()]
+        mixed = np.array([zlib.crc32(text) | (zlib.adler32(text) << 32) for text in texts], dtype=np.uint64)
+    mixed += np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -1,0 +1,348 @@
+"""Redis Streams as a stream. Needs redis-py, the extra ``redis``; the server must be 6.2 or newer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from ...checks import whole
+from ...errors import ConfigurationError, StreamError
+from ...masking import mask_text, remember_secret
+from ..batch import Cursor, Position, Span, cursors_of
+from ..dead_letter import DeadLetter
+from ..formats.schema import Schema
+from .broker_stream import BrokerStream
+from .redis_removals import Id, Removals, parse, text
+
+logger = logging.getLogger(__name__)
+
+_REMOVED = "@removed:"  # in a position: up to which id removals of unread entries were accepted
+_LAST_SEQUENCE = 2**64 - 1
+# How long a call blocks at most, so that `close` is noticed and a dead connection found out.
+_BLOCK_SECONDS = 0.5
+
+
+class RedisStream(BrokerStream):
+    """Entries of one or several Redis stream keys.
+
+    An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.
+    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next to read; `commit`
+    only notes it in a hash for people and tools, and trims when asked to.
+
+    Several keys are merged by entry id, that is by the server's clock, and so in the same order whenever they are
+    read, provided that the ids are made by the server (``XADD key *``).
+
+    When entries after the position have been removed unread (XDEL, XTRIM, MAXLEN, a key deleted or created again),
+    StreamError says what is known of them (see `on_missing`). Redis does not tell the trimming of the last entry read
+    from that of the next one, so the last one read must stay: `trim` leaves it, and a MAXLEN must be generous. An
+    entry deleted from the middle of the unread ones is noticed from Redis 7 on.
+
+    Several processes that train together share the keys: sorted by name they go to the processes in turn.
+
+    Args:
+        keys: the stream key, or several.
+        schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
+        url: of the server, as redis-py takes it; "unix://path.sock" works as well.
+        field: name of the field with the payload; None: the entry's fields are the columns.
+        format: "json", "arrow" or "auto".
+        list_delimiter: between the values of a list, where fields are columns.
+        start: where to begin without a position: "0" (the oldest entry), "$" (after the newest) or an id.
+        count: entries fetched in one call per key.
+        commit_key: hash for `commit`; None: the first key with ":position" appended.
+        trim: whether `commit` removes the entries before the position.
+        on_missing: when unread entries are gone: "error", or "skip" to warn and go on with the first available (in a
+            key created again, its first).
+        dead_letter: file for records that do not fit, or a `DeadLetter`.
+        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+
+    Raises:
+        ConfigurationError: redis-py is missing, or an option is not one of those accepted.
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        schema: Schema | Mapping[str, Any] | None = None,
+        *,
+        url: str = "redis://localhost:6379/0",
+        field: str | None = "data",
+        format: str = "auto",
+        list_delimiter: str = " ",
+        start: str = "0",
+        count: int = 1000,
+        commit_key: str | None = None,
+        trim: bool = False,
+        on_missing: str = "error",
+        dead_letter: DeadLetter | str | Path | None = None,
+        max_bad_share: float | None = None,
+        give_up_after: float | None = None,
+    ) -> None:
+        self.keys = [keys] if isinstance(keys, str) else list(keys)
+        if not self.keys or len(set(self.keys)) != len(self.keys):
+            raise ConfigurationError(f"keys takes one or several different names; received {keys!r}")
+        whole("count", count)
+        super().__init__(
+            f"redis {', '.join(self.keys)}",
+            f"Redis at {mask_text(url)}",
+            schema,
+            format=format,
+            on_missing=on_missing,
+            dead_letter=dead_letter,
+            max_bad_share=max_bad_share,
+            give_up_after=give_up_after,
+        )
+        self.start = start if start == "$" else text(parse(start, "start"))
+        self.field, self.list_delimiter, self.count = field, list_delimiter, count
+        self.commit_key = commit_key or f"{self.keys[0]}:position"
+        self.trim = trim
+        self._all_keys = tuple(self.keys)
+        self._dealt: tuple[int, int] | None = None
+        self._redis, self._client = _connect(url)
+        errors = self._redis.exceptions
+        self._errors = (errors.ConnectionError, errors.TimeoutError, errors.ResponseError)
+        self._reset({})
+
+    def deal(self, rank: int, world: int) -> None:
+        """Read only every `world`-th key in the order of names, from number `rank` on."""
+        if self._dealt == (rank, world):
+            return
+        self._dealt = rank, world
+        mine = sorted(self._all_keys)[rank::world]
+        self.keys = [key for key in self._all_keys if key in mine]  # their order decides between equal ids
+        self._reset({})
+
+    def _reset(self, position: Position) -> None:
+        """Drop the entries fetched; `_cursors` are the last ids read."""
+        self._clear()
+        self._position = {}
+        self._cursors: dict[str, Id] = {}
+        self._begun = {}
+        self._removals: dict[str, Removals] = {}
+        self._buffers: dict[str, deque[tuple[Id, Mapping[bytes, bytes]]]] = {key: deque() for key in self.keys}
+        self._final_before: dict[str, Id] = {}  # no entry with a lower id is still to come
+        for key in self.keys:
+            if key in position:
+                cursor, accepted = Cursor.of(position[key]), parse(position.get(_REMOVED + key, "0-0"))
+                self._start_at(key, parse(cursor.offset, f"position of {key!r}"), cursor.row, True, accepted)
+            elif self.start != "$":
+                self._start_at(key, parse(self.start))
+
+    def _start_at(self, key: str, at: Id, row: int = 0, resumed: bool = False, accepted: Id = (0, 0)) -> None:
+        cursor = Cursor(text(at), row)
+        self._position[key] = cursor.to_json()
+        self._cursors[key] = _before(at)
+        self._removals[key] = Removals(resumed and at > (0, 1), accepted)
+        if row:
+            self._begun[key] = cursor
+
+    def _newest(self) -> None:
+        """Start the keys that begin after the newest entry; needs the server."""
+        for key in self.keys:
+            if key not in self._cursors:
+                last = self._client.xrevrange(key, count=1)
+                self._start_at(key, _after(parse(last[0][0])) if last else (0, 1))
+
+    def position(self) -> Position:
+        """Return the position after the rows returned so far.
+
+        With ``start="$"`` the first call asks the server, and waits for it up to 30 seconds.
+
+        Raises:
+            StreamError: the server did not answer.
+        """
+        self._insist(self._newest, lambda: len(self._cursors) == len(self.keys), "the newest entry is unknown")
+        return dict(self._position)
+
+    def seek(self, position: Position) -> None:
+        """Go on reading at `position`; keys it lacks begin at `start`.
+
+        Raises:
+            StreamError: it has something that is no id, or a key that is not read here.
+        """
+        cursors_of(self, position, self._all_keys)
+        try:
+            self._reset(position)
+        except (TypeError, ValueError) as error:
+            raise StreamError(f"a position of RedisStream is {{key: [id, row]}}; received {position!r}") from error
+
+    def _failed(self, error: Any) -> None:
+        errors = self._redis.exceptions
+        passing = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, errors.TryAgainError)
+        if isinstance(error, errors.AuthenticationError | errors.AuthorizationError) or not isinstance(error, passing):
+            raise StreamError(f"{self._retry.what} refuses: {error}") from error
+        self._retry.failed(error)
+
+    def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
+        def locked() -> None:
+            with self._lock:
+                if not self._closed:
+                    action()
+
+        return super()._attempt(locked, timeout)
+
+    def _fetch(self, max_rows: int, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        read = self._attempt(self._read, timeout)
+        left = deadline - monotonic()
+        if read and left > 0 and not self._ready:
+            self._attempt(lambda: self._await(left), left)
+
+    def _read(self) -> None:
+        """Fetch the next entries of every key in one transaction and push those whose order is final."""
+        if not self.keys:
+            return
+        self._newest()
+        wanted = [key for key in self.keys if len(self._buffers[key]) < self.count]
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.time()
+            for key in wanted:
+                pipe.xinfo_stream(key)
+                pipe.xread({key: text(self._cursors[key])}, count=self.count)
+            (seconds, micros), *answers = pipe.execute(raise_on_error=False)
+        # The server can still give an entry an id of this millisecond, but none of those before.
+        now = (seconds * 1000 + micros // 1000, 0)
+        for key, info, answer in zip(wanted, answers[::2], answers[1::2], strict=True):
+            for error in (info, answer):
+                if isinstance(error, Exception) and "no such key" not in str(error):
+                    raise error
+            entries = [(parse(name), fields) for name, fields in _entries(answer)]
+            full = len(entries) == self.count
+            if self._check_removals(key, None if isinstance(info, Exception) else info, entries, full):
+                self._buffers[key].extend(entries)
+                self._cursors[key] = entries[-1][0] if entries else self._cursors[key]
+            self._final_before[key] = _after(self._cursors[key]) if full else now
+        self._deliver()
+
+    def _check_removals(self, key: str, info: Any, entries: list[tuple[Id, Any]], full: bool) -> bool:
+        """Check whether entries were removed before they were read; return whether reading goes on from the cursor.
+
+        Raises:
+            StreamError: they were, and `on_missing` is "error".
+        """
+        begun = parse(self._begun[key].offset) if key in self._begun else (0, 0)
+        within = begun if begun > self._cursors[key] else None
+        loss = self._removals[key].look(info, self._cursors[key], [at for at, _ in entries], full, within)
+        if loss is None:
+            return True
+        self._begun.pop(key, None)
+        self._lost(f"stream {key!r} {loss.what}")
+        self._removals[key].accepted = max(self._removals[key].accepted, loss.upto)
+        if loss.restart:
+            self._cursors[key] = (0, 0)
+        return not loss.restart
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` with the removals of entries reported so far, so that a resume does not report them."""
+        accepted = {key: removals.accepted for key, removals in list(self._removals.items())}
+        return {**position, **{_REMOVED + key: text(at) for key, at in accepted.items() if at > (0, 0)}}
+
+    def _deliver(self) -> None:
+        # A single key's order needs no merging, so its newest entries need not wait.
+        alone = len(self.keys) == 1
+        final_before = min(self._final_before.values())
+        taken = []
+        for key, buffer in self._buffers.items():
+            while buffer and (alone or buffer[0][0] < final_before):
+                taken.append((key, *buffer.popleft()))
+        if not alone:
+            taken.sort(key=lambda item: (item[1], self.keys.index(item[0])))
+        if not taken:
+            return
+        origins = [Span(key, text(at), 0, 0, text(_after(at))) for key, at, _ in taken]
+        if self.field is None:
+            decoded = self._decoder.decode_fields([fields for _, _, fields in taken], self.list_delimiter)
+        else:
+            name = self.field.encode()
+            decoded = self._decoder.decode([fields.get(name, b"") for _, _, fields in taken])
+        self._push_messages(decoded, origins)
+
+    def _await(self, timeout: float) -> None:
+        """Wait on the server until a key has a new entry."""
+        if not self.keys:
+            self._retry.pause(timeout)
+            return
+        if any(self._buffers.values()):
+            self._retry.pause(min(timeout, 0.001))  # until the millisecond of the newest entry is over
+            return
+        block = max(1, int(1000 * min(timeout, _BLOCK_SECONDS)))
+        self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
+
+    def commit(self, position: Position) -> None:
+        """Write `position` to the hash and, with `trim`, remove the entries before it; a failure is only logged."""
+        errors = self._redis.exceptions
+        try:
+            with self._client.pipeline(transaction=False) as pipe:
+                for key in self.keys:
+                    if key not in position:
+                        continue
+                    pipe.hset(self.commit_key, key, json.dumps(position[key]))
+                    if self.trim:
+                        # The last entry read stays, as the mark that nothing after it was removed.
+                        pipe.xtrim(key, minid=text(_before(parse(Cursor.of(position[key]).offset))), approximate=False)
+                pipe.execute()
+        except errors.RedisError as error:
+            logger.warning("%s: the position could not be written: %s", self._retry.what, error)
+
+    def lag(self) -> int | None:
+        """Return the entries waiting, estimated from the ids' times; None if unknown."""
+        waiting = self._ready_rows + sum(len(buffer) for buffer in self._buffers.values())
+        try:
+            for key, cursor in list(self._cursors.items()):
+                last, first = self._client.xrevrange(key, count=1), self._client.xrange(key, count=1)
+                if last and parse(last[0][0]) > cursor:
+                    newest, oldest = parse(last[0][0])[0], parse(first[0][0])[0]
+                    share = (newest - cursor[0]) / (newest - oldest) if newest > oldest else 1.0
+                    waiting += max(1, round(self._client.xlen(key) * min(1.0, share)))
+        except self._redis.exceptions.RedisError:
+            return None
+        return waiting
+
+    def _disconnect(self) -> None:
+        self._client.close()
+
+
+def _connect(url: str) -> tuple[Any, Any]:
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry as ClientRetry
+    except ImportError as error:
+        raise ConfigurationError("RedisStream needs redis-py: pip install 'mindspore-trainer[redis]'") from error
+    try:
+        client = redis.Redis.from_url(
+            url,
+            decode_responses=False,
+            socket_connect_timeout=5.0,
+            socket_timeout=_BLOCK_SECONDS + 10.0,
+            retry=ClientRetry(NoBackoff(), 0),
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"url takes what redis-py does, such as redis://localhost:6379/0: {error}") from error
+    remember_secret(client.connection_pool.connection_kwargs.get("password"))
+    return redis, client
+
+
+def _entries(answer: Any) -> list[Any]:
+    """Return the entries in an XREAD answer on one key: a list of pairs, or a mapping in the newer protocol."""
+    if not answer:
+        return []
+    if isinstance(answer, Mapping):
+        (entries,) = answer.values()
+        return entries[0] if entries and isinstance(entries[0], list) else entries
+    return answer[0][1]
+
+
+def _after(at: Id) -> Id:
+    return (at[0], at[1] + 1) if at[1] < _LAST_SEQUENCE else (at[0] + 1, 0)
+
+
+def _before(at: Id) -> Id:
+    if at[1]:
+        return at[0], at[1] - 1
+    return (at[0] - 1, _LAST_SEQUENCE) if at[0] else (0, 0)

@@ -1,0 +1,117 @@
+"""Detects entries of a Redis stream that were removed before they were read, from XINFO STREAM of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigurationError
+from ..batch import Offset
+
+Id = tuple[int, int]
+_START: Id = (0, 0)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Entries that were removed unread.
+
+    Attributes:
+        what: what happened to the entries, for a message.
+        restart: whether the key is another one now, to be read from its start.
+        upto: id of the newest of them, as far as known; `Removals.accepted` once it was accepted.
+    """
+
+    what: str
+    restart: bool = False
+    upto: Id = _START
+
+
+class Removals:
+    """Compares the state of one key from read to read.
+
+    Servers before Redis 7 keep no counters: there, removals from the middle of the unread entries are not noticed.
+
+    Args:
+        begun: whether entries before the cursor are known to have existed.
+        accepted: removals up to this id were reported and accepted.
+    """
+
+    def __init__(self, begun: bool, accepted: Id = _START) -> None:
+        self._begin(begun, accepted)
+
+    def _begin(self, begun: bool, accepted: Id) -> None:
+        self.begun, self.accepted = begun, accepted
+        self._seen = begun  # whether the key has existed
+        self._added: int | None = None
+        self._all_read = False
+        self._last = _START
+
+    def look(
+        self, info: Mapping[str, Any] | None, cursor: Id, ids: Sequence[Id], full: bool, within: Id | None
+    ) -> Loss | None:
+        """Return the entries removed unread since the last look, or None.
+
+        Args:
+            info: the answer to XINFO STREAM; None when there is no such key.
+            cursor: the last id read before.
+            ids: those read now, by the same transaction.
+            full: whether there may be more after `ids`.
+            within: the entry of which some rows were read; it has to exist still.
+        """
+        last, added = (_START, None) if info is None else (parse(info["last-generated-id"]), info.get("entries-added"))
+        if self._seen and (info is None or last < cursor or (added or 0) < (self._added or 0)):
+            return self._replaced(info, last)
+        if info is None:
+            return None
+        begun, seen, all_read, before = self.begun, self._seen, self._all_read, self._added
+        self.begun, self._seen = begun or bool(ids), True
+        self._all_read, self._added, self._last = not full, added, last
+        oldest = parse(info["first-entry"][0]) if info["first-entry"] else None
+        reached = ids[-1] if ids else cursor
+        removed = last if not full and last > reached else parse(info.get("max-deleted-entry-id", b"0-0"))
+        news = seen and removed > max(cursor, self.accepted)
+        if within is not None:
+            trimmed = bool(ids) and ids[0] != within
+        else:
+            trimmed = begun and oldest is not None and oldest > cursor
+        if not trimmed and not news:
+            if removed > cursor:  # before this stream began to read
+                self.accepted = max(self.accepted, removed)
+            return None
+        count = "" if before is None or full or not all_read else f"{added - before - len(ids)} "
+        first = ids[0] if ids else oldest if oldest is not None and oldest > cursor else None
+        left = "none is left" if first is None else f"the first id available is {text(first)}"
+        what = f"has lost {count}entries after {text(cursor)} before they were read (XDEL, XTRIM, MAXLEN); {left}"
+        return Loss(what, upto=removed)
+
+    def _replaced(self, info: Mapping[str, Any] | None, last: Id) -> Loss:
+        """Start again with a key that was deleted, and return the loss of its unread entries."""
+        before = "" if self._last == _START else f"; the last id seen in it was {text(self._last)}"
+        self._begin(False, _START)
+        if info is None:
+            return Loss(f"was deleted{before}", restart=True)
+        return Loss(
+            f"was deleted and created again{before}: now it holds {info['length']} entries, up to {text(last)}",
+            restart=True,
+        )
+
+
+def parse(value: Offset | bytes, what: str = "") -> Id:
+    """Return an entry id as (milliseconds, sequence).
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if isinstance(value, bytes):
+        value = value.decode()
+    first, _, second = str(value).partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (first, second or "0")):
+        raise ConfigurationError(f"{what} takes an entry id such as 1700000000000-0; received {value!r}")
+    return int(first), int(second or 0)
+
+
+def text(at: Id) -> str:
+    """Return an entry id as Redis writes it."""
+    return f"{at[0]}-{at[1]}"

@@ -1,0 +1,155 @@
+"""A table replayed in time order, as fast as it is read or at a set pace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ...checks import number, whole
+from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
+from ..base import Sharing, Stream
+from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..dead_letter import DeadLetter
+from ..formats.frames import columns_of, is_frame
+from ..formats.ragged_column import rows_of
+
+PARTITION = "table"
+
+
+class ReplayStream(Stream):
+    """The rows of a table as a stream. Its position is ``{"table": [pass, row]}``.
+
+    Args:
+        table: a frame, or name -> array, or lists of different lengths; all with the same number of rows.
+        event_time: name of the column to order by (stable), seconds; None: the order of the table.
+        repeat: number of passes, or None for passes without end. Event times repeat as they are.
+        rows_per_second: pace at which rows become available; None: all at once. Counted from the first `poll`,
+            and again after a `seek`.
+        clock: returns seconds, for the pace; a simulated clock makes `poll` return None at once where wall time would
+            have waited.
+        dead_letter: file for rows that cannot be trained on, or a `DeadLetter`.
+        max_bad_share: largest share of such rows; None: that of `dead_letter`, 0.01 for a new one.
+        allow_nan: names of columns that may hold NaN and infinite values, or True for all.
+
+    Raises:
+        ConfigurationError: an empty table, a missing column, or a pace or number of passes that is not positive.
+        DataError: columns of different length.
+    """
+
+    sharing = Sharing.REPEATABLE
+
+    def __init__(
+        self,
+        table: Mapping[str, Any],
+        event_time: str | None = None,
+        repeat: int | None = 1,
+        rows_per_second: float | None = None,
+        clock: Callable[[], float] = monotonic,
+        dead_letter: DeadLetter | str | Path | None = None,
+        max_bad_share: float | None = None,
+        allow_nan: Collection[str] | bool = (),
+    ) -> None:
+        self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
+        self.allow_nan = allow_nan if isinstance(allow_nan, bool) else tuple(allow_nan)
+        columns = columns_of(table) if is_frame(table) else table
+        self._table = {str(name): rows_of(column) for name, column in columns.items()}
+        lengths = {name: len(column) for name, column in self._table.items()}
+        if not lengths or not max(lengths.values()):
+            raise ConfigurationError("ReplayStream takes a table with at least one column and one row; received none")
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the columns of a table have one length; received {lengths}")
+        if event_time is not None and event_time not in self._table:
+            raise ConfigurationError(
+                f"event_time={event_time!r} is not among the columns {list(lengths)}{did_you_mean(event_time, lengths)}"
+            )
+        whole("repeat", repeat, optional=True)
+        number("rows_per_second", rows_per_second, above=0, optional=True)
+        self.rows = next(iter(lengths.values()))
+        self.repeat, self.rows_per_second = repeat, rows_per_second
+        self.event_time = event_time
+        self._times = None if event_time is None else self._table[event_time].astype(np.float64)
+        self._order = None if self._times is None else np.argsort(self._times, kind="stable")
+        if self._order is not None and (np.diff(self._order) == 1).all():
+            self._order = None
+        self._clock = clock
+        self._pass = self._row = 0
+        self._started: float | None = None
+        self._released = 0
+        self._stop = Event()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last pass has been returned."""
+        return self.repeat is not None and self._pass >= self.repeat
+
+    def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
+        """Return 1 to `max_rows` rows, all of one pass, or None when the pace allows none within `timeout` seconds.
+
+        Raises:
+            ValueError: `max_rows` is not positive.
+        """
+        if max_rows < 1:
+            raise ValueError(f"poll takes max_rows >= 1; received {max_rows}")
+        if self.exhausted or self._stop.is_set():
+            return None
+        rows = min(max_rows, self.rows - self._row)
+        if self.rows_per_second is not None:
+            rows = min(rows, self._due(timeout))
+            if rows < 1:
+                return None
+            self._released += rows
+        first, last = self._row, self._row + rows
+        index = slice(first, last) if self._order is None else self._order[first:last]
+        # Copies, so that no user of the batch writes into the caller's table.
+        columns = {name: column[index].copy() for name, column in self._table.items()}
+        ended = last == self.rows
+        span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ended else None)
+        self._pass, self._row = (self._pass + 1, 0) if ended else (self._pass, last)
+        return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
+
+    def _due(self, timeout: float) -> int:
+        """Return how many rows the pace has released unread, after waiting up to `timeout` seconds for the first."""
+        if self._started is None:
+            self._started, self._released = self._clock(), 0
+        due = self._waiting()
+        if due < 1 and timeout > 0 and self._clock is monotonic:
+            at = self._started + (self._released + 1) / self.rows_per_second
+            self._stop.wait(min(timeout, max(0.0, at - monotonic())))
+            due = self._waiting()
+        return due
+
+    def _waiting(self) -> int:
+        # The small addition keeps a row that is due exactly now from being lost to rounding.
+        return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
+
+    def position(self) -> Position:
+        """Return the pass and the row to read next."""
+        return {PARTITION: Cursor(self._pass, self._row).to_json()}
+
+    def seek(self, position: Position) -> None:
+        """Go on at `position`.
+
+        Raises:
+            StreamError: it does not lie within the table.
+        """
+        cursor = cursors_of(self, position, (PARTITION,)).get(PARTITION, Cursor(0))
+        number, row = cursor.offset, cursor.row
+        if not isinstance(number, int) or number < 0 or not 0 <= row <= self.rows:
+            raise StreamError(f"a position is [pass, row] with row from 0 to {self.rows}; received {cursor.to_json()}")
+        self._pass, self._row = (number + 1, 0) if row == self.rows else (number, row)
+        self._started = None
+
+    def lag(self) -> int | None:
+        """Return the rows released and not read: by the pace, or all that are left; None for endless passes."""
+        if self.rows_per_second is not None:
+            return 0 if self._started is None else max(0, self._waiting())
+        return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row
+
+    def close(self) -> None:
+        """End a wait under way."""
+        self._stop.set()

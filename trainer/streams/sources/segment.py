@@ -1,0 +1,220 @@
+"""One segment of a folder while it is read: how far, and whether it still begins with the bytes read of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import StreamError
+from ..batch import Cursor, Offset
+from ..formats.segments import Piece, Reader, TextReader
+from . import segment_checksum
+
+logger = logging.getLogger(__name__)
+
+_HEAD, _TAIL = 16_384, 4_096
+_END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A hash of the first 16 KiB and last 4 KiB of the first `bytes` bytes of a file.
+
+    Content decides and not the inode, so a folder may be copied to another machine and read on there.
+
+    Attributes:
+        bytes: how many of the file's first bytes it is of.
+        digest: hexadecimal BLAKE2b of 8 bytes; "" when `bytes` is 0.
+    """
+
+    bytes: int = 0
+    digest: str = ""
+
+    @classmethod
+    def of(cls, path: Path, size: int) -> Fingerprint | None:
+        """Return the fingerprint of the first `size` bytes of `path`, or None when the file is shorter."""
+        if size == 0:
+            return cls()
+        with path.open("rb") as file:
+            head = file.read(min(size, _HEAD))
+            at = max(len(head), size - _TAIL)
+            file.seek(at)
+            tail = file.read(size - at)
+        if len(head) < min(size, _HEAD) or len(tail) < size - at:
+            return None
+        return cls(size, hashlib.blake2b(head + tail, digest_size=8).hexdigest())
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint:
+        """Return the fingerprint that `str` wrote.
+
+        Raises:
+            ValueError: it is none.
+        """
+        size, colon, digest = text.partition(":")
+        if not (colon and len(digest) == 16 and int(digest, 16) >= 0 and int(size) > 0):
+            raise ValueError(f"{text!r} is no fingerprint")
+        return cls(int(size), digest)
+
+    def __str__(self) -> str:
+        return f"{self.bytes}:{self.digest}" if self.bytes else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a folder, or a lane of it, has been read.
+
+    All segments before `name` have been read, and that one to its end if `done`, else up to row `row` from `address`.
+    """
+
+    name: str
+    address: int = 0
+    row: int = 0
+    read: Fingerprint = field(default_factory=Fingerprint)
+    done: bool = False
+
+    @classmethod
+    def of(cls, cursor: Cursor) -> Progress:
+        """Return the progress that `to_json` wrote.
+
+        Raises:
+            StreamError: it is none.
+        """
+        try:
+            name, at, rest = str(cursor.offset).rpartition("@")
+            if not at or not name:
+                raise ValueError(cursor.offset)
+            if rest == _END:
+                return cls(name, done=True)
+            address, _, read = rest.partition(":")
+            return cls(name, int(address or 0), cursor.row, Fingerprint.parse(read) if read else Fingerprint())
+        except ValueError:
+            raise StreamError(
+                f"a position of FileStream is {{'files': ['<name>@<address>', row]}}; received {cursor.to_json()!r}"
+            ) from None
+
+    def to_json(self) -> list[Offset]:
+        """Return ``[offset, row]``, as positions hold it."""
+        if self.done:
+            return Cursor(f"{self.name}@{_END}").to_json()
+        return Cursor(f"{self.name}@{self.address}" + (f":{self.read}" if self.read.bytes else ""), self.row).to_json()
+
+
+class OpenSegment:
+    """A segment under way, watched for changes of what has been read of it.
+
+    Args:
+        folder: where it is.
+        begin: the segment, and where to begin.
+        open_reader: returns a reader of a file.
+        restart: whether a file that was replaced is read from its start; else that is an error.
+    """
+
+    def __init__(
+        self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool = False
+    ) -> None:
+        self.folder, self.name, self.path = folder, begin.name, folder / begin.name
+        self._open_reader, self._restart = open_reader, restart
+        self.reader: Reader | None = None
+        self._start_at(begin)
+
+    def _start_at(self, begin: Progress) -> None:
+        self.close()
+        self.address, self.row, self.fingerprint = begin.address, begin.row, begin.read
+        self._seen: tuple[int, int, int] | None = None
+        self._emptied = False
+
+    def close(self) -> None:
+        """Close the file."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            with contextlib.suppress(OSError):  # it was only read from
+                reader.close()
+
+    def read(self, finished: bool) -> Piece | None:
+        """Return what follows the address, or None when nothing complete does; `finished`: it will not grow.
+
+        Raises:
+            StreamError: it is damaged, or was replaced.
+            OSError: it cannot be read for now.
+        """
+        while not self._emptied:
+            if self.reader is None:
+                self.reader = self._open()
+            if self.is_unchanged():
+                piece = self.reader.read(self.address, finished)
+                if self.is_unchanged():  # else a change while it was read would be taken in
+                    return piece
+        self.is_unchanged()
+        return None
+
+    def _open(self) -> Reader:
+        stat = self.path.stat()
+        self._inode = stat.st_ino
+        if stat.st_size or not self.address:  # else it was emptied after it had been read
+            segment_checksum.verify(self.path)
+        return self._open_reader(self.path)
+
+    def advance(self, piece: Piece) -> bool:
+        """Go on after a piece; return False when the file has become shorter than that."""
+        size = self.reader.bytes_before(piece.end)
+        if size != self.fingerprint.bytes:
+            try:
+                fingerprint = Fingerprint.of(self.path, size)
+            except FileNotFoundError:  # deleted; the open file can be read to its end
+                fingerprint = self.fingerprint
+            if fingerprint is None:
+                return False
+            self.fingerprint = fingerprint
+        self.address, self.row = piece.end, max(0, self.row - int(piece.decoded.counts.sum()))
+        return True
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file still begins with the bytes that were read of it.
+
+        Raises:
+            StreamError: it was replaced or written again, or emptied before it was read.
+        """
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return True
+        seen, before = (stat.st_ino, stat.st_size, stat.st_mtime_ns), self._seen
+        if seen == before:
+            return not self._emptied
+        emptied = stat.st_size == 0 and (self.address > 0 or self.fingerprint.bytes > 0)
+        known = self.fingerprint.bytes > 0 or self.reader is None or self.reader.size() >= self.address
+        same = not emptied and known and Fingerprint.of(self.path, self.fingerprint.bytes) == self.fingerprint
+        self._seen, self._emptied = seen, emptied  # after the file could be read, or no later look would happen
+        if emptied:
+            if before is not None and isinstance(self.reader, TextReader) and before[1] > self.address:
+                raise StreamError(f"segment {self.name} in {self.folder} was emptied before it was read")
+            logger.warning("segment %s was emptied after %s of it had been read", self.name, self._read_so_far())
+        elif not same:
+            self._changed()
+        elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same beginning
+            self.close()
+        else:
+            return True
+        return False
+
+    def _read_so_far(self) -> str:
+        size = self.fingerprint.bytes
+        return f"{size} bytes" if size else f"{self.address} bytes or rows"
+
+    def _changed(self) -> None:
+        message = (
+            f"segment {self.name} in {self.folder} is not the one of which {self._read_so_far()} were read: "
+            "it was replaced or written again"
+        )
+        if not self._restart:
+            raise StreamError(
+                f"{message}. Segments must only grow: write new rows to a file with a later name, or pass "
+                "on_change='restart' to read it from its start"
+            )
+        logger.warning("%s; it is read from its start", message)
+        self._start_at(Progress(self.name))
