@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.checks import function, number, refuse, whole
 from trainer.errors import ConfigurationError
 
-from ._support.metric import is_window_name, window_value
 from .callback import Callback
+from .watched import is_window_name, window_value
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

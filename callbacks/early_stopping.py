@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.checks import number
 
-from ._support.patience import Patience
+from .watched import Patience
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from trainer.cadence import Every, cadence
 from trainer.masking import mask_text
 
-from ._support.folders import writable
-from ._support.metric import window_value
-from ._support.monitoring import Throughput, gauges
 from .callback import Callback
+from .output import Throughput, gauges, writable
+from .watched import window_value
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

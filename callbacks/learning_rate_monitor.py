@@ -10,10 +10,10 @@ from trainer.cadence import Every, cadence
 from trainer.checks import number, whole
 from trainer.errors import ConfigurationError
 
-from ._support.console import say
-from ._support.curve import Curve
-from ._support.patience import Patience
 from .callback import Callback
+from .history import Curve
+from .output import say
+from .watched import Patience
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

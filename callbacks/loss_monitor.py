@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from trainer.cadence import Every, cadence
 
-from ._support.console import format_metrics, say
 from .callback import Callback
+from .output import format_metrics, say
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -13,8 +13,8 @@ from trainer.cadence import Every, cadence
 from trainer.checks import any_number, refuse, whole
 from trainer.errors import ConfigurationError, did_you_mean
 
-from ._support.metric import Watched
 from .callback import Callback
+from .watched import Watched
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

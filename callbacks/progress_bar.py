@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trainer.checks import number
 
-from ._support.console import format_metrics, say
 from .callback import Callback
+from .output import format_metrics, say
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -10,8 +10,8 @@ from trainer.cadence import Every, cadence
 from trainer.checks import refuse, whole
 from trainer.errors import ConfigurationError
 
-from ._support.monitoring import Throughput, gauges
 from .callback import Callback
+from .output import Throughput, gauges
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ._support.console import say
 from .callback import Callback
+from .output import say
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer

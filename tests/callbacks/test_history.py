@@ -3,7 +3,7 @@ import json
 import pytest
 
 from callbacks import Every, History
-from callbacks._support.curve import Curve
+from callbacks.history import Curve
 from trainer.run.loss_meter import LossMeter
 from trainer.state import StepOutputs
 

@@ -2,7 +2,7 @@ import pytest
 from mindspore import nn
 
 from callbacks import DriftMonitor, EarlyStopping, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
-from callbacks._support.patience import Patience
+from callbacks.watched import Patience
 from trainer.metrics.drift import PageHinkley
 from trainer.trainer import Trainer
 

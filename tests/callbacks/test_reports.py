@@ -6,8 +6,7 @@ import resource
 
 import pytest
 
-from callbacks import HealthFile, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard
-from callbacks._support import event_file
+from callbacks import HealthFile, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard, tensorboard
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
@@ -15,7 +14,7 @@ from .test_tensorboard import read
 
 
 def test_a_full_disk_ends_no_run_and_reports_go_on_afterwards(fit, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(event_file, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(tensorboard, "FLUSH_BYTES", 1)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(trainer):  # a limit of the size of files fails as a full disk does, for every file
@@ -57,7 +56,7 @@ def test_a_folder_that_cannot_be_is_refused_before_the_first_step(report, fit, t
 def test_event_files_are_read_in_the_order_of_writing_though_the_clock_goes_back(tmp_path, monkeypatch):
     for now in (2_000_000_000, 1_000_000_000):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        file = event_file.EventFile(tmp_path)
+        file = tensorboard.EventFile(tmp_path)
         file.scalar("now", now, 1)
         file.close()
     first, second = sorted(tmp_path.iterdir())

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, TrainerError
-from .environment import expand, has_reference
 from .experiment_config import ExperimentConfig, ObjectSpec
-from .features_section import make_features
-from .kinds import wrong_result
-from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem
-from .resolve import UnresolvedError, resolve
+from .resolve import UnresolvedError, expand, has_reference, resolve
+from .sections import wrong_result
 from .signature import Signature, real_signature
-from .tree import parse_tree, read_tree
+from .tree import apply_overrides, parse_tree, read_tree
 
 if TYPE_CHECKING:
+    from ..features import Features
     from ..trainer import Trainer
 
 
@@ -129,6 +127,17 @@ class _Builder:
         except (ConfigurationError, TypeError, ValueError) as error:
             self.problems.append(locate(config, "trainer", str(error)))
             return None
+
+
+def make_features(section: Mapping[str, Any]) -> Features:
+    """Return what the section `features` declares.
+
+    Raises:
+        ConfigurationError: it cannot work; the message begins with the key.
+    """
+    from ..features import Features
+
+    return Features(section["columns"], **{name: value for name, value in section.items() if name != "columns"})
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:

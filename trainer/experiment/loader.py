@@ -16,16 +16,21 @@ from ..checks import is_whole
 from ..errors import did_you_mean, nearest
 from ..masking import is_masked, remember_credentials
 from . import rundir
-from .environment import has_reference, wrong_reference
+from .declared import FEATURES_KEYS, feature_problems, is_path_of_rows
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec, to_plain
-from .features_section import FEATURES_KEYS, feature_problems, is_path_of_rows
-from .kinds import wrong_kind
-from .overrides import apply_overrides
 from .problems import ConfigErrors, Place, Problem, show
-from .resolve import UnresolvedError, import_paths, is_dotted, resolve
-from .sections import known_metrics, metric_known, section_signature, supplied_names, trainer_problems, value_problems
+from .resolve import UnresolvedError, has_reference, import_paths, is_dotted, resolve, wrong_reference
+from .sections import (
+    known_metrics,
+    metric_known,
+    section_signature,
+    supplied_names,
+    trainer_problems,
+    value_problems,
+    wrong_kind,
+)
 from .signature import Signature, real_signature
-from .tree import Entry, Node, join, read_tree
+from .tree import Entry, Node, apply_overrides, join, read_tree
 
 BETTER = "or name it as ${env:NAME} in the configuration from the start"
 MOST_PROBLEMS = 200

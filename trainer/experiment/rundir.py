@@ -32,9 +32,8 @@ from ..checkpoint import durable
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .experiment_config import ExperimentConfig
-from .overrides import masked
 from .problems import Place, Problem
-from .tree import dump, read_tree
+from .tree import dump, masked, read_tree
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
     "config.yaml",

@@ -1,20 +1,283 @@
 """The real signature of a class or function, and whether a configuration value fits a parameter of it.
 
 MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` looks behind that. What a parameter accepts is taken
-from its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; where none of them
-is telling, anything fits.
+from its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; where all three are
+silent, anything fits. Values are those of a configuration: None, bool, int, float, str, list, dict, or an `ObjectSpec`
+standing for the object it will make.
 """
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import inspect
 import re
+import types
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from ..checks import is_whole
 from ..mindspore_internals.decorated_functions import names_read, undecorated
-from .accepts import Accepted, accepted
+from .experiment_config import ObjectSpec
+from .resolve import UnresolvedError, is_dotted, resolve
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a parameter accepts.
+
+    Attributes:
+        text: for people: "a number".
+        fits: whether a value may be given.
+        convert: a value in the type the parameter wants, where a configuration cannot write that type.
+        takes_object: whether a dotted string that does not fit names an object.
+    """
+
+    text: str
+    fits: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+    takes_object: bool = False
+
+
+ANYTHING = Accepted("anything", lambda value: True)
+
+
+def accepted(parameter: inspect.Parameter, documented: str | None, names: Mapping[str, Any]) -> Accepted:
+    """Return what `parameter` accepts.
+
+    Args:
+        parameter: a parameter of a signature.
+        documented: the TYPE of its docstring line ``name (TYPE): ...``, or None.
+        names: globals in which an annotation given as text is evaluated.
+    """
+    annotation = _evaluate(parameter.annotation, names)
+    if annotation is not inspect.Parameter.empty:
+        return _from_annotation(annotation, parameter.default)
+    found = _from_documentation(documented, parameter.default) or _from_default(parameter.default)
+    return replace(found, convert=_as_tuple) if isinstance(parameter.default, tuple) else found
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _evaluate(annotation: Any, names: Mapping[str, Any]) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    with contextlib.suppress(Exception):  # names imported for type checkers only
+        return eval(annotation, dict(names))
+    return inspect.Parameter.empty
+
+
+def _from_annotation(annotation: Any, default: Any) -> Accepted:
+    parts = _alternatives(annotation)
+    kinds = {typing.get_origin(part) or part for part in parts}
+    return Accepted(
+        describe(annotation),
+        lambda value: (value is None and default is None) or fits(value, annotation),
+        lambda value: _convert(value, annotation),
+        takes_object=str not in kinds and any(_is_object_type(kind) for kind in kinds),
+    )
+
+
+_WORDS = re.compile(r"[A-Za-z_][\w.]*")
+_FILLERS = {"union", "optional", "default", "numbers", "or", "number"}
+_SIMPLE: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "none": types.NoneType,
+    "list": list,
+    "tuple": list,
+    "dict": dict,
+}
+
+
+def _from_documentation(documented: str | None, default: Any) -> Accepted | None:
+    """Return what a documented TYPE accepts: exactly that when it names plain types only."""
+    if not documented:
+        return None
+    kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # list[int] inside Union[...]: the list counts
+    words = [word.lower() for word in _WORDS.findall(kinds)]
+    if "number" in words:
+        words.append("float")
+    named = [_SIMPLE[word] for word in words if word in _SIMPLE]
+    others = [word for word in words if word not in _SIMPLE and word not in _FILLERS]
+    if others:
+        # an object of some kind is accepted too; a word where numbers are meant is still wrong
+        return ANYTHING if str in named or isinstance(default, str) else _from_default(default)
+    if not named:
+        return None
+    text = " or ".join(dict.fromkeys(_name(kind) for kind in named))
+    return Accepted(
+        text,
+        lambda value: value is None or value == default or any(fits(value, kind) for kind in named),
+        _as_tuple if "tuple" in words and "list" not in words else lambda value: value,
+    )
+
+
+def _from_default(default: Any) -> Accepted:
+    if isinstance(default, bool):
+        return Accepted("true or false", lambda value: value is None or isinstance(value, bool | ObjectSpec))
+    if isinstance(default, int | float):
+        return Accepted("a number", lambda value: not isinstance(value, str | bool | dict))
+    return ANYTHING
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(part for arg in typing.get_args(annotation) for part in _alternatives(arg))
+    return (annotation,)
+
+
+_LISTS = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    collections.abc.Sequence,
+    collections.abc.MutableSequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+    collections.abc.Set,
+)
+_REFERENCES = (type, collections.abc.Callable)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether a configuration `value` fits `annotation`; annotations that cannot be judged accept anything."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in arguments)
+    if origin is typing.Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if origin is typing.Annotated:
+        return fits(value, arguments[0])
+    if annotation is None or annotation is types.NoneType:
+        return value is None
+    if annotation is typing.Any:  # a class since Python 3.11
+        return True
+    kind = origin or annotation
+    if not isinstance(kind, type) or kind is object or getattr(kind, "_is_protocol", False):
+        return True
+    if isinstance(value, ObjectSpec):
+        return _makes(value, kind)
+    if kind in _REFERENCES:
+        return is_dotted(value) and _names(value, kind, arguments)
+    if kind in _LISTS:
+        return isinstance(value, list) and _items_fit(value, kind, arguments)
+    if kind in _MAPPINGS:
+        of_keys, of_values = arguments if len(arguments) == 2 else (Any, Any)
+        return isinstance(value, dict) and all(fits(k, of_keys) and fits(v, of_values) for k, v in value.items())
+    if kind in (float, complex):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if issubclass(kind, int) and kind is not bool:
+        return is_whole(value)
+    if kind is Path or kind.__name__ == "PathLike":
+        return isinstance(value, str)
+    with contextlib.suppress(TypeError):
+        return isinstance(value, kind)
+    return True
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    """Return a `value` that fits `annotation` with lists as tuples, strings as paths, classes and functions."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        fitting = [part for part in arguments if fits(value, part)]
+        return _convert(value, fitting[0]) if fitting else value
+    kind = origin or annotation
+    if isinstance(value, str):
+        if kind in _REFERENCES:
+            return resolve(value)
+        return Path(value) if kind is Path else value
+    if isinstance(value, list) and kind in _LISTS and arguments:
+        each = arguments if kind is tuple and Ellipsis not in arguments else arguments[:1] * len(value)
+        value = [_convert(item, part) for item, part in zip(value, each, strict=False)]
+    return kind(value) if isinstance(value, list) and kind in (tuple, set, frozenset) else value
+
+
+def _names(path: str, kind: type, arguments: tuple[Any, ...]) -> bool:
+    """Return whether the dotted `path` names a class (below the one asked for) or a callable."""
+    try:
+        named = resolve(path)
+    except UnresolvedError:
+        return False
+    if kind is not type:
+        return callable(named)
+    with contextlib.suppress(TypeError):
+        return isinstance(named, type) and (not arguments or issubclass(named, arguments[0]))
+    return True
+
+
+def _items_fit(values: list[Any], kind: type, arguments: tuple[Any, ...]) -> bool:
+    if not arguments:
+        return True
+    if kind is tuple and Ellipsis not in arguments:
+        return len(values) == len(arguments) and all(map(fits, values, arguments))
+    return all(fits(value, arguments[0]) for value in values)
+
+
+def _makes(spec: ObjectSpec, kind: type) -> bool:
+    """Return whether the object of `spec` can be a `kind`; a function may return anything."""
+    try:
+        made = resolve(spec.class_path)
+    except UnresolvedError:
+        return True  # reported where the object stands
+    if not isinstance(made, type):
+        return True
+    with contextlib.suppress(TypeError):
+        return issubclass(made, kind)
+    return True
+
+
+def _is_object_type(kind: Any) -> bool:
+    plain = (bool, int, float, complex, Path, types.NoneType, *_LISTS, *_MAPPINGS, *_REFERENCES)
+    return isinstance(kind, type) and kind not in plain
+
+
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    types.NoneType: "null",
+    dict: "a mapping",
+    list: "a list",
+    collections.abc.Mapping: "a mapping",
+}
+
+
+def _name(kind: Any) -> str:
+    return _NAMES.get(kind) or getattr(kind, "__name__", str(kind))
+
+
+def describe(annotation: Any) -> str:
+    """Return what `annotation` accepts, in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(part) for part in arguments))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if annotation is None or annotation is types.NoneType:
+        return "null"
+    kind = origin or annotation
+    if kind in _REFERENCES:
+        of = f" of {_name(arguments[0])}" if kind is type and arguments else ""
+        return f"the dotted path of a {'class' if kind is type else 'function'}{of}"
+    if kind in _LISTS:
+        items = dict.fromkeys(describe(argument) for argument in arguments if argument not in (Ellipsis, Any))
+        return f"a list of ({', '.join(items)})" if items else "a list"
+    if kind in _NAMES:
+        return _NAMES[kind]
+    return f"an object of {_name(kind)} (class_path and init_args)" if isinstance(kind, type) else str(annotation)
+
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

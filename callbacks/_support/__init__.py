@@ -1,1 +1,0 @@
-"""What callbacks share: argument checks, cadence, console lines, watched metrics."""
