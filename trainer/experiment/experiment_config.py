@@ -22,6 +22,7 @@ class ObjectSpec:
         place: where the object stands in the configuration.
         path: its dotted path in the configuration.
         defaults: simple default values of the arguments that are not given, recorded with the run.
+        model: its name in `trainer.models`, where the configuration gives that in place of ``class_path``; or "".
     """
 
     class_path: str
@@ -30,9 +31,12 @@ class ObjectSpec:
     place: Place = field(default=Place(""), compare=False)
     path: str = field(default="", compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    model: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form, defaults filled in."""
+        if self.model:
+            return {"model": self.model, **to_plain({**self.init_args, **self.defaults})}
         plain: dict[str, Any] = {"class_path": self.class_path}
         if self.args:
             plain["init_args"] = to_plain(self.args)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..checks import is_whole
 from ..errors import did_you_mean, nearest
 from ..masking import is_masked, remember_credentials
+from ..models import MODELS
 from . import rundir
 from .declared import FEATURES_KEYS, feature_problems, is_path_of_rows
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec, to_plain
@@ -234,6 +236,8 @@ class _Reader:
     def _object(self, node: Node, path: str, section: str = "") -> ObjectSpec | None:
         """Read class_path and init_args, or a bare class path."""
         section = "eval_network" if path == "trainer.eval_network" else section
+        if section == "network" and node.get("model") is not None:
+            return self._model(node, path)
         if isinstance(node.value, str):
             class_node, arguments = node, Node({}, node.place)
         elif isinstance(node.value, dict):
@@ -259,12 +263,31 @@ class _Reader:
                 target = None
         return self._with_arguments(class_node, arguments, path, target, section)
 
+    def _model(self, node: Node, path: str) -> ObjectSpec | None:
+        """Read the name of a network of `trainer.models`, its options beside it."""
+        entries = dict(node.value) if isinstance(node.value, dict) else {}
+        name = entries.pop("model").node
+        if name.value not in MODELS:
+            hint = did_you_mean(name.value, MODELS) if isinstance(name.value, str) else ""
+            return self.refuse(name, join(path, "model"), f"{', '.join(MODELS)}; see `trainer models`", hint)
+        for key in ("class_path", "init_args"):
+            if key in entries:
+                message = "goes without model; the options of a model stand beside its name"
+                return self.add(entries[key].place, join(path, key), message)
+        if not self.has_features:
+            message = f"{name.value} reads declared columns; add the section features"
+            self.add(name.place, join(path, "model"), message)
+        class_path = f"trainer.models.{MODELS[name.value]}"
+        class_node = Node(class_path, name.place)
+        spec = self._with_arguments(class_node, Node(entries, node.place), path, resolve(class_path), "network", path)
+        return None if spec is None else replace(spec, model=name.value)
+
     def _with_arguments(
-        self, class_node: Node, arguments: Node, path: str, target: Any, section: str
+        self, class_node: Node, arguments: Node, path: str, target: Any, section: str, below: str = ""
     ) -> ObjectSpec | None:
-        below = join(path, "init_args")
+        below = below or join(path, "init_args")
         signature = real_signature(target) if target is not None else None
-        supplied = supplied_names(section, signature, features=self.has_features)
+        supplied = supplied_names(section, signature, features=self.has_features or below == path)
         keywords: dict[str, Any] = {}
         positional: tuple[Any, ...] = ()
         if arguments.value is None or isinstance(arguments.value, dict):

@@ -12,8 +12,8 @@ from .numeric import Bucketized, Expression, Numeric, Vector
 from .relations import Custom, Lookup, Overlap
 
 if TYPE_CHECKING:
-    from .feature_data import RawFiles as RawFiles
     from .feature_embedding import FeatureEmbedding as FeatureEmbedding
+    from .raw_files import RawFiles as RawFiles
 
 KINDS: dict[str, type[Feature]] = {
     "numeric": Numeric,
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> object:
 
         return FeatureEmbedding
     if name == "RawFiles":
-        from .feature_data import RawFiles
+        from .raw_files import RawFiles
 
         return RawFiles
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,7 +24,7 @@ from .feature import (
     RawColumns,
     Table,
     id_column,
-    number_column,
+    time_column,
 )
 from .statistics import KnownIds, ValueCounts
 
@@ -235,7 +235,8 @@ def _date(seconds: np.ndarray, unit: str, then: str | None = None) -> np.ndarray
 class Time(Feature):
     """Parts of a time as categories, and the age since another time as a number.
 
-    The raw column holds seconds since the epoch, or timestamps of a frame or an Arrow table. Parts are in UTC plus
+    The raw column holds seconds since the epoch, timestamps of a frame or an Arrow table, or text as "2024-05-01 09:30"
+    (ISO 8601; UTC where it names no zone). Parts are in UTC plus
     `offset`.
 
     Args:
@@ -265,7 +266,7 @@ class Time(Feature):
     def raw(self) -> dict[str, Column]:
         """Return the raw columns that are read."""
         names = [self.source, *([] if self.since is None else [self.since])]
-        return {name: number_column(self.required and name == self.source) for name in names}
+        return {name: time_column(self.required and name == self.source) for name in names}
 
     def outputs(self) -> list[Output]:
         """Return the id of each part, and the age."""

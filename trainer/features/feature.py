@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
@@ -153,6 +153,11 @@ class Feature:
 def number_column(required: bool) -> Column:
     """Return a raw column of numbers; missing is NaN unless `required`."""
     return Column(np.float64, default=None if required else float("nan"), allow_nan=not required, coerce=True)
+
+
+def time_column(required: bool) -> Column:
+    """Return a raw column of times, in seconds since the epoch or as text; missing is NaN unless `required`."""
+    return replace(number_column(required), times=True)
 
 
 def text_column(required: bool) -> Column:

@@ -17,25 +17,12 @@ from ..streams.dead_letter import BadRow, DeadLetter
 from ..streams.formats.frames import is_frame
 from ..streams.sources.files import FileStream
 from .features import Features, Inputs
+from .raw_files import RawFiles
 from .raw_rows import Rows, SetAside
 
 logger = logging.getLogger(__name__)
 
 PART_ROWS = 1 << 16
-
-
-class RawFiles:
-    """A file or folder of raw rows, as the data of an experiment.
-
-    Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def __iter__(self) -> Iterator[Any]:
-        raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
 
 def is_raw(data: Any) -> bool:
@@ -59,7 +46,9 @@ def rows_of(features: Features, data: Any, *, labelled: bool = True, aside: SetA
         DataError: no such file, nothing that has rows, or a required column is absent.
     """
     aside = SetAside() if aside is None else aside
-    data = data.path if isinstance(data, RawFiles) else data
+    keep = None
+    if isinstance(data, RawFiles):
+        data, keep = data.path, data.rows_kept(features)
     if not isinstance(data, str | Path):
         rows = features.read(data, labelled=labelled)
         aside.add(rows, 0)
@@ -73,7 +62,8 @@ def rows_of(features: Features, data: Any, *, labelled: bool = True, aside: SetA
         while not stream.exhausted:
             batch = stream.poll(PART_ROWS, 1.0)
             if batch is not None:
-                yield Rows(batch.columns, batch.rows)
+                rows = Rows(batch.columns, batch.rows)
+                yield rows if keep is None else keep(rows)
 
 
 def inputs_of(features: Features, data: Any, *, fit: bool = False, labelled: bool = True) -> Any:
@@ -97,6 +87,7 @@ def inputs_of(features: Features, data: Any, *, fit: bool = False, labelled: boo
         and all(map(is_raw, data.values()))
     ):
         return {name: inputs_of(features, part, fit=fit, labelled=labelled) for name, part in data.items()}
+    labelled = labelled or (isinstance(data, RawFiles) and data.part is not None)  # parts are of labelled rows
     if fit and not features.is_fitted:
         features.fit(data)
     aside = SetAside()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did
 from ..state import Stateful
 from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
-from .feature import Feature, Kind, Output, RawColumns, number_column, text_column
+from .feature import Feature, Kind, Output, RawColumns, text_column, time_column
 from .raw_rows import Rows, raw_values
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Features(Stateful):
         label: name of the label column, or of several.
         weight: name of the column of loss weights, or None.
         group: name of the column that ranking metrics group rows by, or None.
-        event_time: name of the column with the time of an event, in seconds since the epoch, or None.
+        event_time: name of the column with the time of an event, in seconds since the epoch or as text, or None.
         label_dtype: "float32", or "int32" for class numbers.
 
     Raises:
@@ -84,7 +85,8 @@ class Features(Stateful):
                         f"feature {feature.name!r} reads column {name!r} as {column.dtype} {list(column.shape)}; "
                         f"another feature reads it as {other.dtype} {list(other.shape)}"
                     )
-                columns[name] = column if column.default is None else other
+                strictest = column if column.default is None else other
+                columns[name] = replace(strictest, times=column.times or other.times)
         return columns
 
     def _schema(self) -> Schema:
@@ -96,7 +98,7 @@ class Features(Stateful):
         if self.group is not None:
             columns.setdefault(self.group, text_column(required=False))
         if self.event_time is not None:
-            columns[self.event_time] = number_column(required=True)
+            columns[self.event_time] = time_column(required=True)
         return Schema(columns, label=self.labels[0] if len(self.labels) == 1 else None, event_time=self.event_time)
 
     def of_kind(self, kind: Kind) -> list[Output]:

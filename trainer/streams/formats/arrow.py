@@ -135,6 +135,29 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
     return [MISSING if value is None else value for value in array.to_pylist()]
 
 
+def seconds(array: Any) -> Any:
+    """Return numbers, or texts that are all numbers or all times, as float64 seconds since the epoch.
+
+    Raises:
+        ArrowException: they are neither; or some have a zone and some none.
+    """
+    pyarrow = require()
+    if not pyarrow.types.is_string(array.type):
+        return array
+    import pyarrow.compute as compute
+
+    array = compute.if_else(compute.equal(array, ""), None, array)
+    try:
+        return array.cast(pyarrow.float64())
+    except pyarrow.ArrowException:
+        pass
+    try:
+        times = array.cast(pyarrow.timestamp("us"))
+    except pyarrow.ArrowException:
+        times = array.cast(pyarrow.timestamp("us", "UTC"))
+    return compute.divide(times.cast(pyarrow.int64()).cast(pyarrow.float64()), 1e6)
+
+
 def _filled(array: Any, column: Column) -> Any:
     """Return the array with the column's default in place of nulls, as far as Arrow can fill it in."""
     pyarrow = require()

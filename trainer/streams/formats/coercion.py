@@ -6,6 +6,7 @@ A JSON number, an integer column of a frame and a CSV cell give the same text; a
 from __future__ import annotations
 
 import datetime
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,8 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values
         return [missing if is_missing(row) else _row(row, column, text) for row in values]
+    if column.times:
+        values = _read_times(values, text)
     if text and column.dtype.kind != "U":
         filler = str(missing)
         blank = column.default is not None
@@ -114,6 +117,37 @@ def times_in_seconds(values: np.ndarray) -> np.ndarray:
     """Return datetime64 as seconds since the epoch, float64; NaT is NaN."""
     seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
     return np.where(np.isnat(values), np.nan, seconds)
+
+
+def _read_times(values: Any, text: bool) -> Any:
+    """Return values with texts that are times as seconds since the epoch, or with `text` as text that spells them."""
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
+        return values
+    parsed: dict[str, Any] = {}
+    for value in values:
+        if isinstance(value, str) and value not in parsed:
+            seconds = seconds_of(value)
+            parsed[value] = value if seconds is None else repr(seconds) if text else seconds
+    return [parsed[value] if isinstance(value, str) else value for value in values]
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a date or time of ISO 8601, in UTC unless it says otherwise, as seconds since the epoch; else None."""
+    if not _DATE.match(text):
+        return None
+    try:
+        text = _FRACTION.sub(lambda digits: digits[0][:7].ljust(7, "0"), text.strip())  # Python 3.10 takes 3 or 6
+        time = datetime.datetime.fromisoformat(_ZULU.sub("+00:00", text))
+    except ValueError:
+        return None
+    zone = time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)
+    return (zone - _EPOCH) // datetime.timedelta(microseconds=1) / 1e6
+
+
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_ZULU = re.compile("[zZ]$")
+_FRACTION = re.compile(r"\.\d+")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 def _as_text(value: Any, missing: Any) -> Any:

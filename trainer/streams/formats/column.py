@@ -37,6 +37,8 @@ class Column:
             network; see `trainer.data.ragged.Ragged`.
         coerce: take numbers as text, text that spells numbers, times as seconds, and None or NaN as a missing value;
             an empty text is missing.
+        times: with `coerce`, in a float column: take text as a time too, "2024-05-01", "2024-05-01 09:30:00" or ISO 8601
+            with a zone (UTC without one), as seconds since the epoch.
 
     Raises:
         ConfigurationError: a dtype that is not one of those, a shape that is not one, or an unusable default.
@@ -52,6 +54,7 @@ class Column:
     max_length: int | None = None
     per_octave: int = 1
     coerce: bool = False
+    times: bool = False
 
     def __post_init__(self) -> None:
         try:

@@ -89,7 +89,10 @@ def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delim
     cells, expected = _cells_of(fields, names, between, within)
     listed = any(column.shape for column in fields.values())
     types = {
-        cell: _type_of(fields[name], listed=False) for name, own in cells.items() for cell in own if name in fields
+        cell: pa.string() if fields[name].times else _type_of(fields[name], listed=False)
+        for name, own in cells.items()
+        for cell in own
+        if name in fields
     }
     columns = [cell for own in cells.values() for cell in own]
     parsing = pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, escape_char=False, ignore_empty_lines=True)
@@ -248,6 +251,8 @@ def _array(chunked: Any, column: Column, rows: int) -> Any:
     array = chunked.combine_chunks()
     if len(array) != rows:
         raise UnusualError
+    if column.times:
+        array = arrow.seconds(array)
     if array.null_count and column.default is not None and not column.shape:
         array = array.fill_null(column.default)
     if array.null_count:
