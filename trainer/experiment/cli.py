@@ -209,7 +209,7 @@ def _load(source: Path, given: argparse.Namespace) -> Any:
 
 
 def _project(source: Path) -> Any:
-    from .loader import project_paths
+    from .rundir import project_paths
 
     return project_paths(source)
 

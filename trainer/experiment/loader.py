@@ -6,9 +6,8 @@ imported, because only the real signatures tell which arguments are right.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from . import rundir
 from .declared import FEATURES_KEYS, feature_problems, is_path_of_rows
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec, to_plain
 from .problems import ConfigErrors, Place, Problem, show
-from .resolve import UnresolvedError, has_reference, import_paths, is_dotted, resolve, wrong_reference
+from .resolve import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
 from .sections import (
     known_metrics,
     metric_known,
@@ -54,23 +53,12 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
         path = path / "config.yaml"
     root, problems = apply_overrides(read_tree(path), overrides)
     reader = _Reader(problems)
-    with project_paths(path):
+    with rundir.project_paths(path):
         config = reader.read(root, path, overrides)
     if reader.problems or config is None:
         raise ConfigErrors(reader.problems)
     remember_credentials({name: to_plain(getattr(config, name)) for name in SECTIONS})
     return config
-
-
-@contextlib.contextmanager
-def project_paths(path: Path | None) -> Iterator[None]:
-    """Make the working directory and the folders above the configuration importable for the length of the block."""
-    above: list[Path] = []
-    for config in () if path is None else (path, rundir.origin(path)):
-        if config is not None:
-            above += [config.absolute(), *list(config.absolute().parents)[:2]]
-    with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
-        yield
 
 
 class _Reader:

@@ -22,7 +22,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .experiment_config import ExperimentConfig
 from .problems import Place, Problem
+from .resolve import import_paths
 from .tree import dump, masked, read_tree
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
@@ -116,6 +117,17 @@ def origin(path: Path) -> Path | None:
         return Path(config) if path.name == CONFIG or path.is_dir() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@contextlib.contextmanager
+def project_paths(path: Path | None) -> Iterator[None]:
+    """Make the working directory and the folders above the configuration importable for the length of the block."""
+    above: list[Path] = []
+    for config in () if path is None else (path, origin(path)):
+        if config is not None:
+            above += [config.absolute(), *list(config.absolute().parents)[:2]]
+    with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
+        yield
 
 
 def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, DataError
+from ..errors import DataError
 from ..streams.base import Stream
 from ..streams.batch import Batch
 from ..streams.dead_letter import BadRow, DeadLetter

@@ -37,7 +37,7 @@ class Column:
             network; see `trainer.data.ragged.Ragged`.
         coerce: take numbers as text, text that spells numbers, times as seconds, and None or NaN as a missing value;
             an empty text is missing.
-        times: with `coerce`, in a float column: take text as a time too, "2024-05-01", "2024-05-01 09:30:00" or ISO 8601
+        times: with `coerce`, in a float column: take text as a time too, "2024-05-01", "2024-05-01 09:30" or ISO 8601
             with a zone (UTC without one), as seconds since the epoch.
 
     Raises:
