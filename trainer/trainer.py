@@ -29,7 +29,7 @@ from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.multi_task import MultiTaskLoss
 from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
-from .metrics.tasks import task_activations, task_metrics
+from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training

@@ -17,8 +17,8 @@ import numpy as np
 from callbacks import History
 
 from ..metrics.predictions import Meaning
+from ..metrics.registry import task_metrics
 from ..metrics.regression import Mae
-from ..metrics.tasks import task_metrics
 from ..trainer import Trainer
 from . import verbs
 

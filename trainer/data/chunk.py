@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from .as_columns import Columns, common_dtype
+from .as_columns import ColumnOrder, Columns, common_dtype
 from .batch_sizes import RowFilling
-from .column_order import ColumnOrder
 from .position import Position
 from .ragged import ListTypes
 from .source import Item

@@ -21,10 +21,9 @@ from .batch_sizes import BatchShapes, padded, row_weights
 from .chunk import Chunk, FeedOptions, newest_event_time, stack
 from .column_checks import rows_instead_of_batches
 from .position import Position
-from .prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from .ragged import RaggedColumns
 from .source import Item, Source
-from .waiting import DATA_WAIT, WaitClock
+from .waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch, WaitClock
 
 logger = logging.getLogger(__name__)
 

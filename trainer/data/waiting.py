@@ -1,10 +1,12 @@
-"""Waiting for data: how long it takes, and how a signal interrupts the main thread meanwhile."""
+"""Waiting for data: chunks read ahead on a thread, how long the wait is, and how a signal interrupts it."""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -100,3 +102,110 @@ class DataWait:
 
 
 DATA_WAIT = DataWait()
+
+
+MIN_QUEUED = 2
+MAX_QUEUED = 32
+ENOUGH_BYTES = 1 << 18
+JOIN_SECONDS = 5.0
+_END = object()
+
+
+class Prefetch:
+    """Runs an iterator on one daemon thread, ahead of its consumer.
+
+    The thread rests once `least` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
+    them are gone: with a wake-up at every chunk the threads of a small step would spend their time on waking each
+    other.
+
+    Args:
+        chunks: the iterator, of values with `nbytes`.
+        most: chunks that may wait.
+        least: chunks that may wait however large they are.
+    """
+
+    def __init__(self, chunks: Iterator[Any], most: int = MAX_QUEUED, *, least: int = MIN_QUEUED) -> None:
+        self._chunks = chunks
+        self._least, self._most = max(least, MIN_QUEUED), max(least, most)
+        self._ready: deque[tuple[Any, int]] = deque()
+        self._changed = threading.Condition()
+        # One side writes each of these, so that taking a chunk that is ready needs no lock.
+        self._bytes_put = self._bytes_taken = 0
+        self._full_at = 0
+        self._consumer_waits = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for chunk in self._chunks:
+                if not self._put(chunk, chunk.nbytes):
+                    return
+            self._put(_END)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, value: Any, size: int = 0) -> bool:
+        with self._changed:
+            while not self._stopped and self._full():
+                self._full_at = len(self._ready)
+                self._changed.wait()
+            if self._stopped:
+                return False
+            self._bytes_put += size
+            self._ready.append((value, size))
+            if self._consumer_waits:
+                self._changed.notify_all()
+        return True
+
+    def _full(self) -> bool:
+        waiting = len(self._ready)
+        return waiting >= self._least and (waiting >= self._most or self._bytes_put - self._bytes_taken >= ENOUGH_BYTES)
+
+    @property
+    def depth(self) -> int:
+        """Chunks that are ready and waiting."""
+        return len(self._ready)
+
+    def get(self, timeout: float) -> Any:
+        """Return the next chunk, or None at the end; raise what the thread raised.
+
+        Raises:
+            queue.Empty: none came within `timeout` seconds.
+        """
+        if not self._ready:
+            self._wait(timeout)
+        value, size = self._ready.popleft()
+        if value is _END:
+            return None
+        if isinstance(value, BaseException):
+            raise value
+        self._bytes_taken += size
+        if self._full_at and 2 * len(self._ready) <= self._full_at:
+            with self._changed:
+                self._full_at = 0
+                self._changed.notify_all()
+        return value
+
+    def _wait(self, timeout: float) -> None:
+        with self._changed:
+            self._full_at = 0
+            self._changed.notify_all()
+            self._consumer_waits = True
+            try:
+                if not self._changed.wait_for(lambda: self._ready, timeout):
+                    raise queue.Empty
+            finally:
+                self._consumer_waits = False
+
+    def stop(self, seconds: float | None = None) -> bool:
+        """Stop the thread, wait `seconds` for it (None: `JOIN_SECONDS`), and return whether it has ended.
+
+        A thread that is blocked in the source is left behind; it is a daemon.
+        """
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join(timeout=JOIN_SECONDS if seconds is None else seconds)
+        return not self._thread.is_alive()

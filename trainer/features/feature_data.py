@@ -12,9 +12,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..streams.base import Stream
-from ..streams.batch import Batch
+from ..streams.batch import Batch, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
-from ..streams.formats.frames import is_frame
 from ..streams.sources.files import FileStream
 from .features import Features, Inputs
 from .raw_files import RawFiles

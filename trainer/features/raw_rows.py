@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..streams.batch import Span
+from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
 from ..streams.formats.column import Column
-from ..streams.formats.frames import columns_of, is_frame
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 

@@ -10,8 +10,7 @@ import mindspore.train as ms_train
 import numpy as np
 
 from ..checks import refuse, whole
-from .predictions import Meaning
-from .rows import group_column, joined_states, row_weights, split_states, to_numpy
+from .predictions import Meaning, group_column, joined_states, row_weights, split_states, to_numpy
 from .window_metric import Direction, RowMetric, WindowMetric
 
 OTHER = "other"

@@ -16,8 +16,16 @@ from ..checks import whole
 from ..errors import DataError
 from .binary_counts import AucCounts, BinarySums, Counts, JointCounts
 from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS
-from .predictions import activate, binary_scores, check_link, hard_labels
-from .rows import joined_states, row_weights, split_states, to_numpy
+from .predictions import (
+    activate,
+    binary_scores,
+    check_link,
+    hard_labels,
+    joined_states,
+    row_weights,
+    split_states,
+    to_numpy,
+)
 from .window_metric import RowMetric
 
 BUCKETS = 4_096  # of the AUC in windows, which keep three horizons

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..checks import number
 from .histogram import RowBuffer, ScoreHistogram
-from .predictions import check_link, outside_unit
-from .rows import joined_states, split_states
+from .predictions import check_link, joined_states, outside_unit, split_states
 
 
 class Counts(Protocol):

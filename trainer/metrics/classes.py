@@ -8,8 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from .binary import BinarySumMetric
-from .predictions import binary_scores, check_link, hard_labels
-from .rows import joined_states, row_weights, split_states, to_numpy
+from .predictions import binary_scores, check_link, hard_labels, joined_states, row_weights, split_states, to_numpy
 from .window_metric import SumMetric
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
-from .rows import to_numpy
+from .predictions import to_numpy
 
 
 class WeightedMean:

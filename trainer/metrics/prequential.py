@@ -18,7 +18,7 @@ from ..checks import number
 from ..errors import ConfigurationError, DataError
 from .adapters import BySlice, WindowOnly, direction_of
 from .histogram import RowBuffer
-from .rows import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
+from .predictions import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
 from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..checks import refuse, whole
 from ..errors import DataError
-from .predictions import binary_scores, hard_labels
-from .rows import group_column, row_weights
+from .predictions import binary_scores, group_column, hard_labels, row_weights
 from .window_metric import RowMetric
 
 DEFAULT_CAPACITY = 1_000_000

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .rows import row_weights, to_numpy
+from .predictions import row_weights, to_numpy
 from .window_metric import SumMetric
 
 

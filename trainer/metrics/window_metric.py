@@ -16,8 +16,7 @@ import numpy as np
 from mindspore.train import Metric
 
 from ..errors import DataError
-from .predictions import Meaning, activate
-from .rows import to_numpy
+from .predictions import Meaning, activate, to_numpy
 
 Direction = bool | None
 

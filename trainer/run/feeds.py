@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from callbacks import Callback
 
 from ..data import column_checks
-from ..data.as_columns import describe_non_finite
+from ..data.as_columns import ColumnOrder, describe_non_finite
 from ..data.chunk import FeedOptions
-from ..data.column_order import ColumnOrder
 from ..data.feed import Feed
 from ..data.finite.shards import make_shard
 from ..data.finite.sources import ArraySource, PipelineSource
@@ -116,7 +115,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     if trainer.tables is not None:
         feed.options.transform = trainer.tables
         if trainer.group.size > 1:
-            from ..data.union_tables import UnionTables
+            from ..data.table_feed import UnionTables
 
             feed.options.transform = UnionTables(trainer.tables, trainer.group)
     return feed

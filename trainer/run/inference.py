@@ -17,7 +17,7 @@ from ..distributed.dense_state import average_statistics
 from ..errors import DataError
 from ..metrics.loss import Loss
 from ..state import Phase
-from ..streams.formats.frames import is_frame
+from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
 from .feeds import inference_feed, read_tables

@@ -20,8 +20,7 @@ from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets,
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
 from ..metrics.prequential import PrequentialMetrics
-from ..metrics.registry import clear_metrics, group_of
-from ..metrics.tasks import of_task
+from ..metrics.registry import clear_metrics, group_of, of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs

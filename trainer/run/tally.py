@@ -12,8 +12,7 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.defaults import expect, meaning_of
 from ..metrics.loss import WeightedMean
 from ..metrics.predictions import Activation
-from ..metrics.registry import clear_metrics, group_of, read_metrics, update_metrics
-from ..metrics.tasks import of_task
+from ..metrics.registry import clear_metrics, group_of, of_task, read_metrics, update_metrics
 
 
 class Tally:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .sources.kafka import KafkaStream
     from .sources.redis import RedisStream
     from .sources.replay import ReplayStream
-    from .sources.segment_checksum import write_checksum
+    from .sources.segment import write_checksum
 
 __all__ = [
     "Batch",
@@ -64,6 +64,6 @@ __getattr__, __dir__ = lazy_names(
         "Retry": ".retry",
         "Column": ".formats.schema",
         "Schema": ".formats.schema",
-        "write_checksum": ".sources.segment_checksum",
+        "write_checksum": ".sources.segment",
     },
 )

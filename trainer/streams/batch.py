@@ -203,3 +203,13 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
                 f"{did_you_mean(name, known)}: it is another stream's"
             )
     return {name: Cursor.of(value) for name, value in position.items() if not name.startswith("@")}
+
+
+def is_frame(data: Any) -> bool:
+    """Return whether `data` is a table of named columns: a pandas or polars frame, or an Arrow table."""
+    return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
+
+
+def columns_of(frame: Any) -> dict[str, Any]:
+    """Return the columns of a frame by name."""
+    return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}

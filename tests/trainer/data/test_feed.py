@@ -14,9 +14,8 @@ from trainer.data.chunk import ChunkTransform, FeedOptions
 from trainer.data.feed import Feed, to_tensor
 from trainer.data.finite.datasets import make_source
 from trainer.data.position import Position
-from trainer.data.prefetch import MAX_QUEUED, MIN_QUEUED, Prefetch
 from trainer.data.streaming.stream_source import StreamSource
-from trainer.data.waiting import DATA_WAIT
+from trainer.data.waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch
 from trainer.errors import DataError
 from trainer.streams import ReplayStream
 
@@ -296,7 +295,7 @@ class TestPrefetch:
         assert [content(chunk) for chunk in chunks(source, 3)] == [[0, 1, 2], [3, 4, 5]]
 
     def test_waiting_ends_when_somebody_asks_to_stop(self, monkeypatch):
-        monkeypatch.setattr("trainer.data.prefetch.JOIN_SECONDS", 0.1)
+        monkeypatch.setattr("trainer.data.waiting.JOIN_SECONDS", 0.1)
         release = threading.Event()
 
         def source():

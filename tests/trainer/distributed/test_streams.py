@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.trainer.distributed import stream_program
 from trainer import checkpoint
-from trainer.streams.sources.lanes import lane_of
+from trainer.streams.sources.folder_segments import lane_of
 
 ROWS = sum(stream_program.SEGMENTS)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import ConfigurationError, DataError
-from ...streams.formats.frames import columns_of, is_frame
+from ...mindspore_internals.pipelines import is_known, reshuffled
+from ...streams.batch import columns_of, is_frame
 from ..source import ReadMode, Source
 from .sources import ArraySource, IterableSource, PipelineSource
-from .wrapped_arrays import wrapped_arrays
 
 
 def make_source(
@@ -66,3 +68,87 @@ def is_arrays(data: Any) -> bool:
     else:
         return False
     return bool(values) and all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in values)
+
+
+class WrappedArrays(ArraySource):
+    """`NumpySlicesDataset(arrays).batch(n)` read as its arrays: the pipeline's batches and positions, but faster.
+
+    Args:
+        dataset: the pipeline.
+        columns: name -> array.
+        batch_size: rows per batch.
+        seed: the trainer's, by which a pipeline is shuffled.
+        shuffle: whether it is.
+        read_mode: how several processes read the rows.
+    """
+
+    def __init__(
+        self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool, read_mode: ReadMode
+    ) -> None:
+        batch_size = dataset.batch_size
+        super().__init__(columns, batch_size, shuffle=shuffle, seed=seed, read_mode=read_mode)
+        self.dataset = dataset
+        self._all_rows = self.rows
+        self._epoch, self._order = -1, np.arange(self.rows)
+        if dataset.drop_remainder:
+            self.rows -= self.rows % batch_size
+            self.size = self.rows // batch_size
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Return the numbers of the rows in the order in which the pipeline would read them in `epoch`."""
+        if not self.shuffle:
+            return None
+        if epoch < self._epoch:
+            self._epoch, self._order = -1, np.arange(self._all_rows)
+        while self._epoch < epoch:
+            self._epoch += 1
+            self._order = reshuffled(self._order, self.seed + self._epoch)
+        return self._order
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `PipelineSource` does, so that positions in snapshots mean the same."""
+        return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
+
+
+def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArrays | None:
+    """Return the source for a pipeline that only shuffles arrays and cuts batches; None for any other."""
+    if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
+        return None
+    inner = dataset.children[0]
+    if type(inner).__name__ != "NumpySlicesDataset" or _changes_batches(dataset) or _chooses_rows(inner):
+        return None
+    names = dataset.get_col_names()
+    columns = [_as_array(column) for column in inner.source.data]
+    if len(names) != len(columns) or any(column is None for column in columns):
+        return None
+    rows, batch_size = len(columns[0]), dataset.batch_size
+    shuffle = type(inner.sampler).__name__ == "RandomSampler"
+    if rows < (batch_size if dataset.drop_remainder else 1) or (shuffle and not is_known()):
+        return None
+    arrays = dict(zip(names, columns, strict=True))
+    return WrappedArrays(dataset, arrays, seed, shuffle, read_mode)
+
+
+def _changes_batches(dataset: Any) -> bool:
+    return any(getattr(dataset, name, None) for name in ("per_batch_map", "batch_size_func", "cache", "output_columns"))
+
+
+def _chooses_rows(inner: Any) -> bool:
+    sampler = inner.sampler
+    options = [inner.num_samples, inner.cache, inner.has_batch_sampler, inner.collate_fn, inner.column_types]
+    options += [getattr(sampler, "child_sampler", None), sampler.num_samples, inner.num_shards not in (None, 1)]
+    if type(sampler).__name__ == "RandomSampler":
+        return any(options) or sampler.replacement or not sampler.reshuffle_each_epoch
+    return any(options) or type(sampler).__name__ != "SequentialSampler" or bool(sampler.start_index)
+
+
+def _as_array(column: Sequence[Any] | np.ndarray) -> np.ndarray | None:
+    """Return a column as one array if its rows are NumPy's; a dict's columns have become lists of rows."""
+    if not isinstance(column, np.ndarray):
+        if not len(column) or not isinstance(column[0], np.ndarray | np.generic):
+            return None
+        shape, dtype = column[0].shape, column[0].dtype
+        if any(row.shape != shape or row.dtype != dtype for row in column):
+            return None
+        column = np.asarray(column)
+    return column if column.dtype.kind in "biuf" else None

@@ -28,10 +28,9 @@ from ...streams import Stream
 from ..as_columns import Columns
 from ..finite.shards import EveryNth
 from ..position import Position
-from ..prefetch import Prefetch
 from ..ragged import Ragged
 from ..source import Item, ReadMode, Source
-from ..waiting import DATA_WAIT, Interrupted
+from ..waiting import DATA_WAIT, Interrupted, Prefetch
 from .agreed_lists import AgreedLists, made_up
 from .stream_source import POLL_SECONDS, StreamSource, SummedSource
 

@@ -3,7 +3,7 @@
 pyarrow stops where a length says so, and a wrong length may end the data early. Here rows are counted by the metadata
 of the messages, so that missing ones are noticed: a message must end where its buffers end, nothing may follow the
 end-of-stream mark, and a footer must list as many record batches as there are. Changed values are not noticed; a
-checksum beside the file finds these (`trainer.streams.sources.segment_checksum`).
+checksum beside the file finds these (`trainer.streams.sources.segment`).
 
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """

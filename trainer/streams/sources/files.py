@@ -18,9 +18,8 @@ from ..formats.decode import Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, Reader, TableReader, TextReader
 from ..retry import Retry
-from .lanes import LANES, PARTITION, Lanes, is_laned, lane_of
+from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, is_laned, kind_of, lane_of
 from .segment import OpenSegment, Progress
-from .segment_names import SegmentNames, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,8 @@ class FileStream(BufferedStream):
     A segment ``NAME`` with a file ``NAME.sha256`` beside it (`trainer.streams.write_checksum`) is compared with that
     checksum before its first row is read, and again at a resume; one that does not match raises StreamError.
 
-    Several processes share a folder segment by segment (`streams.sources.lanes`): consecutive numbers in the names go
-    to them in turn. A position then has one partition ``files:<lane>`` for every lane begun.
+    Several processes share a folder segment by segment (`streams.sources.folder_segments`): consecutive numbers in the
+    names go to them in turn. A position then has one partition ``files:<lane>`` for every lane begun.
 
     Args:
         path: the folder, or a single file.

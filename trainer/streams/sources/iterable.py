@@ -16,9 +16,8 @@ import numpy as np
 from ...checks import choice
 from ...errors import ConfigurationError, DataError, StreamError
 from ..base import BufferedStream, Sharing
-from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
-from ..formats.frames import columns_of, is_frame
 from ..formats.ragged_column import Ragged, rows_of
 
 logger = logging.getLogger(__name__)

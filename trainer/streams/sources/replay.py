@@ -13,9 +13,8 @@ import numpy as np
 from ...checks import number, whole
 from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
 from ..base import Sharing, Stream
-from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
-from ..formats.frames import columns_of, is_frame
 from ..formats.ragged_column import rows_of
 
 PARTITION = "table"
