@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import os
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -12,6 +16,8 @@ from trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
+
+SEPARATOR = ", "
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -88,3 +94,67 @@ def gauges(trainer: Trainer) -> dict[str, float]:
     values |= state.task_losses
     values |= {name: value for name, value in (state.window or {}).items() if isinstance(value, int | float)}
     return values
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Return the width of the terminal behind `stream`, in columns; 80 where it has none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):  # a StringIO, a closed file
+        return shutil.get_terminal_size((80, 24)).columns
+
+
+def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
+    """Join the parts that fit into `columns`, in the order given.
+
+    Args:
+        parts: (rank, text) of each part. Rank 0 is the most important; the first part of that rank always stays.
+        columns: columns there are.
+    """
+    kept: list[int] = []
+    used = 0
+    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
+        width = len(parts[index][1]) + (len(SEPARATOR) if kept else 0)
+        if not parts[index][1]:
+            continue
+        if not kept or used + width <= columns:
+            kept.append(index)
+            used += width
+    return SEPARATOR.join(parts[index][1] for index in sorted(kept))
+
+
+def monitored_metric(trainer: Trainer) -> str | None:
+    """Return the metric that a callback of the run monitors, or None; the bar shows it at any width."""
+    return next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel, whose cells show HTML."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running is not None and hasattr(running, "kernel")
+
+
+class Panel:
+    """A progress bar with a line of text below a notebook's cell, redrawn in place.
+
+    `tqdm.notebook` needs ipywidgets and leaves one bar per epoch; IPython's display handles work in every front end.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, title: str, text: str, share: float | None) -> None:
+        """Show the bar at `share` (0 to 1, None for work without an end) with `title` before and `text` after it."""
+        from IPython.display import display
+
+        bar = "" if share is None else f'<progress value="{share:.4f}" max="1" style="width:16em"></progress> '
+        markup = (
+            '<div style="font-family:monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis">'
+            f"{html.escape(title)} {bar}{html.escape(text)}</div>"
+        )
+        bundle = {"text/html": markup, "text/plain": f"{title} {text}"}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trainer.checks import number
 
 from .callback import Callback
-from .output import format_metrics, say
+from .output import Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 LEAST_SHOWN_WAIT = 0.1
+LEAST_BAR = 4  # columns
+NOTEBOOK_COLUMNS = 120
+LEAST_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
 # Of a window's metrics, those that say most in one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
 
 class ProgressBar(Callback):
-    """Shows epoch, steps, loss and samples per second; online the window's metrics (AUC, lag) instead of epochs.
+    """Shows epoch, loss, samples per second and metrics; online the window's metrics (AUC, lag) instead of epochs.
+
+    Where the line is too narrow for all of it, the metric that a callback monitors stays, else the first metric.
 
     Where the output is not a terminal it prints one line per epoch, and for a stream one line per `line_seconds`
     at most. Between two refreshes nothing is copied from the device.
@@ -51,12 +58,14 @@ class ProgressBar(Callback):
         self.line_seconds = number("ProgressBar(line_seconds=...)", line_seconds, least=0.0)
         self.file, self.terminal = file, terminal
         self._bar: Any = None
+        self._panel: Panel | None = None
         self._running = self._validated = False
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Find out where to write; a run may begin in the middle of an epoch."""
         # Looked up now, not at import: the standard streams may have been redirected since.
         self._stream = self.file or sys.stderr
+        self._panel = Panel() if self.file is None and self.terminal is None and in_notebook() else None
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
         self._next_refresh = self._next_line = 0.0
@@ -76,7 +85,7 @@ class ProgressBar(Callback):
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Refresh when due."""
         now = time.monotonic()
-        if self._on_terminal and now >= self._next_refresh:
+        if (self._on_terminal or self._panel) and now >= self._next_refresh:
             self._next_refresh = now + self.refresh_seconds
             self._draw(trainer, {"loss": trainer.state.outputs.loss})
 
@@ -93,7 +102,7 @@ class ProgressBar(Callback):
     def on_window_end(self, trainer: Trainer) -> None:
         """Without a terminal, print a line when enough time has passed since the last."""
         now = time.monotonic()
-        if not self._on_terminal and now >= self._next_line:
+        if not self._on_terminal and self._panel is None and now >= self._next_line:
             self._next_line = now + self.line_seconds
             self._line(trainer)
 
@@ -106,40 +115,53 @@ class ProgressBar(Callback):
         if self._bar is not None or trainer.state.progress.global_step > self._steps:
             self._close(trainer)
         if trainer.state.stop_reason is not None and trainer.state.stop_reason.kind != "limit":
-            say(f"stopped: {trainer.state.stop_reason}", self._stream)
+            self._say_stopped(trainer)
 
     def teardown(self, trainer: Trainer) -> None:
         """Leave the terminal in order, whatever happened."""
         self._running = False
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._close_bar()
+
+    def _say_stopped(self, trainer: Trainer) -> None:
+        reason = f"stopped: {trainer.state.stop_reason}"
+        if self._panel is None:
+            say(reason, self._stream)
+        else:
+            self._panel.draw(self._title(trainer), reason, None)
 
     def _close(self, trainer: Trainer) -> None:
         loss = trainer.state.train_loss
-        if not self._on_terminal:
+        if not self._on_terminal and self._panel is None:
             self._line(trainer)
         else:
             outputs = trainer.state.outputs
             if loss is None and outputs is not None:
                 loss = outputs.loss
             self._draw(trainer, {} if loss is None else {"loss": loss})
-            self._bar.close()
-            self._bar = None
+            self._close_bar()
         self._start(trainer, 0)
 
-    def _numbers(self, trainer: Trainer, loss: dict[str, float]) -> str:
+    def _close_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+
+    def _parts(self, trainer: Trainer, loss: dict[str, float]) -> list[tuple[int, str]]:
+        """Return what there is to show with its rank, 0 for what is shown at any width."""
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._began, 1e-9)
         # the state holds the results of an earlier run, or of `evaluate`, until this one has its own
         values = trainer.state.metrics if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
             rate = window.get("rows_per_second", rate)  # of the newest window: a mean since the start hides a stall
-            values = {name: window[name] for name in _SHOWN if name in window and window[name] == window[name]}
+            values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
+        parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
         waited = trainer.state.data_wait or 0.0
-        waiting = f"{waited:.0%} waiting for data" if waited >= LEAST_SHOWN_WAIT else ""
-        shown = [format_metrics(loss), f"{rate:,.0f} samples/s", waiting, format_metrics(values)]
-        return ", ".join(filter(None, shown))
+        if waited >= LEAST_SHOWN_WAIT:
+            parts.append((4, f"{waited:.0%} waiting for data"))
+        main = _main_metric(monitored_metric(trainer), values)
+        parts += [(0 if name == main else 3, format_metrics({name: value})) for name, value in values.items()]
+        return [(rank, text) for rank, text in parts if text]
 
     def _title(self, trainer: Trainer) -> str:
         if self._online:
@@ -149,23 +171,63 @@ class ProgressBar(Callback):
         return f"epoch {self._epoch}/{total}" if total else f"epoch {self._epoch}"
 
     def _draw(self, trainer: Trainer, loss: dict[str, float]) -> None:
+        done = trainer.state.progress.global_step - self._first_step
+        total = None if self._online else trainer.state.total_steps
+        title, parts = self._title(trainer), self._parts(trainer, loss)
+        if total is None:
+            parts.insert(0, (1, f"{done:,} steps"))
+        else:
+            parts.insert(0, (4, f"{done:,}/{total:,} steps"))
+            parts.append((5, self._remaining(done, total)))
+        if self._panel is not None:
+            self._panel.draw(title, fit_parts(parts, NOTEBOOK_COLUMNS), total and min(done / total, 1))
+            return
+        columns = terminal_columns(self._stream)
+        if total is None:
+            line = _escaped(f"{title}: {fit_parts(parts, columns - len(title) - 3)}")
+        else:
+            title = title if columns >= LEAST_COLUMNS_FOR_WORDS else title.removeprefix("epoch ")
+            text = fit_parts(parts, columns - len(f"{title} 100%|| ") - LEAST_BAR - 1)
+            line = f"{_escaped(title)} {min(done / total, 1):4.0%}|{{bar}}| {_escaped(text)}"
+        self._draw_bar(line, columns, done, total)
+
+    def _draw_bar(self, line: str, columns: int, done: int, total: int | None) -> None:
         if self._bar is None:
             from tqdm import tqdm
 
             class Bar(tqdm):
                 monitor_interval = 0  # no watcher thread: the loop itself refreshes
 
-            total = None if self._online else trainer.state.total_steps
-            self._bar = Bar(
-                total=total, initial=self._steps - self._first_step, unit="step", file=self._stream, dynamic_ncols=True
-            )
-        self._bar.set_description_str(self._title(trainer), refresh=False)
-        self._bar.set_postfix_str(self._numbers(trainer, loss), refresh=False)
-        self._bar.n = trainer.state.progress.global_step - self._first_step
+            initial = self._steps - self._first_step
+            self._bar = Bar(total=total, initial=initial, file=self._stream, ncols=columns, bar_format=line)
+        self._bar.ncols, self._bar.bar_format, self._bar.n = columns, line, done
         self._bar.refresh()
+
+    def _remaining(self, done: int, total: int) -> str:
+        """Return the time that the rest of the epoch takes at the mean rate so far."""
+        from tqdm import tqdm
+
+        done_here = done - (self._steps - self._first_step)
+        if done_here <= 0 or done >= total:
+            return ""
+        return f"{tqdm.format_interval((time.monotonic() - self._began) / done_here * (total - done))} left"
 
     def _line(self, trainer: Trainer) -> None:
         loss = trainer.state.train_loss
         steps = trainer.state.progress.global_step - self._first_step
-        numbers = self._numbers(trainer, {} if loss is None or self._online else {"loss": loss})
+        parts = self._parts(trainer, {} if loss is None or self._online else {"loss": loss})
+        numbers = ", ".join(text for _, text in parts)
         say(f"{self._title(trainer)}: {steps} steps, {numbers}", self._stream)
+
+
+def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
+    """Return the name among `values` that is shown at any width: what is monitored, else the first metric."""
+    for name in (monitored, f"window_{monitored}"):
+        if name in values:
+            return name
+    return next((name for name in values if not name.endswith("loss")), next(iter(values), None))
+
+
+def _escaped(text: str) -> str:
+    """Return `text` for a format string of tqdm, which would take braces for fields."""
+    return text.replace("{", "{{").replace("}", "}}")
