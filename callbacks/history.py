@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
@@ -64,6 +67,21 @@ class Curve:
         self.steps, self.values = steps, values
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best value of a metric.
+
+    Attributes:
+        value: in the metric's unit.
+        step: optimizer step it was measured at.
+        snapshot: name of the snapshot of that step, or None when there is none.
+    """
+
+    value: float
+    step: int
+    snapshot: str | None = None
+
+
 class History(Callback):
     """Records the mean loss of every epoch, every validation, every online window, and a loss curve between them.
 
@@ -74,6 +92,7 @@ class History(Callback):
     Attributes:
         epoch: numbers of the epochs finished, counted from 1.
         curve: the loss of single steps (`Curve`).
+        directions: metric -> whether higher is better; None where the metric does not say.
         stop_reason: why the run ended, as text, or None while it goes on.
 
     Raises:
@@ -89,7 +108,10 @@ class History(Callback):
         self.epoch: list[int] = []
         self.curve = Curve(self.max_points)
         self.stop_reason: str | None = None
+        self.directions: dict[str, bool | None] = {}
         self._series: dict[str, Curve] = {}
+        self._best: dict[str, tuple[float, int]] = {}
+        self._snapshots: dict[int, Path] = {}
 
     @property
     def history(self) -> dict[str, list[float]]:
@@ -101,6 +123,15 @@ class History(Callback):
         """The optimizer step at which each value of `history` was taken, same keys and lengths."""
         return {name: series.steps for name, series in self._series.items()}
 
+    @property
+    def best(self) -> dict[str, Best]:
+        """The best value of every metric that says which direction is better, with its step and snapshot."""
+        return {name: Best(value, step, self._snapshot_at(step)) for name, (value, step) in self._best.items()}
+
+    def _snapshot_at(self, step: int) -> str | None:
+        path = self._snapshots.get(step)
+        return path.name if path is not None and path.is_dir() else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON-serialisable values."""
         return {
@@ -108,11 +139,19 @@ class History(Callback):
             "history": {name: list(values) for name, values in self.history.items()},
             "steps": {name: list(steps) for name, steps in self.steps.items()},
             "curve": {"steps": list(self.curve.steps), "loss": list(self.curve.values)},
+            "best": {name: vars(best) for name, best in self.best.items()},
+            "directions": dict(self.directions),
             "stop_reason": self.stop_reason,
         }
 
     def _record(self, name: str, step: int, value: float, *, bounded: bool = False) -> None:
         self._series.setdefault(name, Curve(self.max_points if bounded else None)).add(step, value)
+        higher = self.directions.get(name)
+        if higher is None or math.isnan(value):
+            return
+        best = self._best.get(name)
+        if best is None or (value > best[0] if higher else value < best[0]):
+            self._best[name] = (value, step)
 
     def setup(self, trainer: Trainer) -> None:
         """Begin a new record; a restored snapshot then puts back its own."""
@@ -121,6 +160,7 @@ class History(Callback):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count the curve's cadence from here."""
         self.stop_reason = None
+        self.directions = dict(trainer.metric_directions)
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -147,6 +187,20 @@ class History(Callback):
         for name, value in trainer.state.task_losses.items():
             self._record(name, trainer.state.progress.global_step, value)
 
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Note the snapshot of a step; it may have been written aside while later steps were trained."""
+        self._note_snapshot(trainer)
+
+    def on_load_checkpoint(self, trainer: Trainer) -> None:
+        """Note the snapshot that the run goes on from."""
+        self._note_snapshot(trainer)
+
+    def _note_snapshot(self, trainer: Trainer) -> None:
+        path = trainer.state.snapshot
+        step = "" if path is None else path.name.rpartition("_")[2]
+        if step.isdecimal():
+            self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {int(step): path}
+
     def on_train_end(self, trainer: Trainer) -> None:
         """Keep the reason of the end."""
         self.stop_reason = str(trainer.state.stop_reason) if trainer.state.stop_reason else None
@@ -161,6 +215,8 @@ class History(Callback):
             "epoch": list(self.epoch),
             "curve": self.curve.state_dict(),
             "series": {name: series.state_dict() for name, series in self._series.items()},
+            "best": {name: list(best) for name, best in self._best.items()},
+            "directions": dict(self.directions),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,3 +228,6 @@ class History(Callback):
             bounded = name != "loss" and not name.startswith("val_")
             self._series[name] = Curve(self.max_points if bounded else None)
             self._series[name].load_state_dict(series)
+        self.directions = dict(state.get("directions", {}))  # older snapshots have neither
+        best = state.get("best", {})
+        self._best = {name: (any_number("best", value), whole("step", step, 0)) for name, (value, step) in best.items()}

@@ -476,9 +476,14 @@ class Trainer:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names a callback may monitor in the run under way."""
+        return tuple(self.metric_directions)
+
+    @property
+    def metric_directions(self) -> dict[str, bool | None]:
+        """Metric -> whether higher is better, for what the run under way measures; None where a metric does not say."""
         if self.run is None:
-            return tuple(produced_metrics(self, ("",), None))
-        return tuple(produced_metrics(self, self.run.valid_sets or ("",), self.run.online))
+            return produced_metrics(self, ("",), None)
+        return produced_metrics(self, self.run.valid_sets or ("",), self.run.online)
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Put the report of a drift detector into `state.drift` and call `on_drift`."""

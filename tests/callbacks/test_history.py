@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from callbacks import Every, History
+from callbacks import Every, History, ModelCheckpoint
 from callbacks.history import Curve
 from trainer.run.loss_meter import LossMeter
 from trainer.state import StepOutputs
@@ -18,6 +18,17 @@ def test_keeps_one_loss_an_epoch_one_value_a_validation_and_a_curve_between(fit)
     assert history.curve.steps == [2, 4, 6, 8, 10, 12, 14, 16]
     assert history.stop_reason == "limit: epochs=2"
     assert json.loads(json.dumps(history.as_dict())) == history.as_dict()
+
+
+def test_the_best_value_names_its_step_and_the_snapshot_where_it_lies(fit, tmp_path):
+    history = History()
+    fit(ModelCheckpoint(tmp_path, keep_last=9), history, epochs=4)
+    values = history.history["val_auc"]
+    best = history.best["val_auc"]
+    assert best.value == max(values)
+    assert best.step == history.steps["val_auc"][values.index(max(values))]
+    assert best.snapshot == f"step_{best.step:08d}"
+    assert history.best["val_loss"].value == min(history.history["val_loss"])
 
 
 def test_a_step_without_a_due_point_copies_nothing(fit, monkeypatch):

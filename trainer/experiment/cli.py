@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|compare|models|doctor``.
+"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|runs|compare|models|doctor``.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
 by SIGINT or SIGTERM and has wound up.
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ _COMMANDS = {
     "launch": "start a command or a Python script as several processes that train together",
     "check": "tell everything that is wrong with a configuration; runs nothing",
     "show-loop": "print the training loop with the active callbacks in their places",
-    "compare": "two runs side by side: differences of configuration, final metrics",
+    "runs": "list the runs below a folder: state, best metric, time, size",
+    "compare": "runs side by side: differences of configuration, final metrics",
     "models": "list the networks of trainer.models with their papers and options",
     "doctor": "what this machine and installation are, and what stands in the way of a run",
 }
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
     _launch_arguments(made["launch"])
-    made["compare"].add_argument("runs", metavar="RUN", nargs=2, help="run folder")
+    made["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
+    made["runs"].add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
     made["doctor"].add_argument("--quick", action="store_true", help="leave out compiling and running a tiny graph")
     for subparser in made.values():
         subparser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
@@ -215,15 +217,22 @@ def _project(source: Path) -> Any:
 
 
 def _print_results(finished: Any) -> None:
-    from .compare import table
+    from .compare import number, table
 
     metrics = finished.metrics
     results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
-    rows = [[name, f"{value:.6g}" if isinstance(value, float) else str(value)] for name, value in results.items()]
-    print("\n".join(table([["result", "value"], *rows])))
+    best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
+    rows = [[name, number(value), *_best_of(best.get(name))] for name, value in results.items()]
+    print("\n".join(table([["result", "last", "best", "at step", "in snapshot"], *rows])))
     print(f"ended by {metrics['stop_reason']} after {metrics['seconds']:.1f} s")
     print(f"snapshot {metrics['snapshot'] or 'none'}")
     print(f"run folder {finished.path}")
+
+
+def _best_of(best: Mapping[str, Any] | None) -> list[str]:
+    from .compare import number
+
+    return ["", "", ""] if best is None else [number(best["value"]), str(best["step"]), best["snapshot"] or "none kept"]
 
 
 def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
@@ -297,7 +306,16 @@ def _show_loop(given: argparse.Namespace) -> int:
 def _compare(given: argparse.Namespace) -> int:
     from .compare import compare
 
+    if len(given.runs) < 2:
+        raise ConfigurationError(f"trainer compare takes two run folders or more; received {given.runs[0]!r} alone")
     print(compare(*given.runs))
+    return 0
+
+
+def _runs(given: argparse.Namespace) -> int:
+    from .compare import list_runs
+
+    print(list_runs(given.folder))
     return 0
 
 
@@ -342,6 +360,7 @@ _HANDLERS = {
     "launch": _launch,
     "check": _check,
     "show-loop": _show_loop,
+    "runs": _runs,
     "compare": _compare,
     "models": _models,
     "doctor": _doctor,

@@ -160,6 +160,7 @@ def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, 
     return {
         "command": command,
         "results": results,
+        "best": {} if trainer.history is None else trainer.history.as_dict()["best"],
         "progress": state.progress.state_dict(),
         "stop_reason": ended,
         "seconds": round(seconds, 3),

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
 from trainer.experiment.rundir import Run
 
@@ -143,6 +144,32 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
     assert "fit.epochs" in table
     assert "test_auc" in table
     assert "learning_rate" not in table
+
+
+def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monkeypatch):
+    for name, rate in (("slow", 0.001), ("fast", 0.1)):
+        sets = [f"run_dir=runs/{name}", f"optimizer.init_args.learning_rate={rate}"]
+        assert main(["fit", "configs/tumours.yaml", *(part for text in sets for part in ("--set", text))]) == 0
+    shown = capsys.readouterr().out
+    best = Run.read("runs/fast").metrics["best"]["val_auc"]
+    assert f"{best['value']:.6g}" in shown
+    assert f"step_{best['step']:08d}" in shown or "none kept" in shown
+    with claim("runs/slow", "run folder"):
+        assert main(["runs"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert list(lines)[:2] == ["runs/fast", "runs/slow"]
+    assert "running" in lines["runs/slow"]
+    assert "limit: epochs=2" in lines["runs/fast"]
+    assert f"val_auc {best['value']:.6g}" in lines["runs/fast"]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["compare", "runs/tumours", "runs/slow", "runs/fast"]) == 0
+    table = capsys.readouterr().out
+    assert max(map(len, table.splitlines())) <= 60
+    assert table.index("Configuration") < table.index("Results")
+    rate = next(line for line in table.splitlines() if line.startswith("optimizer.init_args.learning_rate"))
+    assert rate.split()[2] == "0.001"
+    assert main(["compare", "runs/slow"]) == 2
+    assert "two run folders or more" in capsys.readouterr().err
 
 
 def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
