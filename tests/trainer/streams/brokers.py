@@ -114,13 +114,13 @@ class MockKafka:
         folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
         return next(iter(sorted(folder.glob("librdkafka*"))), None)
 
-    def produce(self, payloads, partition=0, **config):
-        """Append messages to a partition, in order."""
+    def produce(self, payloads, partition=0, timestamp=0, **config):
+        """Append messages to a partition, in order; their time is now, or `timestamp` in milliseconds."""
         import confluent_kafka
 
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 1, **config})
         for payload in payloads:
-            producer.produce(self.topic, payload, partition=partition)
+            producer.produce(self.topic, payload, partition=partition, timestamp=timestamp)
             producer.poll(0)
         assert producer.flush(10) == 0
 
@@ -140,9 +140,13 @@ class MockKafka:
         deleted = self.lib.rd_kafka_mock_partition_delete_records(self.cluster, self.topic.encode(), partition, offset)
         assert deleted == 0
 
+    def delete(self):
+        """Delete the topic."""
+        assert self.lib.rd_kafka_mock_topic_delete(self.cluster, self.topic.encode()) == 0
+
     def create_again(self, partitions=1):
         """Delete the topic and create it, empty, under the same name."""
-        assert self.lib.rd_kafka_mock_topic_delete(self.cluster, self.topic.encode()) == 0
+        self.delete()
         assert self.lib.rd_kafka_mock_topic_create(self.cluster, self.topic.encode(), partitions, 1) == 0
 
     def close(self):

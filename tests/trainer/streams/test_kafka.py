@@ -167,6 +167,34 @@ def test_brokers_that_go_down_and_fetches_that_fail_lose_nothing(make_kafka, str
         stream(cluster, config=fast, give_up_after=0.3).poll(5, LONG)
 
 
+@pytest.mark.parametrize("left", ["no topic", "an empty topic", "as many other messages"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["while reading", "at a resume"])
+def test_a_broker_that_comes_back_without_its_data_is_an_error(
+    left, resumed, make_kafka, stream, rows, read, monkeypatch
+):
+    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 10)])
+    reader = stream(cluster, config={"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 50})
+    position = advance(reader.position(), read(reader, timeout=LONG, rows=10))
+    cluster.down()
+    assert reader.poll(5, 0.1) is None
+    cluster.delete() if left == "no topic" else cluster.create_again()
+    cluster.up()
+    if left == "as many other messages":
+        cluster.produce([json.dumps(row) for row in rows(20, 30)])
+    if resumed:
+        position = reader.resolve(position)
+        reader = stream(cluster)
+        reader.seek(position)
+    expected = {
+        "no topic": "there is no topic 'clicks'",
+        "an empty topic": "offset 10 of clicks:0 lies behind its end, 0",
+    }
+    with pytest.raises(StreamError, match=expected.get(left, "offset 9 of clicks:0 holds another message")):
+        reader.poll(5, LONG)
+
+
 def test_messages_deleted_unread_are_an_error_that_names_the_first_one_left(make_kafka, stream, rows, read):
     cluster = make_kafka("clicks")
     cluster.produce([json.dumps(row) for row in rows(0, 10)])
@@ -202,13 +230,60 @@ def test_a_topic_created_again_is_named_while_reading_and_at_a_resume(make_kafka
     assert read(resumed, timeout=LONG, rows=3).columns["user"].tolist() == [20, 21, 22]
 
 
+@pytest.mark.parametrize("when", ["at a resume", "while it waits"])
+def test_a_topic_created_again_that_has_grown_beyond_the_position_is_known_by_a_message(
+    when, make_kafka, stream, rows, read, monkeypatch
+):
+    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    cluster = make_kafka("clicks", 2)
+    for partition in (0, 1):
+        cluster.produce([json.dumps(row) for row in rows(10 * partition, 10 * partition + 10)], partition)
+    readers = {choice: stream(cluster, on_missing=choice, turn_timeout=0.0) for choice in ("error", "skip")}
+    begun = {choice: reader.position() for choice, reader in readers.items()}
+    for choice, reader in readers.items():
+        position = advance(begun[choice], read(reader, timeout=LONG, rows=20))
+        position = json.loads(json.dumps(reader.resolve(position)))
+        assert position["@mark:clicks:0"][0] == 9
+        if when == "at a resume":
+            reader.close()
+            readers[choice] = stream(cluster, on_missing=choice, turn_timeout=0.0)
+            readers[choice].seek(position)
+    cluster.create_again(partitions=2)
+    for partition, first in ((0, 100), (1, 200)):
+        cluster.produce([json.dumps(row) for row in rows(first, first + 15)], partition)
+    again = (
+        r"offset 9 of clicks:[01] holds another message .* deleted and created again.* holds 15 messages from .* 0 on"
+    )
+    with pytest.raises(StreamError, match=again):
+        read(readers["error"], timeout=LONG, rows=1)
+    rest = read(readers["skip"], timeout=LONG, rows=30).columns["user"].tolist()
+    assert sorted(rest) == [*range(100, 115), *range(200, 215)]
+
+
+def test_a_message_that_retention_removed_or_an_older_snapshot_raises_no_false_alarm(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 10)])
+    first = stream(cluster)
+    position = advance(first.position(), read(first, timeout=LONG, rows=5))
+    resolved = first.resolve(position)
+    assert set(resolved) - set(position) == {"@mark:clicks:0"}
+    for at in (position, resolved):
+        resumed = stream(cluster)
+        resumed.seek(at)
+        assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [5, 6, 7, 8, 9]
+        assert resumed.position()["clicks:0"] == [10, 0]
+        cluster.delete_before(5)
+    with pytest.raises(StreamError, match=r"'@mark:clicks:0' as \[offset, checksum\]; received \[3\]"):
+        first.seek({**position, "@mark:clicks:0": [3]})
+
+
 def test_partitions_that_are_added_are_read_from_their_first_message_on(
     make_kafka, stream, rows, read, monkeypatch, caplog
 ):
     monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
     cluster = make_kafka("clicks", 2)
     for partition, first in enumerate((0, 10)):
-        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition)
+        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition, timestamp=1000)
     alone = stream(cluster, partitions=[0])
     position = advance(alone.position(), read(alone, timeout=LONG, rows=5))
     resumed = stream(cluster, start="latest", turn_timeout=0.0)
@@ -218,7 +293,7 @@ def test_partitions_that_are_added_are_read_from_their_first_message_on(
 
     cluster.create_again(partitions=3)  # this cluster cannot add any; what was read is put back
     for partition, first in enumerate((0, 10, 20)):
-        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition)
+        cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition, timestamp=1000)
     assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [20, 21, 22, 23, 24]
 
 

@@ -201,6 +201,64 @@ def test_entries_that_go_unread_are_named_while_reading_and_at_a_resume(redis_se
     assert users_of(read(readers["skip"], timeout=0.1)) == [30, 31], "what comes later is read"
 
 
+@pytest.mark.parametrize("when", ["at a resume", "while it waits"])
+def test_a_key_created_again_with_the_same_ids_is_known_by_an_entry(
+    when, redis_server, stream, rows, read, monkeypatch
+):
+    monkeypatch.setattr("trainer.streams.sources.redis._LOOK_SECONDS", 0.0)
+    client = redis_server.client()
+    fill(client, rows(0, 10))
+    readers = {missing: stream(count=4, on_missing=missing) for missing in ("error", "skip")}
+    for missing, reader in readers.items():
+        assert reader.poll(4, 1.0).rows == 4
+        position = json.loads(json.dumps(reader.resolve(reader.position())))
+        assert position["@mark:clicks"][0] == "4-0"
+        if when == "at a resume":
+            readers[missing] = stream(on_missing=missing)
+            readers[missing].seek(position)
+    client.delete("clicks")
+    fill(client, rows(20, 35))
+    with pytest.raises(StreamError, match=r"'clicks' holds another entry 4-0 .* created again.* it holds 15 entries"):
+        readers["error"].poll(4, 1.0)
+    assert users_of(read(readers["skip"], timeout=0.1)) == list(range(20, 35))
+    assert readers["skip"].resolve(readers["skip"].position())["@mark:clicks"][0] == "15-0"
+
+
+def test_a_mark_that_is_gone_or_missing_raises_no_false_alarm(redis_server, stream, rows, read):
+    client = redis_server.client()
+    fill(client, rows(0, 10))
+    reader = stream()
+    position = advance({}, reader.poll(4, 1.0))
+    for at in (position, reader.resolve(position), {**reader.resolve(position), "@mark:clicks": ["3-0", 0]}):
+        client.xdel("clicks", "3-0")
+        resumed = stream()
+        resumed.seek(at)
+        assert users_of(read(resumed, timeout=0.1)) == [4, 5, 6, 7, 8, 9]
+    with pytest.raises(StreamError, match=r"position of RedisStream|@mark:clicks"):
+        reader.seek({**position, "@mark:clicks": ["x", 0]})
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["while reading", "at a resume"])
+def test_a_server_that_comes_back_without_its_data_is_an_error(resumed, redis_server, stream, rows, read):
+    fill(redis_server.client(), rows(0, 10))
+    reader = stream(count=4)
+    assert reader.poll(4, 1.0).rows == 4
+    redis_server.kill()
+    for path in redis_server.folder.glob("appendonly*"):
+        path.unlink()
+    redis_server.start()
+    if resumed:
+        position = reader.resolve(reader.position())
+        reader = stream()
+        reader.seek(position)
+    with pytest.raises(StreamError, match="stream 'clicks' was deleted"):
+        read(reader, timeout=1.0)
+    fill(redis_server.client(), rows(20, 23))
+    again = stream(on_missing="skip")
+    again.seek(reader.resolve(reader.position()))
+    assert users_of(again.poll(5, 1.0)) == [20, 21, 22]
+
+
 def users_of(batch):
     return [] if batch is None else batch.columns["user"].tolist()
 

@@ -9,12 +9,13 @@ from time import monotonic
 from typing import Any
 
 from ...checks import choice, whole
-from ...errors import ConfigurationError, StreamError, did_you_mean
-from ...masking import is_secret, remember_secret
+from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream
+from .kafka_client import connect, content_of, library, partitions_of
+from .read_marks import Mark, ReadMarks, checksum, to_mark
 from .round_robin_merger import RoundRobinMerger
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _ORDERS = ("round_robin", "arrival")
 # How long a call blocks at most, so that `close` is noticed.
 _BLOCK_SECONDS = 0.2
 _ASK_SECONDS = 3.0
-# Between looks for partitions that were added to the topic.
+# Between looks for partitions that were added to the topic, and at whether it is still the same one.
 _LOOK_SECONDS = 60.0
 
 
@@ -43,6 +44,11 @@ class KafkaStream(BrokerStream):
     makes the order depend on the logs alone. With "arrival" rows come as the client delivers them, fastest and in
     no fixed order.
 
+    A topic that was deleted and created again is known by its end, where that lies before the position, else by a
+    message before the position: a checkpoint keeps the checksum of one (``"@mark:topic:0": [offset, checksum]``). It is
+    read again at a resume, and once a minute while nothing is waiting. Where that message is gone by retention or
+    compaction, another topic is taken for the one that was read.
+
     Args:
         topic: the topic.
         schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
@@ -57,8 +63,8 @@ class KafkaStream(BrokerStream):
         quota: offsets in a turn; a resumed run keeps that of its position.
         turn_timeout: seconds to wait for a partition whose turn it is, or None.
         config: further client settings, such as those for TLS; they come after the stream's own.
-        on_missing: when unread messages are gone, by retention or because the topic was deleted and created again with
-            fewer: "error", or "skip" to warn and go on with the first available.
+        on_missing: when unread messages are gone, by retention or because the topic was deleted and created again:
+            "error", or "skip" to warn and go on with the first available.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
         give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
@@ -105,37 +111,18 @@ class KafkaStream(BrokerStream):
         self._share = slice(None)
         self._uncommitted: Position = {}
         self._trouble: Any = None
-        self._kafka = _library()
+        self._kafka = library()
         self._errors = (self._kafka.KafkaException,)
-        settings = {
-            "bootstrap.servers": servers,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            "allow.auto.create.topics": False,
-            # The stream buffers decoded rows, so the client's queue may be smaller than the default of 64 MB. It may be
-            # used up in far less than the second that the client pauses by default once it is full.
-            "queued.max.messages.kbytes": 16_384,
-            "fetch.queue.backoff.ms": 20,
-            "error_cb": self._on_error,
-            "on_commit": self._on_commit,
-            "log_level": 2,
-            **(config or {}),
-        }
-        for name, value in settings.items():
-            if is_secret(name):
-                remember_secret(value)
-        try:
-            self._consumer = self._kafka.Consumer(settings)
-        except (self._kafka.KafkaException, ValueError, TypeError) as error:
-            raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
+        own = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self._consumer = connect(servers, group, {**own, **(config or {})})
         self._target: dict[str, Cursor] = {}
         self._assigned = False
         self._look_at = 0.0
         self._ends: dict[int, int] = {}
         self._turns = RoundRobinMerger({}, {}, quota, turn_timeout)
         self._paused: set[int] = set()
+        self._marks = ReadMarks()
+        self._unverified: dict[int, Mark] = {}  # records that are read again, to see whether the log is the same
 
     def _on_error(self, error: Any) -> None:
         self._trouble = error
@@ -184,7 +171,12 @@ class KafkaStream(BrokerStream):
             raise StreamError(
                 f"a position of KafkaStream is {{'{self.topic}:<partition>': [offset, row]}}; received {position!r}"
             )
+        self._marks.begin(position)
         self._target, self._position, self._assigned = cursors, dict(position), False
+
+    def resolve(self, position: Position) -> Position:
+        """Return `position` with the mark of a message before it in every partition, to know the topic again."""
+        return self._marks.resolve(position)
 
     def _failed(self, error: Any) -> None:
         if isinstance(error, self._kafka.KafkaException):
@@ -197,10 +189,11 @@ class KafkaStream(BrokerStream):
 
     def _assign(self) -> None:
         """Look up the partitions and where each begins, and assign them."""
-        mine = self._find_partitions()[self._share]
+        mine = partitions_of(self._consumer, self.topic, self._partitions, _ASK_SECONDS)[self._share]
         topics = [self._kafka.TopicPartition(self.topic, number) for number in mine]
         position: Position = {}
         begun: dict[str, Cursor] = {}
+        marked: dict[int, Mark] = {}
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for tp in topics:
@@ -219,10 +212,14 @@ class KafkaStream(BrokerStream):
             if not low <= int(cursor.offset) <= high:
                 self._missing(name, int(cursor.offset), low, high)
                 cursor = Cursor(low)
+                self._marks.forget(name)
             position[name] = cursor.to_json()
             starts[tp.partition] = tp.offset = int(cursor.offset)
             if cursor.row:
                 begun[name] = cursor
+            mark = self._marks.before(name, cursor)
+            if mark is not None and low <= int(mark.offset):
+                marked[tp.partition], tp.offset = mark, int(mark.offset)
         turns = self._position.get(_START) or {"quota": self.quota, "offsets": {}}
         known = turns["offsets"]
         bases = {number: min(known.get(self._name(number), offset), offset) for number, offset in starts.items()}
@@ -233,7 +230,7 @@ class KafkaStream(BrokerStream):
                 self._consumer.assign(topics)
         self._clear()
         self._turns = RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, self.order == "round_robin")
-        self._begun, self._paused = begun, set()
+        self._begun, self._paused, self._unverified = begun, set(), marked
         self._position, self._ends = position, ends
         self._assigned = True
         self._look_at = monotonic() + _LOOK_SECONDS
@@ -244,23 +241,6 @@ class KafkaStream(BrokerStream):
             (held,) = self._consumer.committed([tp], timeout=_ASK_SECONDS)
             return low if held.offset < 0 else max(low, held.offset)
         return high if self.start == "latest" else low
-
-    def _find_partitions(self) -> list[int]:
-        metadata = self._consumer.list_topics(timeout=_ASK_SECONDS)
-        topic = metadata.topics.get(self.topic)
-        if topic is None:
-            names = sorted(name for name in metadata.topics if not name.startswith("__"))
-            raise StreamError(
-                f"there is no topic {self.topic!r}{did_you_mean(self.topic, names)}; there are {names[:20]}"
-            )
-        if topic.error is not None:
-            raise self._kafka.KafkaException(topic.error)
-        if self._partitions is None:
-            return sorted(topic.partitions)
-        absent = [number for number in self._partitions if number not in topic.partitions]
-        if absent:
-            raise StreamError(f"topic {self.topic!r} has partitions {sorted(topic.partitions)}; asked for {absent}")
-        return self._partitions
 
     def _missing(self, name: str, offset: int, low: int, high: int) -> None:
         """Report that `offset` is not available and that reading goes on at `low`."""
@@ -273,23 +253,27 @@ class KafkaStream(BrokerStream):
         self._lost(lost)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
-        if self._assigned and self._partitions is None and monotonic() >= self._look_at:
-            self._attempt(self._check_partitions, 0.0)
+        if self._assigned and monotonic() >= self._look_at:
+            self._attempt(self._look, 0.0)
         if self._assigned or self._attempt(self._assign, timeout):
             try:
                 self._consume(min(timeout, _BLOCK_SECONDS))
             except self._kafka.KafkaException as error:
-                self.seek(self._position)  # messages that had come are fetched again
+                self._go_back()  # messages that had come are fetched again
                 self._failed(error)
                 return
-            self._deliver(max_rows)
+            if self._assigned:  # otherwise messages that had come are fetched again
+                self._deliver(max_rows)
 
-    def _check_partitions(self) -> None:
-        """Read partitions that were added to the topic, too."""
+    def _look(self) -> None:
+        """Read partitions that were added to the topic, too, and when idle look whether it is still the same topic."""
         self._look_at = monotonic() + _LOOK_SECONDS
-        metadata = self._consumer.list_topics(self.topic, timeout=_ASK_SECONDS)
-        if not set(sorted(metadata.topics[self.topic].partitions)[self._share]) <= set(self._ends):
-            self.seek(self._position)
+        again = not any(self._turns.held(number) for number in self._turns.next)
+        if self._partitions is None:
+            metadata = self._consumer.list_topics(self.topic, timeout=_ASK_SECONDS)
+            again |= not set(sorted(metadata.topics[self.topic].partitions)[self._share]) <= set(self._ends)
+        if again:
+            self._go_back()
 
     def _consume(self, timeout: float) -> None:
         """Move what the client has into the partitions' buffers."""
@@ -306,11 +290,11 @@ class KafkaStream(BrokerStream):
             self._commit_now()
         for message in messages:
             error = message.error()
-            if error is None:
+            if error is not None:
+                self._on_message_error(message, error)
+            elif self._is_new(message):
                 self._turns.add(message.partition(), message)
                 self._trouble = None
-            else:
-                self._on_message_error(message, error)
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             self._failed(trouble)
@@ -321,6 +305,37 @@ class KafkaStream(BrokerStream):
             self._attempt(lambda: self._consumer.list_topics(self.topic, timeout=1.0), 0.0)
         self._balance()
 
+    def _is_new(self, message: Any) -> bool:
+        """Compare a message with the one read at its offset before; return whether it is to be read.
+
+        Raises:
+            StreamError: it is another one, and `on_missing` is "error".
+        """
+        partition, offset = message.partition(), message.offset()
+        mark = self._unverified.get(partition)
+        if mark is not None and offset >= int(mark.offset):
+            del self._unverified[partition]
+            # a later offset: that message was compacted, which says nothing
+            if offset == mark.offset and checksum(content_of(message)) != mark.checksum:
+                name = self._name(partition)
+                low, high = self._watermarks(partition)
+                self._lost(
+                    f"offset {offset} of {name} holds another message than the one that was read there: the topic was "
+                    f"deleted and created again, or is another one; it holds {high - low} messages from offset {low} "
+                    "on, of which none was read"
+                )
+                self._restart(name, low)
+        return self._assigned and offset >= self._turns.next[partition]
+
+    def _watermarks(self, partition: int) -> tuple[int, int]:
+        tp = self._kafka.TopicPartition(self.topic, partition)
+        return self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
+
+    def _restart(self, name: str, low: int) -> None:
+        """Read a partition from offset `low` on, the others from where they are."""
+        self._marks.forget(name)
+        self.seek({**self.resolve(self._position), name: Cursor(low).to_json()})
+
     def _on_message_error(self, message: Any, error: Any) -> None:
         codes = self._kafka.KafkaError
         if error.code() == codes._PARTITION_EOF:
@@ -329,14 +344,14 @@ class KafkaStream(BrokerStream):
             self._failed(error)
             return
         partition = message.partition()
-        tp = self._kafka.TopicPartition(self.topic, partition)
-        low, high = self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
-        fetched, tp.offset = self._turns.fetched(partition), low
-        self._missing(self._name(partition), fetched, low, high)
-        if low < fetched:  # of a topic that was created again
-            self.seek({**self._position, self._name(partition): Cursor(low).to_json()})
-        else:
-            self._consumer.seek(tp)
+        low, high = self._watermarks(partition)
+        fetched = self._turns.fetched(partition)
+        if low <= fetched <= high:  # only the mark is gone, or the topic was created again and has grown since
+            self._go_back()
+            return
+        name = self._name(partition)
+        self._missing(name, fetched, low, high)
+        self._restart(name, low)
 
     def _balance(self) -> None:
         """Pause partitions that are far ahead of their turn; resume those that have been used up."""
@@ -361,6 +376,8 @@ class KafkaStream(BrokerStream):
             return
         names = {number: self._name(number) for number in self._turns.next}
         origins = [Span(names[m.partition()], m.offset(), 0, 0, m.offset() + 1) for m in taken]
+        for index in to_mark(origins):
+            self._marks.add(origins[index].partition, origins[index].offset, content_of(taken[index]))
         self._push_messages(self._decoder.decode([m.value() or b"" for m in taken]), origins)
 
     def commit(self, position: Position) -> None:
@@ -380,7 +397,7 @@ class KafkaStream(BrokerStream):
         """Commit the last position passed to `commit`; `_lock` is held."""
         position, self._uncommitted = self._uncommitted, {}
         offsets = []
-        for name in position.keys() - {_START}:
+        for name in (name for name in position if not name.startswith("@")):
             number, cursor = int(name.rpartition(":")[2]), Cursor.of(position[name])
             offsets.append(self._kafka.TopicPartition(self.topic, number, cursor.offset, metadata=f"row {cursor.row}"))
         if offsets:
@@ -407,11 +424,3 @@ class KafkaStream(BrokerStream):
     def _disconnect(self) -> None:
         self._commit_now()
         self._consumer.close()
-
-
-def _library() -> Any:
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigurationError("KafkaStream needs confluent-kafka: pip install 'mindspore-trainer[kafka]'") from error
-    return confluent_kafka

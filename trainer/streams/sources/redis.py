@@ -13,10 +13,11 @@ from typing import Any
 from ...checks import whole
 from ...errors import ConfigurationError, StreamError
 from ...masking import mask_text, remember_secret
-from ..batch import Cursor, Position, Span, cursors_of
+from ..batch import Cursor, Offset, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream
+from .read_marks import ReadMarks, checksum, to_mark
 from .redis_removals import Id, Removals, parse, text
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ _REMOVED = "@removed:"  # in a position: up to which id removals of unread entri
 _LAST_SEQUENCE = 2**64 - 1
 # How long a call blocks at most, so that `close` is noticed and a dead connection found out.
 _BLOCK_SECONDS = 0.5
+# Between looks at whether an entry that was read is still the same.
+_LOOK_SECONDS = 60.0
 
 
 class RedisStream(BrokerStream):
@@ -40,7 +43,9 @@ class RedisStream(BrokerStream):
     When entries after the position have been removed unread (XDEL, XTRIM, MAXLEN, a key deleted or created again),
     StreamError says what is known of them (see `on_missing`). Redis does not tell the trimming of the last entry read
     from that of the next one, so the last one read must stay: `trim` leaves it, and a MAXLEN must be generous. An
-    entry deleted from the middle of the unread ones is noticed from Redis 7 on.
+    entry deleted from the middle of the unread ones is noticed from Redis 7 on. A key that was created again with the
+    same ids is known by an entry before the position: a checkpoint keeps the checksum of one (``"@mark:key"``), which
+    is compared at a resume and once a minute, as long as that entry is there.
 
     Several processes that train together share the keys: sorted by name they go to the processes in turn.
 
@@ -106,6 +111,7 @@ class RedisStream(BrokerStream):
         self._redis, self._client = _connect(url)
         errors = self._redis.exceptions
         self._errors = (errors.ConnectionError, errors.TimeoutError, errors.ResponseError)
+        self._marks = ReadMarks(parse)
         self._reset({})
 
     def deal(self, rank: int, world: int) -> None:
@@ -126,6 +132,7 @@ class RedisStream(BrokerStream):
         self._removals: dict[str, Removals] = {}
         self._buffers: dict[str, deque[tuple[Id, Mapping[bytes, bytes]]]] = {key: deque() for key in self.keys}
         self._final_before: dict[str, Id] = {}  # no entry with a lower id is still to come
+        self._look_at = 0.0
         for key in self.keys:
             if key in position:
                 cursor, accepted = Cursor.of(position[key]), parse(position.get(_REMOVED + key, "0-0"))
@@ -168,6 +175,7 @@ class RedisStream(BrokerStream):
         cursors_of(self, position, self._all_keys)
         try:
             self._reset(position)
+            self._marks.begin(position)
         except (TypeError, ValueError) as error:
             raise StreamError(f"a position of RedisStream is {{key: [id, row]}}; received {position!r}") from error
 
@@ -199,25 +207,51 @@ class RedisStream(BrokerStream):
             return
         self._newest()
         wanted = [key for key in self.keys if len(self._buffers[key]) < self.count]
+        look = monotonic() >= self._look_at
+        marks = {key: self._marks.before(key, Cursor.of(self._position[key])) for key in wanted} if look else {}
+        marked = {key: mark for key, mark in marks.items() if mark is not None}
         with self._client.pipeline(transaction=True) as pipe:
             pipe.time()
             for key in wanted:
                 pipe.xinfo_stream(key)
                 pipe.xread({key: text(self._cursors[key])}, count=self.count)
+            for key, mark in marked.items():
+                pipe.xrange(key, mark.offset, mark.offset)
             (seconds, micros), *answers = pipe.execute(raise_on_error=False)
+        again = dict(zip(marked, answers[2 * len(wanted) :], strict=True))
         # The server can still give an entry an id of this millisecond, but none of those before.
         now = (seconds * 1000 + micros // 1000, 0)
-        for key, info, answer in zip(wanted, answers[::2], answers[1::2], strict=True):
-            for error in (info, answer):
+        for key, info, answer in zip(wanted, answers[::2], answers[1::2], strict=False):
+            for error in (info, answer, again.get(key)):
                 if isinstance(error, Exception) and "no such key" not in str(error):
                     raise error
+            if again.get(key) and checksum(_content(again[key][0][1])) != marked[key].checksum:
+                self._replaced(key, marked[key].offset, info)
+                continue
             entries = [(parse(name), fields) for name, fields in _entries(answer)]
             full = len(entries) == self.count
             if self._check_removals(key, None if isinstance(info, Exception) else info, entries, full):
                 self._buffers[key].extend(entries)
                 self._cursors[key] = entries[-1][0] if entries else self._cursors[key]
             self._final_before[key] = _after(self._cursors[key]) if full else now
+        self._look_at = monotonic() + _LOOK_SECONDS if look else self._look_at
         self._deliver()
+
+    def _replaced(self, key: str, at: Offset, info: Mapping[str, Any]) -> None:
+        """Read a key from its start, whose entry `at` is not the one that was read.
+
+        Raises:
+            StreamError: `on_missing` is "error".
+        """
+        self._lost(
+            f"stream {key!r} holds another entry {at} than the one that was read there: it was deleted and created "
+            f"again, or is another one; it holds {info['length']} entries, of which none was read"
+        )
+        self._marks.forget(key)
+        self._buffers[key].clear()
+        self._begun.pop(key, None)
+        self._removals[key] = Removals(False)
+        self._cursors[key] = self._final_before[key] = (0, 0)
 
     def _check_removals(self, key: str, info: Any, entries: list[tuple[Id, Any]], full: bool) -> bool:
         """Check whether entries were removed before they were read; return whether reading goes on from the cursor.
@@ -238,9 +272,12 @@ class RedisStream(BrokerStream):
         return not loss.restart
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the removals of entries reported so far, so that a resume does not report them."""
+        """Return `position` with a mark to know each key by, and the removals of entries that were reported."""
         accepted = {key: removals.accepted for key, removals in list(self._removals.items())}
-        return {**position, **{_REMOVED + key: text(at) for key, at in accepted.items() if at > (0, 0)}}
+        return {
+            **self._marks.resolve(position),
+            **{_REMOVED + key: text(at) for key, at in accepted.items() if at > (0, 0)},
+        }
 
     def _deliver(self) -> None:
         # A single key's order needs no merging, so its newest entries need not wait.
@@ -255,6 +292,8 @@ class RedisStream(BrokerStream):
         if not taken:
             return
         origins = [Span(key, text(at), 0, 0, text(_after(at))) for key, at, _ in taken]
+        for index in to_mark(origins):
+            self._marks.add(origins[index].partition, origins[index].offset, _content(taken[index][2]))
         if self.field is None:
             decoded = self._decoder.decode_fields([fields for _, _, fields in taken], self.list_delimiter)
         else:
@@ -336,6 +375,10 @@ def _entries(answer: Any) -> list[Any]:
         (entries,) = answer.values()
         return entries[0] if entries and isinstance(entries[0], list) else entries
     return answer[0][1]
+
+
+def _content(fields: Mapping[bytes, bytes]) -> list[bytes]:
+    return [part for field in fields.items() for part in field]
 
 
 def _after(at: Id) -> Id:
