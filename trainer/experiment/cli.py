@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|launch|check|show-loop|runs|compare|models|doctor``.
+"""The command line: ``trainer fit|online|evaluate|predict|check|...``; ``trainer --help`` lists the commands.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
 by SIGINT or SIGTERM and has wound up.
@@ -20,6 +20,7 @@ from typing import Any
 from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..masking import mask_text
+from . import versions_command
 
 _COMMANDS = {
     "fit": "train on data.train, validate on data.valid, evaluate on data.test",
@@ -32,6 +33,7 @@ _COMMANDS = {
     "runs": "list the runs below a folder: state, best metric, time, size",
     "compare": "runs side by side: differences of configuration, final metrics",
     "models": "list the networks of trainer.models with their papers and options",
+    "versions": "list, pin, roll back, promote and compare the versions of a published model",
     "doctor": "what this machine and installation are, and what stands in the way of a run",
 }
 
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
     _launch_arguments(made["launch"])
+    versions_command.add_arguments(made["versions"])
     made["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
     made["runs"].add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
     made["doctor"].add_argument("--quick", action="store_true", help="leave out compiling and running a tiny graph")
@@ -363,6 +366,7 @@ _HANDLERS = {
     "runs": _runs,
     "compare": _compare,
     "models": _models,
+    "versions": versions_command.run,
     "doctor": _doctor,
 }
 

@@ -5,6 +5,7 @@
       graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
       v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
                           manifest.json
+      pins.json           which version servers stay with, and which are kept, where that has been said
 
 Each folder is written aside, forced to the disk and renamed, its manifest last. ``current.json`` names the graph and
 the versions, a full one and the changes after it, each with the digest of its manifest; it is a document with a
@@ -110,11 +111,11 @@ class Current:
             chain = tuple(Part.of(VERSION, one) for one in body["chain"])
             if not chain or body["full"] not in (ROWS, FULL):
                 raise ValueError(f"chain is {body['chain']!r}, full is {body['full']!r}")
-            event_time = None if body["event_time"] is None else _seconds(body["event_time"])
+            event_time = None if body["event_time"] is None else seconds(body["event_time"])
             return cls(
                 manifest.count(body["version"]),
                 manifest.count(body["step"]),
-                _seconds(body["time"]),
+                seconds(body["time"]),
                 event_time,
                 Part.of(GRAPH, body["graph"]),
                 chain,
@@ -147,7 +148,8 @@ def remove(path: Path) -> None:
             os.close(lock)
 
 
-def _seconds(value: Any) -> float:
+def seconds(value: Any) -> float:
+    """Return `value` when it is a time in seconds; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no time")
     return float(value)

@@ -6,6 +6,7 @@ changes it lacks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -27,13 +28,15 @@ from ..checkpoint.manifest import digest
 from ..checks import choice, whole
 from ..data.ragged import Ragged, RaggedInput
 from ..embedding.layers.network_tables import SparseTables
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..features.feature import Kind
 from ..features.features import Features
 from ..metrics.defaults import BINARY, meaning_of
 from ..mindspore_internals.cell_structure import parameters_of
 from .graph_export import ABOUT, export_network, write_features
+from .packed_rows import ROW_TYPES, RedisRows, pack_tables
 from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions, remove
+from .version_records import VersionRecords, changing, version_name
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -41,23 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONSUMER = "serving"
-ROW_TYPES = ("float32", "int8")
-
-
-def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
-    """Return weights (float32 [n, dim]) as what is stored: "weights", and for int8 "scale" (float32 [n], max / 127)."""
-    if rows == "float32":
-        return {"weights": np.ascontiguousarray(weights)}
-    scale = np.abs(weights).max(axis=1, initial=0.0) / np.float32(127)
-    quantized = np.rint(weights / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
-    return {"weights": quantized, "scale": scale.astype(np.float32)}
-
-
-def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return float32 [n, dim] from what `pack_rows` returned."""
-    if "scale" in arrays:
-        return arrays["weights"].astype(np.float32) * np.asarray(arrays["scale"])[:, None]
-    return np.asarray(arrays["weights"], np.float32)
 
 
 class Publish(Callback):
@@ -78,6 +64,8 @@ class Publish(Callback):
             (little-endian) to float32 bytes, and ``<prefix>:version``, set last.
         prefix: see `redis`.
         compact: versions of changes after which all rows are written once more.
+        keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
+            default: `compact`. Pinned and kept versions stay whatever their age.
 
     Raises:
         ConfigurationError: an argument cannot work, or (at `setup`) the folder cannot be written.
@@ -94,18 +82,22 @@ class Publish(Callback):
         redis: str | None = None,
         prefix: str = "model",
         compact: int = 32,
+        keep: int | None = None,
     ) -> None:
         choice("Publish(rows=...)", rows, ROW_TYPES)
         whole("Publish(batch=...)", batch)
         whole("Publish(compact=...)", compact)
         self.root = Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
+        if keep is not None:
+            whole("Publish(keep=...)", keep)
         self.rows, self.batch, self.compact = rows, batch, compact
-        self._redis = _connect(redis) if redis is not None else None
-        self._prefix = prefix
+        self.keep = compact if keep is None else keep
+        self._redis = RedisRows(redis, prefix) if redis is not None else None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._lock: FolderLock | None = None
+        self._records = VersionRecords(self.root)
         self._graph: Part | None = None
         self._chain: list[Part] = []
         self._full = ROWS
@@ -123,6 +115,7 @@ class Publish(Callback):
     def _take_folder(self) -> None:
         self._lock = claim(self.root, "publish folder")
         self.root = self._lock.folder
+        self._records = VersionRecords(self.root)
         catalog.recover(self.root, alone=True)
         self._sweep()
         self._version = max(known_versions(self.root), default=0)
@@ -224,12 +217,15 @@ class Publish(Callback):
         try:
             if self._lock is not None:
                 self._lock.check()
-            changed = self._packed(saved)
-            files = {WEIGHTS: weights, ROWS: changed} | ({FULL: self._packed(everything)} if everything else {})
-            part = self._write(about["version"], files)
-            chain = [part] if restart else [*self._chain, part]
+            changed = pack_tables(saved, self.rows)
+            files = {WEIGHTS: weights, ROWS: changed} | (
+                {FULL: pack_tables(everything, self.rows)} if everything else {}
+            )
             full = (FULL if everything else ROWS) if restart else self._full
-            now = Current(**about, time=time.time(), graph=self._graph, chain=tuple(chain), full=full)
+            about |= {"time": time.time()}
+            part = self._write({**about, "graph": self._graph.to_json(), "restart": restart, "full": full}, files)
+            chain = [part] if restart else [*self._chain, part]
+            now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
             try:
                 now.write(self.root)
             except BaseException:
@@ -237,18 +233,18 @@ class Publish(Callback):
                 raise
             self._chain, self._full = chain, full
             if self._redis is not None:
-                self._send(now.version, changed)
+                self._redis.send(now.version, changed)
             self._sweep()
         except BaseException as error:
             self._failure = error
 
-    def _write(self, version: int, files: Mapping[str, Mapping[str, np.ndarray]]) -> Part:
-        name = f"v_{version:08d}"
+    def _write(self, about: Mapping[str, Any], files: Mapping[str, Mapping[str, np.ndarray]]) -> Part:
+        name = version_name(about["version"])
         with FolderWriter(self.root / name) as folder:
             for file, tensors in files.items():
                 folder.write(f"{file}.safetensors", tensor_file.blocks(tensors))
             before = self._chain[-1].to_json() if self._chain else None
-            return self._place(folder, VERSION, name, {"version": version, "before": before})
+            return self._place(folder, VERSION, name, {**about, "before": before})
 
     def _place(self, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
         part = Part(name, digest(folder.seal(kind, body)))
@@ -256,47 +252,26 @@ class Publish(Callback):
         durable.sync_folder(self.root)
         return part
 
-    def _packed(self, saved: dict) -> dict[str, np.ndarray]:
-        packed: dict[str, np.ndarray] = {}
-        for name, json in saved["json"].items():
-            arrays = saved["arrays"]
-            rows, values = np.asarray(arrays[f"{name}/rows"]), np.asarray(arrays[f"{name}/values"])
-            own = rows > 0
-            weights = values[:, : json["dim"]]
-            default = weights[~own] if (~own).any() else np.zeros((0, json["dim"]), np.float32)
-            parts = {"ids": np.asarray(arrays[f"{name}/ids"])[own], "removed": arrays[f"{name}/removed"]}
-            parts |= {"default": default, **pack_rows(weights[own], self.rows)}
-            packed |= {f"{name}/{key}": value for key, value in parts.items()}
-        return packed
-
     def _sweep(self) -> None:
-        """Remove what no server needs any more: all but the present model and the few versions before it."""
+        """Remove what no server needs; while a version is being pinned the next sweep does."""
+        with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
+            self._remove_old()
+
+    def _remove_old(self) -> None:
         try:
             now = Current.read(self.root)
-            needed = {now.graph.name, *(part.name for part in now.chain)}
-            needed |= {f"v_{number:08d}" for number in range(now.version - self.compact, now.version + 1)}
         except CheckpointError:
             if os.path.lexists(self.root / CURRENT):
                 return  # whatever it named may still be wanted
-            needed = set()
+            now = None
+        try:
+            needed = self._records.needed(now, self.keep)
+        except CheckpointError as error:
+            logger.warning("no version of %s is removed: %s", self.root, error)
+            return
         for name in os.listdir(self.root):
             if name not in needed and is_proven(self.root / name):
                 remove(self.root / name)
-
-    def _send(self, version: int, packed: Mapping[str, np.ndarray]) -> None:
-        for key in [key for key in packed if key.endswith("/ids")]:
-            table = key.removesuffix("/ids")
-            arrays = {name.rsplit("/", 1)[1]: value for name, value in packed.items() if name.startswith(f"{table}/")}
-            ids, weights = arrays["ids"].astype("<i8"), unpack_rows(arrays).astype("<f4")
-            place = f"{self._prefix}:{table}"
-            removed = [one.tobytes() for one in np.asarray(arrays["removed"]).astype("<i8")]
-            for start in range(0, len(removed), 10_000):
-                self._redis.hdel(place, *removed[start : start + 10_000])
-            for start in range(0, len(ids), 10_000):
-                block = slice(start, start + 10_000)
-                pairs = zip(ids[block], weights[block], strict=True)
-                self._redis.hset(place, mapping={one.tobytes(): row.tobytes() for one, row in pairs})
-        self._redis.set(f"{self._prefix}:version", version)
 
     # -- the network ---------------------------------------------------------------------------------------------
 
@@ -382,11 +357,3 @@ def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
 
 def _has_time(extras: Any) -> bool:
     return bool(extras) and "event_time" in extras
-
-
-def _connect(address: str) -> Any:
-    try:
-        import redis
-    except ImportError:
-        raise ConfigurationError("Publish(redis=...) needs redis-py: pip install 'mindspore-trainer[redis]'") from None
-    return redis.Redis.from_url(address)

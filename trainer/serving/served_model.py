@@ -19,12 +19,14 @@ from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from ..features.feature_data import is_raw
+from ..features.features import Features
 from ..metrics.predictions import activate
 from ..mindspore_internals.forked import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
+from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, held, table_rows
-from .publisher import unpack_rows
+from .version_records import PINS, VersionRecords
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +44,16 @@ class ServedModel:
 
     Args:
         root: folder that `Publish` writes to.
+        version: "served" for the version that is pinned (see `Versions`), where none is for the newest one; "newest"
+            whatever is pinned; "shadow" for the one that is to be compared with the served one; or a number.
         follow: apply new versions as they appear; False waits for `refresh`.
         poll: seconds between looks at ``current.json``.
 
     Attributes:
         version: version being served.
         step: optimizer steps the version has seen.
-        delays: for each of the newest 10,000 versions, seconds from its newest event (or its publication, when events
-            carry no time) until it was served in full.
+        delays: for each of the newest 10,000 versions that followed an older one, seconds from its newest event (or its
+            publication, when events carry no time) until it was served in full.
         problem: why the newest version is not the one being served, or None.
 
     Raises:
@@ -57,8 +61,19 @@ class ServedModel:
         CheckpointDamagedError: it is damaged; the message names the file and what is wrong.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, follow: bool = True, poll: float = 0.05) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        version: int | str = "served",
+        follow: bool = True,
+        poll: float = 0.05,
+    ) -> None:
+        if isinstance(version, bool) or not isinstance(version, int):
+            choice("ServedModel(version=...)", version, ("served", "newest", "shadow"))
         self.root = Path(root)
+        self._which = version
+        self._records = VersionRecords(self.root)
         self.version = 0
         self.step = 0
         self.delays: deque[float] = deque(maxlen=10_000)
@@ -125,6 +140,16 @@ class ServedModel:
             outputs = (activate(graph.activation, outputs[0]).astype(np.float32), *outputs[1:])
         return outputs if len(outputs) > 1 else outputs[0]
 
+    @property
+    def activation(self) -> str | None:
+        """Name of what turns the network's output into the quantity of the label; None where the loss does not say."""
+        return self._graph.activation
+
+    @property
+    def features(self) -> Features | None:
+        """The declared columns that raw rows are transformed by, or None; not to be changed."""
+        return self._graph.features
+
     def graph_tables(self) -> dict[str, SparseTable]:
         """Return the tables being served, by name; not to be changed."""
         return self._graph.tables
@@ -171,7 +196,7 @@ class ServedModel:
             for attempt in range(3):
                 self._mark = self._look()
                 try:
-                    now = Current.read(self.root)
+                    now = self._records.target(self._which)
                     changed = now != self._current
                     if changed:
                         with held(self.root, now):
@@ -185,12 +210,15 @@ class ServedModel:
             self.problem = None
             return changed
 
-    def _look(self) -> tuple[int, ...] | None:
-        try:
-            found = os.stat(self.root / CURRENT)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+    def _look(self) -> tuple[int, ...]:
+        marks: list[int] = []
+        for name in (CURRENT, PINS):
+            try:
+                status = os.stat(self.root / name)
+                marks += (status.st_mtime_ns, status.st_ino, status.st_size)
+            except OSError:
+                marks.append(0)
+        return tuple(marks)
 
     def close(self) -> None:
         """Stop following."""
@@ -251,7 +279,8 @@ class ServedModel:
             self._graph, self._current = graph, now
             self._waiting = weights
             self.version, self.step = now.version, now.step
-        self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
+        if served is None or now.version > served.version:
+            self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
 
     def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
         """Return the versions to apply to the one being served, or None when all rows have to be read."""

@@ -15,8 +15,9 @@ from trainer import Trainer
 from trainer.embedding import Embedding, EmbeddingBag, Eviction
 from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError
 from trainer.serving import served_model
+from trainer.serving.packed_rows import pack_rows, unpack_rows
 from trainer.serving.published import known_versions
-from trainer.serving.publisher import Publish, pack_rows, unpack_rows
+from trainer.serving.publisher import Publish
 from trainer.serving.served_model import ServedModel
 
 BATCH = 16

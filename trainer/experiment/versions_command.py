@@ -1,0 +1,168 @@
+"""The command ``trainer versions``: list, pin, roll back, promote and compare the versions of a published model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, did_you_mean
+
+_ACTIONS = {
+    "list": "the versions, and which of them servers answer with",
+    "pin": "servers stay with a version (default: the one served now)",
+    "roll-back": "servers go back to an older version (default: the one before) and stay with it",
+    "promote": "servers go on to a newer version (default: the shadow, else the newest) and stay with it",
+    "follow": "servers follow the newest version again",
+    "keep": "a version is not removed, whatever its age",
+    "release": "undo keep",
+    "shadow": "the version to compare with the served one (default: the newest)",
+    "compare": "score the shadow, or VERSION, beside the served version on --data",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
+    parser.add_argument("folder", metavar="FOLDER", help="folder that Publish writes to")
+    parser.add_argument("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
+    parser.add_argument("version", metavar="VERSION", nargs="?", type=int, help="its number")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--data", metavar="FILE", help="compare: labelled rows, .parquet, .csv or .jsonl")
+    parser.add_argument("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
+    parser.add_argument("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
+    parser.add_argument("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Do what the command line says; errors as of `Versions` and `ShadowScoring`."""
+    from ..serving.versions import Versions
+
+    if given.action not in _ACTIONS:
+        raise ConfigurationError(
+            f"trainer versions takes {', '.join(_ACTIONS)}; received {given.action!r}"
+            f"{did_you_mean(given.action, _ACTIONS)}"
+        )
+    versions = Versions(given.folder)
+    if given.action == "list":
+        _list(versions, given.json)
+    elif given.action == "compare":
+        _compare(versions, given)
+    elif given.action in ("keep", "release"):
+        if given.version is None:
+            raise ConfigurationError(f"trainer versions {given.folder} {given.action} takes VERSION")
+        (versions.keep if given.action == "keep" else versions.release)(given.version)
+        _tell(given, {"action": given.action, "version": given.version})
+    elif given.action == "shadow":
+        versions.shadow(given.version)
+        _tell(given, {"action": "shadow", "version": versions.newest() if given.version is None else given.version})
+    elif given.action == "follow":
+        if given.version is not None:
+            raise ConfigurationError("follow takes no VERSION; pin takes one")
+        _tell(given, {"action": "follow", "version": versions.follow()})
+    else:
+        change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[given.action]
+        before = versions.served()
+        _tell(given, {"action": given.action, "version": change(given.version), "before": before})
+    return 0
+
+
+def _tell(given: argparse.Namespace, outcome: dict[str, Any]) -> None:
+    if given.json:
+        print(json.dumps(outcome))
+        return
+    text = f"{outcome['action']}: version {outcome['version']}"
+    print(text + (f" is served, before it {outcome['before']}" if "before" in outcome else ""))
+
+
+def _list(versions: Any, as_json: bool) -> None:
+    from .compare import table
+
+    listed = versions.list()
+    if as_json:
+        print(json.dumps([vars(version) for version in listed], indent=1))
+        return
+    rows = [["version", "step", "published", "MB", ""]]
+    for version in listed:
+        when = "" if version.published is None else _time(version.published)
+        notes = ", ".join(version.marks) + (f" {version.problem}" if version.problem else "")
+        step = "" if version.step is None else str(version.step)
+        rows.append([str(version.number), step, when, f"{version.bytes / 1e6:.2f}", notes])
+    print("\n".join(line.rstrip() for line in table(rows)))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _compare(versions: Any, given: argparse.Namespace) -> None:
+    from ..serving.shadow import ShadowScoring
+    from .compare import table
+
+    if given.data is None:
+        raise ConfigurationError("trainer versions FOLDER compare takes --data FILE with rows to score")
+    which = "shadow" if given.version is None else given.version
+    with ShadowScoring(versions.root, which, given.metrics, follow=False) as scoring:
+        for rows, labels in labelled_rows(given.data, given.label, given.batch, scoring.served.features is not None):
+            scoring.score(rows, labels)
+        report = scoring.report()
+    if given.json:
+        print(json.dumps(report))
+        return
+    shown: list[Sequence[str]] = [["", "served", "shadow"]]
+    for name, value in report["served"].items():
+        shown.append([name, _cell(value), _cell(report["shadow"][name])])
+    print("\n".join(table(shown)))
+    difference = report["difference"]
+    print(
+        f"{report['rows']:,} rows; answers differ by {_cell(difference['mean'])} in the mean, "
+        f"{_cell(difference['largest'])} at most"
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:.6g}"
+
+
+def labelled_rows(path: str, label: str | None, batch: int, raw: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield blocks of rows with their labels, or None.
+
+    Args:
+        path: a file, .parquet, .csv, .jsonl or .arrow.
+        label: column of the labels, or None.
+        batch: rows of a block at most.
+        raw: whether rows are yielded as Arrow tables; else as arrays by column.
+
+    Raises:
+        ConfigurationError: the file's kind is not known, PyArrow is missing or there is no such label.
+    """
+    from ..data.as_columns import as_array
+
+    try:
+        import pyarrow as pa
+        import pyarrow.dataset as dataset
+    except ImportError:
+        raise ConfigurationError("reading rows needs PyArrow: pip install 'mindspore-trainer[arrow]'") from None
+    kinds = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json", ".arrow": "ipc"}
+    kind = kinds.get(Path(path).suffix)
+    if kind is None:
+        raise ConfigurationError(f"--data takes a file {', '.join(kinds)}; received {path!r}")
+    source = dataset.dataset(path, format=kind)
+    names = source.schema.names
+    if label is not None and label not in names:
+        known = ", ".join(names)
+        raise ConfigurationError(f"{path} has no column {label!r}{did_you_mean(label, names)}; it has {known}")
+    for block in source.to_batches(batch_size=batch):
+        if block.num_rows:
+            labels = None if label is None else as_array(block.column(label), label)
+            rows = pa.Table.from_batches([block]).select([name for name in names if name != label])
+            yield (
+                rows if raw else {name: as_array(rows[name].combine_chunks(), name) for name in rows.column_names},
+                labels,
+            )

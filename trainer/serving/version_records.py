@@ -1,0 +1,231 @@
+"""Which versions there are, what each needs to be served, and which of them servers are to answer with.
+
+A version's manifest says which version its changes follow, so every version can be put together again: the last full
+one before it and the changes since. ``pins.json``, a document with a checksum of itself, names the version that servers
+stay with, those that are kept, and the one that is scored in the shadow of the served one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import durable, manifest
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, FolderInUseError, did_you_mean
+from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, Current, Part, known_versions, seconds
+
+PINS = "pins.json"
+_LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Content of ``pins.json``.
+
+    Attributes:
+        served: the version that servers answer with; None for the newest.
+        kept: numbers of versions that are not removed.
+        shadow: number of the version that is scored beside the served one; None for the newest.
+    """
+
+    served: Part | None = None
+    kept: tuple[int, ...] = ()
+    shadow: int | None = None
+
+    def write(self, root: Path) -> None:
+        """Write them; OSError when the file system refuses."""
+        served = None if self.served is None else self.served.to_json()
+        body = {"served": served, "kept": sorted(set(self.kept)), "shadow": self.shadow}
+        durable.replace_file(root / PINS, manifest.seal("pins", body))
+
+    @classmethod
+    def read(cls, root: Path) -> Pins:
+        """Return what is pinned; nothing where there is no such file.
+
+        Raises:
+            CheckpointDamagedError: the file is damaged.
+            CheckpointError: no permission, or written by a newer version of this package.
+        """
+        path = root / PINS
+        if not os.path.lexists(path):
+            return cls()
+        body = manifest.unseal(path, "pins")
+        try:
+            served = None if body["served"] is None else Part.of(VERSION, body["served"])
+            shadow = None if body["shadow"] is None else manifest.count(body["shadow"])
+            return cls(served, tuple(manifest.count(number) for number in body["kept"]), shadow)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointDamagedError(f"{path} does not say what is pinned: {error!r}") from None
+
+
+@contextlib.contextmanager
+def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
+    """Hold the right to pin and to remove versions: what is pinned is not removed meanwhile.
+
+    Raises:
+        FolderInUseError: others hold it for `wait` seconds.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            lock = durable.lock_folder(root)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise FolderInUseError(f"versions of {root} are being removed or pinned by another process") from None
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def version_name(number: int) -> str:
+    """Return the name of a version's folder."""
+    return f"v_{number:08d}"
+
+
+class VersionRecords:
+    """The manifests of published versions, each read once.
+
+    Args:
+        root: folder of the published model.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._bodies: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the versions, ascending.
+
+        Raises:
+            CheckpointNotFoundError: nothing has been published there.
+        """
+        try:
+            numbers = known_versions(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointNotFoundError(f"no model has been published at {self.root}") from None
+        present = {version_name(number) for number in numbers}
+        for name in self._bodies.keys() - present:
+            del self._bodies[name]
+        return numbers
+
+    def part(self, number: int) -> Part:
+        """Return a version by its number.
+
+        Raises:
+            CheckpointNotFoundError: there is none; the message names those there are.
+            CheckpointDamagedError: its manifest is damaged.
+        """
+        name = version_name(number)
+        if not (self.root / name).is_dir():
+            known = [str(known) for known in self.numbers()]
+            listed = ", ".join(known if len(known) < 12 else [*known[:2], "...", *known[-8:]]) or "none"
+            raise CheckpointNotFoundError(
+                f"there is no version {number} in {self.root}; it has {listed}{did_you_mean(str(number), known)}"
+            )
+        return Part(name, manifest.digest(self.body(name)))
+
+    def body(self, name: str) -> dict[str, Any]:
+        """Return a version's manifest; CheckpointDamagedError where it has none that is sound."""
+        path = self.root / name / manifest.MANIFEST
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise durable.read_error(path, error) from error
+        mark = (status.st_mtime_ns, status.st_ino)
+        if name not in self._bodies or self._bodies[name][0] != mark:
+            self._bodies[name] = (mark, manifest.unseal(path, VERSION))
+        return self._bodies[name][1]
+
+    def release(self, version: int | Part) -> Current:
+        """Return what is needed to serve a version, as ``current.json`` said while it was the newest.
+
+        Raises:
+            CheckpointNotFoundError: there is no such version.
+            CheckpointDamagedError: a manifest that it needs is missing or damaged.
+            CheckpointError: an earlier version of this package published it, which did not record what it needs.
+        """
+        part = self.part(version) if isinstance(version, int) else version
+        body = self._checked(part)
+        chain = [part]
+        try:
+            link = body
+            while not link["restart"]:
+                chain.append(Part.of(VERSION, link["before"]))
+                link = self._checked(chain[-1])
+            event_time = None if body["event_time"] is None else seconds(body["event_time"])
+            if link["full"] not in (ROWS, FULL):
+                raise ValueError(f"full is {link['full']!r}")
+            graph = Part.of(GRAPH, body["graph"])
+            version, step = manifest.count(body["version"]), manifest.count(body["step"])
+            return Current(version, step, seconds(body["time"]), event_time, graph, tuple(chain[::-1]), link["full"])
+        except KeyError as error:
+            raise CheckpointError(
+                f"version {part.name} of {self.root} cannot be gone back to: an earlier version of this package "
+                f"published it, whose manifests do not say {error}"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise CheckpointDamagedError(f"{self.root / part.name} does not describe a version: {error!r}") from None
+
+    def _checked(self, part: Part) -> dict[str, Any]:
+        body = self.body(part.name)
+        if manifest.digest(body) != part.digest:
+            raise CheckpointDamagedError(f"{self.root / part.name} is not the version that was published or pinned")
+        return body
+
+    def needed(self, newest: Current | None, keep: int) -> set[str]:
+        """Return the names of the folders that must stay.
+
+        Args:
+            newest: the newest version, or None.
+            keep: how many of the newest versions can be gone back to.
+
+        Raises:
+            CheckpointError: what is pinned cannot be read.
+        """
+        pins = Pins.read(self.root)
+        names: set[str] = set()
+        if newest is not None:
+            names |= {newest.graph.name, *(part.name for part in newest.chain)}
+            names |= {version_name(number) for number in range(newest.version - keep, newest.version + 1)}
+        wanted: set[int | Part] = {*pins.kept, *(() if pins.shadow is None else (pins.shadow,))}
+        numbers = self.numbers()
+        wanted |= {number for number in numbers if newest is not None and newest.version - keep <= number}
+        if pins.served is not None:
+            wanted.add(pins.served)
+            names.add(pins.served.name)
+        for version in wanted:
+            if isinstance(version, int):
+                names.add(version_name(version))
+            with contextlib.suppress(CheckpointError):  # what cannot be served is kept by its name alone
+                release = self.release(version)
+                names |= {release.graph.name, *(part.name for part in release.chain)}
+        return names
+
+    def target(self, which: int | str) -> Current:
+        """Return the version that a server is to answer with.
+
+        Args:
+            which: "served" for the pinned one, where nothing is pinned the newest; "newest"; "shadow" for the one that
+                is scored beside the served one, by default the newest; or a number.
+
+        Raises:
+            CheckpointNotFoundError: nothing has been published, or no such version.
+            CheckpointDamagedError: it is damaged.
+        """
+        if isinstance(which, int):
+            return self.release(which)
+        if which != "newest" and (self.root / CURRENT).exists():
+            pins = Pins.read(self.root)
+            pinned = pins.served if which == "served" else pins.shadow
+            if pinned is not None:
+                return self.release(pinned)
+        return Current.read(self.root)
