@@ -121,7 +121,7 @@ class IdFeature(Feature):
 
     def statistic(self) -> ValueCounts:
         """Return counts of the ids."""
-        return ValueCounts()
+        return ValueCounts(self.min_count, self.max_size)
 
     def observed(self, raw: RawColumns) -> np.ndarray:
         """Return the ids that are not missing."""
@@ -138,7 +138,7 @@ class IdFeature(Feature):
         ids = to_ids(values)
         if self.hash_buckets is not None:
             return np.where(missing, MISSING_ROW, 1 + (mix64(ids) % np.uint64(self.hash_buckets)).astype(np.int64))
-        known = self.given if counts is None else counts.vocabulary(self.min_count, self.max_size)
+        known = self.given if counts is None else counts.vocabulary
         if known is None:
             return np.where(missing, NO_ID, ids)
         return np.where(missing, MISSING_ROW, known.rows_of(ids))

@@ -72,8 +72,11 @@ class Statistic(Protocol):
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
 
-    def merge(self, other: Any) -> None:
-        """Add the values that `other` has seen."""
+    def merge(self, *others: Any) -> None:
+        """Add the values that others have seen."""
+
+    def settle(self) -> None:
+        """Decide, once, what follows from the values so far; called before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""

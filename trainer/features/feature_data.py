@@ -87,7 +87,7 @@ def inputs_of(features: Features, data: Any, *, fit: bool = False, labelled: boo
     ):
         return {name: inputs_of(features, part, fit=fit, labelled=labelled) for name, part in data.items()}
     labelled = labelled or (isinstance(data, RawFiles) and data.part is not None)  # parts are of labelled rows
-    if fit and not features.is_fitted:
+    if fit and not (features.is_fitted and features.learned.profiled_rows):
         features.fit(data)
     aside = SetAside()
     batches = [features.batch(rows.columns) for rows in rows_of(features, data, labelled=labelled, aside=aside)]

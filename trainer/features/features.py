@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..checks import refuse
-from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
+from ..errors import ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
 from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
-from .feature import Feature, Kind, Output, RawColumns, text_column, time_column
+from .feature import Feature, Kind, Output, RawColumns, Statistic, text_column, time_column
+from .learned import Learned, add_sample
+from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_rows import Rows, raw_values
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Features(Stateful):
         self.columns = self._raw_columns()
         self.schema = self._schema()
         self.unlabelled_schema = Schema(self.columns)
-        self.statistics = {feature.name: feature.statistic() for feature in self.features if feature.learns}
+        self.learned = Learned(self.features, self.columns)
         self.is_fitted = not self.statistics
 
     # -- declaration ---------------------------------------------------------------------------------------------------
@@ -100,6 +102,11 @@ class Features(Stateful):
         if self.event_time is not None:
             columns[self.event_time] = time_column(required=True)
         return Schema(columns, label=self.labels[0] if len(self.labels) == 1 else None, event_time=self.event_time)
+
+    @property
+    def statistics(self) -> dict[str, Statistic]:
+        """What each feature that learns has learned, by its name."""
+        return self.learned.statistics
 
     def of_kind(self, kind: Kind) -> list[Output]:
         """Return the outputs of a kind, in order."""
@@ -148,6 +155,8 @@ class Features(Stateful):
         for rows in rows_of(self, data):
             self.learn(rows.columns)
             count += rows.good
+            if not self.statistics:  # only profiles are taken, from a sample
+                break
         if not count:
             raise DataError("the features learned nothing: the data have no good rows")
         self.is_fitted = True
@@ -156,15 +165,48 @@ class Features(Stateful):
 
     def learn(self, raw: RawColumns) -> None:
         """Add the rows of one batch to what has been learned."""
-        for feature in self.features:
-            if feature.learns:
-                self.statistics[feature.name].add(feature.observed(raw))
+        self.learned.add(raw)
 
     def merge(self, other: Features) -> None:
-        """Add what the same features have learned from other rows."""
-        for name, statistics in self.statistics.items():
-            statistics.merge(other.statistics[name])
+        """Add what the same features have learned from other rows; ids that have a row of a table keep it."""
+        self.learned.merge(other.learned)
         self.is_fitted = self.is_fitted or other.is_fitted
+
+    def drift(self, data: Any, *, max_rows: int = 1 << 17) -> dict[str, float]:
+        """Return how far each raw column lies from the rows that the features learned from, the farthest one first.
+
+        The measure is the population stability index: below 0.1 a column is usually called unchanged, above 0.25
+        changed. Missing values are a bucket of their own; of a list the last value counts, of a vector its mean.
+
+        Args:
+            data: raw rows as `Trainer.evaluate` takes them; labels may be absent.
+            max_rows: rows that are read, the first ones; a sample of them is compared.
+
+        Raises:
+            ConfigurationError: the features have learned from no rows.
+            DataError: no rows, or a column is absent.
+        """
+        from .feature_data import rows_of
+
+        if not self.learned.profiled_rows:
+            raise ConfigurationError(
+                "features: drift compares with the rows that were learned from, and there are none yet; call "
+                "features.fit, or load a snapshot of a training on raw rows"
+            )
+        profiles = {name: ColumnProfile(column) for name, column in self.columns.items()}
+        read = 0
+        for rows in rows_of(self, data, labelled=False):
+            add_sample(profiles, rows.columns)
+            read += rows.good
+            if read >= max_rows:
+                break
+        if not read:
+            raise DataError("drift: the data have no good rows")
+        distances = {}
+        for name, profile in profiles.items():
+            buckets = ProfileBuckets(self.learned.profiles[name])
+            distances[name] = stability_index(buckets.shares, buckets.shares_of(profile))
+        return dict(sorted(distances.items(), key=lambda item: -item[1]))
 
     def transform(self, data: Any) -> Inputs:
         """Return the network's inputs for raw rows: a frame, a mapping of columns, a list of mappings, or one mapping.
@@ -236,11 +278,8 @@ class Features(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been learned."""
-        states = {name: statistics.state_dict() for name, statistics in self.statistics.items()}
-        return {
-            "json": {"fitted": self.is_fitted, "features": {name: state["json"] for name, state in states.items()}},
-            "arrays": {f"{name}.{key}": a for name, state in states.items() for key, a in state["arrays"].items()},
-        }
+        state = self.learned.state_dict()
+        return {"json": {"fitted": self.is_fitted, **state["json"]}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -248,15 +287,7 @@ class Features(Stateful):
         Raises:
             CheckpointMismatchError: it is that of other features.
         """
-        saved = state["json"]["features"]
-        if set(saved) != set(self.statistics):
-            raise CheckpointMismatchError(
-                f"the snapshot's features learned {sorted(saved)}; these learn {sorted(self.statistics)}"
-            )
-        for name, statistics in self.statistics.items():
-            prefix = f"{name}."
-            arrays = {key.removeprefix(prefix): a for key, a in state["arrays"].items() if key.startswith(prefix)}
-            statistics.load_state_dict({"json": saved[name], "arrays": arrays})
+        self.learned.load_state_dict(state)
         self.is_fitted = bool(state["json"]["fitted"])
 
 

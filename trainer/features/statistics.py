@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,22 @@ class Moments:
         part.least, part.greatest = float(values.min()), float(values.max())
         self.merge(part)
 
-    def merge(self, other: Moments) -> None:
-        """Add what `other` has seen."""
-        if not other.count:
-            return
+    def merge(self, *others: Moments) -> None:
+        """Add what others have seen, one after another."""
+        for other in others:
+            if other.count:
+                self._add(other)
+
+    def _add(self, other: Moments) -> None:
         count = self.count + other.count
         difference = other.mean - self.mean
         self.mean += difference * other.count / count
         self.squares += other.squares + difference**2 * self.count * other.count / count
         self.count = count
         self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
+
+    def settle(self) -> None:
+        """See `Statistic.settle`."""
 
     @property
     def deviation(self) -> float:
@@ -89,26 +95,31 @@ class Quantiles:
 
     def add(self, values: np.ndarray) -> None:
         """Add the finite values."""
-        values = values[np.isfinite(values)]
+        self._count(*np.unique(self.keys_of(values[np.isfinite(values)]), return_counts=True))
+
+    @classmethod
+    def keys_of(cls, values: np.ndarray) -> np.ndarray:
+        """Return the signed number of each value's bucket, ascending with the value; 0 for one that is not finite."""
+        values = np.where(np.isfinite(values), values, 0.0)
         magnitude = np.abs(values)
-        with np.errstate(divide="ignore"):
-            bucket = np.ceil(np.log(np.maximum(magnitude, self._SMALLEST)) / self._GAMMA).astype(np.int64)
-        keys = np.where(magnitude < self._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + self._offset()))
-        self._count(*np.unique(keys, return_counts=True))
+        bucket = np.ceil(np.log(np.maximum(magnitude, cls._SMALLEST)) / cls._GAMMA).astype(np.int64)
+        return np.where(magnitude < cls._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + cls._offset()))
 
     @classmethod
     def _offset(cls) -> int:
         return 1 - math.ceil(math.log(cls._SMALLEST) / cls._GAMMA)
 
     def _count(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        merged, inverse = np.unique(np.concatenate([self.keys, keys]), return_inverse=True)
-        total = np.zeros(len(merged), np.int64)
-        np.add.at(total, inverse, np.concatenate([self.counts, counts]))
-        self.keys, self.counts = merged, total
+        self.keys, self.counts = _added([self.keys, keys], [self.counts, counts])
 
-    def merge(self, other: Quantiles) -> None:
-        """Add what `other` has seen."""
-        self._count(other.keys, other.counts)
+    def merge(self, *others: Quantiles) -> None:
+        """Add what others have seen."""
+        self.keys, self.counts = _added(
+            [self.keys, *(other.keys for other in others)], [self.counts, *(other.counts for other in others)]
+        )
+
+    def settle(self) -> None:
+        """See `Statistic.settle`."""
 
     def values(self, shares: np.ndarray) -> np.ndarray:
         """Return the quantiles at `shares` (0 to 1), float64; NaN where nothing was added."""
@@ -130,17 +141,27 @@ class Quantiles:
         self.counts = np.array(state["arrays"]["counts"], np.int64)
 
 
+def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct keys, ascending, and the sums of their counts."""
+    merged, inverse = np.unique(np.concatenate(keys), return_inverse=True)
+    total = np.zeros(len(merged), np.int64)
+    np.add.at(total, inverse, np.concatenate(counts))
+    return merged, total
+
+
 class KnownIds:
-    """The ids of a vocabulary, each with its row of a table, the ones above those of missing and unseen ids.
+    """The ids of a vocabulary, each with its row of a table, above the rows of missing and unseen ids.
 
     Args:
-        ids: int64, ascending.
+        ids: int64, no two the same.
+        rows: their rows; None: one after another.
     """
 
-    def __init__(self, ids: np.ndarray) -> None:
+    def __init__(self, ids: np.ndarray, rows: np.ndarray | None = None) -> None:
         self.count = len(ids)
         self._rows = IdMap(len(ids))
-        self._rows.add(ids, np.arange(FIRST_ROW, FIRST_ROW + len(ids), dtype=np.int32))
+        rows = np.arange(FIRST_ROW, FIRST_ROW + len(ids)) if rows is None else rows
+        self._rows.add(ids, rows.astype(np.int32))
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the row of each id, int64 [n]; `UNSEEN_ROW` for those that are not known."""
@@ -149,55 +170,75 @@ class KnownIds:
 
 
 class ValueCounts:
-    """How often each id occurs, the most frequent `MAX_DISTINCT` of them.
+    """How often each id occurs, the most frequent `limit` of them, and which of them have a row in a table.
 
     Ids are int64, as `trainer.embedding` hashes text. When there are more, those that occur least are dropped, once
-    warned of: counts of the dropped ones may then be too low.
+    warned of: counts of the dropped ones may then be too low. An id keeps the row it was given.
+
+    Args:
+        min_count: how often an id has to occur to be given a row.
+        max_size: most ids with a row, the most frequent ones that have none yet come first; None: no bound.
+        limit: ids that are counted.
     """
 
-    def __init__(self, limit: int = MAX_DISTINCT) -> None:
-        self.limit = limit
-        self.ids = np.empty(0, np.int64)
+    def __init__(self, min_count: int = 1, max_size: int | None = None, limit: int = MAX_DISTINCT) -> None:
+        self.min_count, self.max_size, self.limit = min_count, max_size, limit
+        self.ids = np.empty(0, np.int64)  # ascending
         self.counts = np.empty(0, np.int64)
+        self.rows = np.empty(0, np.int32)  # -1: none
         self._warned = False
         self._vocabulary: KnownIds | None = None
 
     def add(self, ids: np.ndarray) -> None:
         """Add ids, int64."""
-        self._count(*np.unique(ids, return_counts=True))
+        self._count([np.unique(ids, return_counts=True)])
 
-    def _count(self, ids: np.ndarray, counts: np.ndarray) -> None:
-        merged, inverse = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)
-        total = np.zeros(len(merged), np.int64)
-        np.add.at(total, inverse, np.concatenate([self.counts, counts]))
+    def _count(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        ids, counts = zip((self.ids, self.counts), *parts, strict=True)
+        merged, total = _added(ids, counts)
+        rows = np.full(len(merged), -1, np.int32)
+        rows[np.searchsorted(merged, self.ids)] = self.rows
         if len(merged) > 2 * self.limit:
-            if not self._warned:
-                self._warned = True
+            if not self._warned and self.limit == MAX_DISTINCT:
                 logger.warning("a vocabulary has more than %d values; rare ones are dropped", self.limit)
-            kept = np.sort(np.argpartition(total, -self.limit)[-self.limit :])
-            merged, total = merged[kept], total[kept]
-        self.ids, self.counts, self._vocabulary = merged, total, None
+            self._warned = True
+            most = np.where(rows < 0, total, np.iinfo(np.int64).max)
+            kept = rows >= 0
+            kept[np.argpartition(most, -self.limit)[-self.limit :]] = True
+            merged, total, rows = merged[kept], total[kept], rows[kept]
+        self.ids, self.counts, self.rows, self._vocabulary = merged, total, rows, None
 
-    def merge(self, other: ValueCounts) -> None:
-        """Add what `other` has counted."""
-        self._count(other.ids, other.counts)
+    def merge(self, *others: ValueCounts) -> None:
+        """Add what others have counted; their rows are left out."""
+        self._count([(other.ids, other.counts) for other in others])
 
-    def vocabulary(self, min_count: int, max_size: int | None) -> KnownIds:
-        """Return the ids that occur at least `min_count` times; at most the `max_size` most frequent of them."""
+    def settle(self) -> None:
+        """Give rows to the ids that have become frequent enough, in the order of the ids."""
+        new = np.flatnonzero((self.rows < 0) & (self.counts >= self.min_count))
+        known = len(self.rows) - int((self.rows < 0).sum())
+        if self.max_size is not None and len(new) > (room := max(0, self.max_size - known)):
+            new = np.sort(new[np.lexsort((new, -self.counts[new]))[:room]])
+        if len(new):
+            self.rows = self.rows.copy()
+            self.rows[new] = np.arange(FIRST_ROW + known, FIRST_ROW + known + len(new))
+            self._vocabulary = None
+
+    @property
+    def vocabulary(self) -> KnownIds:
+        """The ids with a row."""
         if self._vocabulary is None:
-            kept = self.counts >= min_count
-            ids, counts = self.ids[kept], self.counts[kept]
-            if max_size is not None and len(ids) > max_size:
-                ids = np.sort(ids[np.lexsort((ids, -counts))[:max_size]])
-            self._vocabulary = KnownIds(ids)
+            self.settle()
+            known = self.rows >= 0
+            self._vocabulary = KnownIds(self.ids[known], self.rows[known])
         return self._vocabulary
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ids and counts."""
-        return {"json": {}, "arrays": {"ids": self.ids, "counts": self.counts}}
+        """Return ids, counts and rows."""
+        return {"json": {}, "arrays": {"ids": self.ids, "counts": self.counts, "rows": self.rows}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.ids = np.array(state["arrays"]["ids"], np.int64)
-        self.counts = np.array(state["arrays"]["counts"], np.int64)
+        arrays = state["arrays"]
+        self.ids, self.counts = np.array(arrays["ids"], np.int64), np.array(arrays["counts"], np.int64)
+        self.rows = np.array(arrays["rows"], np.int32) if "rows" in arrays else np.full(len(self.ids), -1, np.int32)
         self._vocabulary = None

@@ -24,7 +24,7 @@ DEFAULT_BATCH_SIZE = 1024
 def restore(trainer: Trainer, resume: str | Path | None, callbacks: Any) -> None:
     """Restore what the features had learned in the run that goes on, before they read its first rows."""
     features = trainer.features
-    if features is None or resume is None or not features.statistics:
+    if features is None or resume is None:
         return
     state = trainer.saver.part_to_resume(resume, "features", snapshot_folders(trainer, make_callbacks(callbacks)[0]))
     if state is not None:

@@ -167,10 +167,10 @@ class Schema:
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
         for name, column in self.fields.items():
-            given = values.get(name)
-            if given is None:
+            given, absent = values.get(name), values.get(name) is None
+            if absent:
                 given = [MISSING if column.default is None else column.default] * rows
-            arrays[name], misfits = _convert(column, given, text, refuse_bools)
+            arrays[name], misfits = _convert(column, given, text and not absent, refuse_bools)
             for row, reason in misfits.items():
                 reasons.setdefault(row, f"column {name!r} {reason}")
         good = np.arange(rows, dtype=np.int64)

@@ -1,0 +1,127 @@
+"""What the raw columns looked like when features learned from them, and how far other rows lie from that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..checks import whole
+from ..embedding.tables.hashing import to_ids
+from ..streams.formats.column import Column
+from ..streams.formats.ragged_column import Ragged
+from .feature import NO_ID
+from .statistics import Quantiles, ValueCounts
+
+SAMPLED_ROWS = 4096  # of each part that is learned from
+MAX_VALUES = 4096  # distinct values that a profile counts before rare ones are dropped
+BUCKETS = 10  # of numbers, equally full
+FREQUENT = 20  # values of a category that each have a bucket
+SMALLEST_SHARE = 1e-4  # stands for a bucket without rows
+
+
+class ColumnProfile:
+    """How often values of a raw column occur; of a list its last value counts, of a vector its mean.
+
+    Args:
+        column: its declaration.
+    """
+
+    def __init__(self, column: Column) -> None:
+        self.ordered = column.dtype.kind == "f"
+        self.counts = ValueCounts(limit=MAX_VALUES)
+        self.rows = self.missing = 0
+
+    def add(self, values: Any) -> None:
+        """Add the values of a batch."""
+        keys, missing = self.keys_of(values)
+        self.rows += len(missing)
+        self.missing += int(missing.sum())
+        self.counts.add(keys[~missing])
+
+    def keys_of(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return an int64 for each row's value, ascending with numbers, and whether it is missing, bool: [N] each."""
+        absent = False
+        if isinstance(values, Ragged):
+            values = values[:]
+            absent = values.lengths == 0
+            last = np.where(absent, 0, values.offsets[1:] - 1)
+            blank = np.zeros(1, values.values.dtype)
+            values = (values.values if len(values.values) else blank)[last]
+        if self.ordered:
+            numbers = np.asarray(values, np.float64)
+            numbers = numbers.mean(1) if numbers.ndim > 1 else numbers
+            return Quantiles.keys_of(numbers), absent | ~np.isfinite(numbers)
+        return to_ids(values), absent | (values == ("" if values.dtype.kind == "U" else NO_ID))
+
+    def merge(self, *others: ColumnProfile) -> None:
+        """Add what others have seen."""
+        self.counts.merge(*[other.counts for other in others])
+        self.rows += sum(other.rows for other in others)
+        self.missing += sum(other.missing for other in others)
+
+    def copy(self) -> ColumnProfile:
+        """Return a copy that changes by itself."""
+        other = copy.copy(self)
+        other.counts = copy.copy(self.counts)
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows, missing rows and the counts of values."""
+        arrays = {"ids": self.counts.ids, "counts": self.counts.counts}
+        return {"json": [self.rows, self.missing], "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.rows, self.missing = (whole("profile", count, 0) for count in state["json"])
+        self.counts.load_state_dict({"json": {}, "arrays": state["arrays"]})
+
+
+class ProfileBuckets:
+    """The buckets that a profile's rows are compared in: missing; then `BUCKETS` of numbers, or frequent values.
+
+    Args:
+        reference: the profile.
+
+    Attributes:
+        shares: share of the reference's rows in each bucket.
+    """
+
+    def __init__(self, reference: ColumnProfile) -> None:
+        self._reference = reference
+        keys, counts = reference.counts.ids, reference.counts.counts
+        if reference.ordered:
+            ranks = np.arange(1, BUCKETS) / BUCKETS * counts.sum()
+            self._keys = np.unique(keys[np.searchsorted(np.cumsum(counts), ranks).clip(max=len(keys) - 1)])
+        else:
+            self._keys = np.sort(keys[np.lexsort((keys, -counts))[:FREQUENT]])
+        self.count = 2 + len(self._keys)
+        self.shares = self.shares_of(reference)
+
+    def bucket_of(self, keys: np.ndarray, missing: np.ndarray) -> np.ndarray:
+        """Return the number of the bucket of each row, int64 [N]; 0 is that of missing values."""
+        buckets = 1 + np.searchsorted(self._keys, keys)
+        if not self._reference.ordered and len(self._keys):
+            frequent = self._keys[np.minimum(buckets - 1, len(self._keys) - 1)] == keys
+            buckets = np.where(frequent, buckets, self.count - 1)
+        return np.where(missing, 0, buckets)
+
+    def shares_of(self, profile: ColumnProfile) -> np.ndarray:
+        """Return the share of a profile's rows in each bucket, float64."""
+        keys = profile.counts.ids
+        buckets = self.bucket_of(keys, np.zeros(len(keys), bool))
+        counts = np.bincount(buckets, weights=profile.counts.counts, minlength=self.count)
+        counts[0] = profile.missing
+        return counts / max(1.0, counts.sum())
+
+
+def stability_index(expected: np.ndarray, actual: np.ndarray) -> float:
+    """Return the population stability index of two vectors of shares; empty buckets count as `SMALLEST_SHARE`.
+
+    Below 0.1 distributions are usually called the same, above 0.25 different. Source: N. Siddiqi, "Credit Risk
+    Scorecards", 2006.
+    """
+    expected, actual = np.maximum(expected, SMALLEST_SHARE), np.maximum(actual, SMALLEST_SHARE)
+    return float(((actual - expected) * np.log(actual / expected)).sum())
