@@ -20,9 +20,10 @@ from typing import Any
 from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..masking import mask_text
-from . import versions_command
+from . import table_commands, versions_command
 
 _COMMANDS = {
+    "init": "write a first configuration for a table, from a look at its columns",
     "fit": "train on data.train, validate on data.valid, evaluate on data.test",
     "online": "train on data.stream",
     "evaluate": "evaluate a trained network on data.test (or --split)",
@@ -62,11 +63,15 @@ def _parser() -> argparse.ArgumentParser:
             "--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last"
         )
         made[name].add_argument("--split", help="dataset of section data; default: test, else valid, else train")
-    made["predict"].add_argument("--output", metavar="FILE", help="default: RUN/predictions.npy")
+        made[name].add_argument("--data", metavar="FILE", help="a file or folder of raw rows in place of a dataset")
+    made["predict"].add_argument(
+        "--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy"
+    )
     for name in ("fit", "online", "evaluate", "predict", "check", "show-loop"):
         made[name].add_argument(
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
+    table_commands.init_arguments(made["init"])
     _launch_arguments(made["launch"])
     versions_command.add_arguments(made["versions"])
     made["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
@@ -245,6 +250,8 @@ def _applied(given: argparse.Namespace) -> tuple[Any, Path, Path]:
 
     source = Path(given.config)
     config = _load(source, given)
+    if given.data is not None:
+        config, given.split = table_commands.with_data(config, given.data, given.split), "test"
     if given.run is not None:
         run_dir = rundir.existing_run(given.run)
     elif source.is_dir():
@@ -356,6 +363,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 _HANDLERS = {
+    "init": table_commands.init,
     "fit": _train,
     "online": _train,
     "evaluate": _evaluate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import logging
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from ..data.finite.datasets import is_arrays
 from ..distributed.launched import note_run_folder
 from ..errors import ConfigurationError
 from ..masking import MASK
+from ..metrics.defaults import meaning_of
+from ..metrics.predictions import activate
 from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values
@@ -66,7 +69,10 @@ def _require(config: ExperimentConfig, split: str, command: str) -> None:
 
 def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
-    experiment = build(config, splits)
+    learns = command == "online" and not resume and config.features is not None
+    experiment = build(config, (*splits, "train") if learns else splits)
+    if learns:
+        _learn_features(experiment)
     with contextlib.ExitStack() as held:
 
         def take() -> str:
@@ -85,6 +91,15 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
                 held.close()
                 rundir.withdraw(run_dir)
             raise
+
+
+def _learn_features(experiment: Experiment) -> None:
+    """Let features that learn from data do so before a stream, which has no end, is read: from data.train."""
+    features = experiment.trainer.features
+    earlier = experiment.datasets.pop("train", None)
+    if features is not None and not features.is_fitted and earlier is not None:
+        logger.info("features: %s learn from data.train", ", ".join(features.statistics))
+        features.fit(earlier)
 
 
 def _train_in(config: ExperimentConfig, experiment: Experiment, command: str, resume: bool) -> Path:
@@ -212,7 +227,10 @@ def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = Non
 
 
 def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None = None) -> tuple[str, Any]:
-    """Write predictions to `output`: ``.npy`` for one output of the network, ``.npz`` for several.
+    """Write predictions to `output`.
+
+    ``.csv`` has a column for each output, in the unit of the label where the loss says so (probabilities); other files
+    the network's own output: ``.npy``, or ``.npz`` for several outputs.
 
     Args and errors as in `evaluate`.
 
@@ -224,12 +242,40 @@ def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str
     dataset = experiment.datasets[split]
     made = experiment.trainer.predict(dataset, batch_size=_batch_size(config, dataset))
     output.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(made, tuple):
+    if output.suffix == ".csv":
+        write_answers(output, experiment.trainer, made)
+    elif isinstance(made, tuple):
         np.savez(output.with_suffix(".npz"), *made)
-        return split, tuple(part.shape for part in made)
-    with open(output, "wb") as file:  # np.save would add a suffix to a name without one
-        np.save(file, made)
-    return split, made.shape
+    else:
+        with open(output, "wb") as file:  # np.save would add a suffix to a name without one
+            np.save(file, made)
+    return split, tuple(part.shape for part in made) if isinstance(made, tuple) else made.shape
+
+
+def write_answers(output: Path, trainer: Trainer, predictions: Any) -> None:
+    """Write predictions as CSV, with their rows' numbers; those of a binary label as probabilities.
+
+    Raises:
+        ConfigurationError: an output has more than one number per row.
+    """
+    tasks = () if trainer.tasks is None else trainer.tasks.tasks
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    losses = [trainer.loss_fn] if trainer.tasks is None else list(trainer.tasks.losses)
+    columns = {}
+    for index, part in enumerate(parts):
+        name = tasks[index] if index < len(tasks) else "prediction" if len(parts) == 1 else f"prediction_{index}"
+        declared = trainer.prediction_activations.get(name if tasks else "")
+        loss = losses[index] if index < len(losses) else None
+        values = activate(meaning_of(loss, declared).activation, np.asarray(part))
+        if values.size != len(values):
+            raise ConfigurationError(
+                f"{output}: output {name} has the shape {list(values.shape)}, which no column of a CSV holds; write .npy"
+            )
+        columns[name] = values.reshape(-1)
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *columns])
+        writer.writerows(zip(range(len(parts[0])), *(map(float, column) for column in columns.values()), strict=True))
 
 
 def _split(config: ExperimentConfig, split: str | None) -> str:

@@ -64,8 +64,12 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
     if text and column.dtype.kind != "U":
         filler = str(missing)
         blank = column.default is not None
-        return [filler if blank and (cell == "" or cell is MISSING) else cell for cell in values]
+        cells = [filler if blank and (cell == "" or cell is MISSING) else cell for cell in values]
+        return [_BOOLS.get(cell, cell) for cell in cells]
     return _scalars(column.dtype.kind, values, missing)
+
+
+_BOOLS = {word: "1" if word.lower() == "true" else "0" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
 
 
 def _element_missing(kind: str) -> Any:
@@ -170,6 +174,7 @@ def _as_float(value: Any, missing: Any) -> Any:
     if isinstance(value, str):
         if not value.strip():
             return missing
+        value = _BOOLS.get(value, value)
         try:
             return value if "_" in value or not value.isascii() else float(value)
         except ValueError:
@@ -188,7 +193,7 @@ def _as_float(value: Any, missing: Any) -> Any:
 
 def _as_integer(value: Any, missing: Any) -> Any:
     if isinstance(value, str):
-        digits = value.strip()
+        digits = _BOOLS.get(value, value).strip()
         if not digits:
             return missing
         unsigned = digits.removeprefix("-")

@@ -1,0 +1,67 @@
+"""The commands about tables: ``trainer init``, and ``--data`` of ``evaluate`` and ``predict``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+
+
+def init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `init`."""
+    parser.usage = "trainer init [-h] [--label COLUMN] [--time COLUMN] [--output FILE] [--force] [MODEL] DATA"
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="[MODEL] DATA",
+        help="a network that `trainer models` lists; a CSV, JSON-lines, Parquet or Arrow file, or a folder of them",
+    )
+    parser.add_argument(
+        "--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task"
+    )
+    parser.add_argument("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def init(given: argparse.Namespace) -> int:
+    """Write a first configuration for a table."""
+    from .first_config import write_first_config
+
+    *model, data = given.words
+    if len(model) > 1:
+        raise ConfigurationError(f"trainer init takes [MODEL] DATA; received {' '.join(given.words)}")
+
+    def overwrite(path: Path) -> bool:
+        return given.force or (sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y")
+
+    output, proposal = write_first_config(
+        Path(data), *model, labels=given.label, event_time=given.time, output=given.output, overwrite=overwrite
+    )
+    features = sum(arguments is not None for arguments, _ in proposal.features)
+    print(f"{output}: {proposal.model} predicts {', '.join(proposal.labels)} from {features} features")
+    print(f"next: trainer fit {shlex.quote(str(output))}")
+    return 0
+
+
+def with_data(config: Any, data: str, split: str | None) -> Any:
+    """Return the configuration with a file or folder of raw rows as its data.test.
+
+    Raises:
+        ConfigurationError: no such file, no declared features, or a split is named as well.
+    """
+    from .experiment_config import ObjectSpec
+
+    if split is not None:
+        raise ConfigurationError("give --data or --split, not both")
+    if config.features is None:
+        raise ConfigurationError("--data takes raw rows, which need the section features; give --set data.test=...")
+    if not Path(data).exists():
+        raise ConfigurationError(f"--data: no such file or folder: {data}")
+    rows = ObjectSpec("trainer.features.RawFiles", {"path": data}, path="data.test")
+    return replace(config, data=replace(config.data, test=rows))
