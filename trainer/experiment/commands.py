@@ -269,7 +269,7 @@ def write_answers(output: Path, trainer: Trainer, predictions: Any) -> None:
         values = activate(meaning_of(loss, declared).activation, np.asarray(part))
         if values.size != len(values):
             raise ConfigurationError(
-                f"{output}: output {name} has the shape {list(values.shape)}, which no column of a CSV holds; write .npy"
+                f"{output}: output {name} has the shape {list(values.shape)}, no column of a CSV; write .npy"
             )
         columns[name] = values.reshape(-1)
     with open(output, "w", newline="", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from ..checks import choice
 from ..errors import ConfigurationError, did_you_mean
 from ..models import MODELS
 from .loader import load_config
-from .table_profile import ColumnProfile, TableProfile, profile
+from .table_summary import ColumnSummary, TableSummary, summarize
 from .tree import dump
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
@@ -55,7 +55,7 @@ class Proposal:
 
 
 def propose(
-    table: TableProfile, model: str | None = None, labels: Sequence[str] = (), event_time: str | None = None
+    table: TableSummary, model: str | None = None, labels: Sequence[str] = (), event_time: str | None = None
 ) -> Proposal:
     """Return features and a model for a table.
 
@@ -106,7 +106,7 @@ def propose(
     return proposal
 
 
-def _label(table: TableProfile, model: str | None) -> tuple[str, ...]:
+def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
     usable = [column for column in table.columns if column.kind in ("number", "integer", "bool")]
     named = [column.name for column in usable if _LABELS.search(column.name)]
     binary = [column.name for column in usable if column.is_binary]
@@ -121,7 +121,7 @@ def _label(table: TableProfile, model: str | None) -> tuple[str, ...]:
     )
 
 
-def _item_label(table: TableProfile) -> tuple[str, ...]:
+def _item_label(table: TableSummary) -> tuple[str, ...]:
     items = [c.name for c in table.columns if c.kind == "integer" and _ITEMS.search(c.name) and _IDS.search(c.name)]
     if not items:
         raise ConfigurationError(
@@ -131,7 +131,7 @@ def _item_label(table: TableProfile) -> tuple[str, ...]:
     return (items[0],)
 
 
-def _check_labels(table: TableProfile, labels: Sequence[str]) -> None:
+def _check_labels(table: TableSummary, labels: Sequence[str]) -> None:
     for name in labels:
         column = table.column(name)
         if column.kind not in ("number", "integer", "bool"):
@@ -142,7 +142,7 @@ def _check_labels(table: TableProfile, labels: Sequence[str]) -> None:
             )
 
 
-def _history(table: TableProfile, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
+def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
     """Return the list that is a history and the column of single values it shares them with; None for both else."""
     best: tuple[float, str | None, str | None] = (0.2, None, None)
     for column in table.columns:
@@ -167,7 +167,7 @@ def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> t
     return "deepfm", "one label, and columns of categories and numbers"
 
 
-def _feature(column: ColumnProfile, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
+def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
     """Return the arguments of the feature for a column, and what the column holds; `table`: whose vectors it shares."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
@@ -195,18 +195,18 @@ def _feature(column: ColumnProfile, table: str | None, sequence: bool) -> tuple[
     return {"kind": "categorical", "name": column.name, **_vocabulary(column, table)}, about
 
 
-def _is_row_id(column: ColumnProfile) -> bool:
+def _is_row_id(column: ColumnSummary) -> bool:
     unique = column.rows > 50 and column.distinct == column.rows
     if column.kind == "integer":
         return unique and bool(_ROW_IDS.match(column.name))
     return unique and column.kind == "text" and column.width < 2
 
 
-def _vocabulary(column: ColumnProfile, table: str | None) -> dict[str, Any]:
+def _vocabulary(column: ColumnSummary, table: str | None) -> dict[str, Any]:
     return {"vocabulary": "learn"} if column.distinct <= _SMALL_VOCABULARY // 10 and table is None else {}
 
 
-def _listed(column: ColumnProfile, sequence: bool, shared: dict[str, Any]) -> dict[str, Any]:
+def _listed(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> dict[str, Any]:
     if column.kind == "vector":
         return {"kind": "vector", "name": column.name, "width": int(column.width)}
     if column.kind == "time":
@@ -221,7 +221,7 @@ def _listed(column: ColumnProfile, sequence: bool, shared: dict[str, Any]) -> di
     return {**arguments, **shared, **({"pooling": None} if sequence else {})}
 
 
-def _number(column: ColumnProfile) -> dict[str, Any]:
+def _number(column: ColumnSummary) -> dict[str, Any]:
     arguments: dict[str, Any] = {"kind": "numeric", "name": column.name}
     if column.least >= 0 and column.greatest > 100 * max(1.0, column.median):
         arguments["transform"] = "log1p"  # a long tail
@@ -229,7 +229,7 @@ def _number(column: ColumnProfile) -> dict[str, Any]:
     return {**arguments, **({"indicator": True} if column.missing else {})}
 
 
-def _options(table: TableProfile, proposal: Proposal) -> dict[str, Any]:
+def _options(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
     small = table.rows < 100_000
     options: dict[str, Any] = {}
     if proposal.model != "lr":
@@ -260,7 +260,7 @@ features:
 """
 
 
-def config_text(table: TableProfile, proposal: Proposal, output: Path) -> str:
+def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     """Return the experiment as YAML text.
 
     Args:
@@ -295,7 +295,7 @@ def config_text(table: TableProfile, proposal: Proposal, output: Path) -> str:
     return text + _training(table, proposal) + _data(table)
 
 
-def _training(table: TableProfile, proposal: Proposal) -> str:
+def _training(table: TableSummary, proposal: Proposal) -> str:
     one = "mindspore.nn.BCEWithLogitsLoss" if proposal.binary else "mindspore.nn.MSELoss"
     loss: Any = {"class_path": one}
     if proposal.model == "two_tower":
@@ -313,7 +313,7 @@ def _training(table: TableProfile, proposal: Proposal) -> str:
     return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {_flow(metrics)}\n"
 
 
-def _data(table: TableProfile) -> str:
+def _data(table: TableSummary) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
     source = _flow(str(table.path))
@@ -374,7 +374,7 @@ def write_first_config(
         DataError: the table cannot be read.
     """
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
-    table = profile(data)
+    table = summarize(data)
     proposal = propose(table, model, labels, event_time)
     text = config_text(table, proposal, output)
     if output.exists() and not overwrite(output):

@@ -38,7 +38,9 @@ def init(given: argparse.Namespace) -> int:
         raise ConfigurationError(f"trainer init takes [MODEL] DATA; received {' '.join(given.words)}")
 
     def overwrite(path: Path) -> bool:
-        return given.force or (sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y")
+        return given.force or (
+            sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y"
+        )
 
     output, proposal = write_first_config(
         Path(data), *model, labels=given.label, event_time=given.time, output=given.output, overwrite=overwrite

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError
 from ..streams.formats.coercion import is_missing, seconds_of
-from ..streams.sources.segment_names import kind_of
+from ..streams.sources.folder_segments import kind_of
 
 SAMPLE_ROWS = 100_000
 _SEPARATORS = ("|", ";", ",")
@@ -26,7 +26,7 @@ _TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|ti
 
 
 @dataclass(frozen=True)
-class ColumnProfile:
+class ColumnSummary:
     """What a column holds.
 
     Attributes:
@@ -69,7 +69,7 @@ class ColumnProfile:
         )
 
     def describe(self) -> str:
-        """Return the profile in a few words."""
+        """Return the summary in a few words."""
         words = [f"{self.missing_share:.1%} missing"] if self.missing else []
         if self.kind in ("number", "integer"):
             words += [f"{self.least:g} to {self.greatest:g}", f"{self.distinct:,} distinct"]
@@ -86,18 +86,18 @@ class ColumnProfile:
 
 
 @dataclass(frozen=True)
-class TableProfile:
+class TableSummary:
     """What a table holds.
 
     Attributes:
         path: its file or folder.
-        columns: a profile for each column, in order.
+        columns: a summary of each column, in order.
         rows: rows in the whole table, estimated where `complete` is False.
         complete: whether all rows were looked at.
     """
 
     path: Path
-    columns: tuple[ColumnProfile, ...]
+    columns: tuple[ColumnSummary, ...]
     rows: int
     complete: bool
 
@@ -106,12 +106,12 @@ class TableProfile:
         """Names of the columns."""
         return [column.name for column in self.columns]
 
-    def column(self, name: str) -> ColumnProfile:
-        """Return the profile of a column."""
+    def column(self, name: str) -> ColumnSummary:
+        """Return the summary of a column."""
         return self.columns[self.names.index(name)]
 
 
-def profile(path: Path, sample: int = SAMPLE_ROWS) -> TableProfile:
+def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
     """Return what the table `path` holds, from its first `sample` rows.
 
     Args:
@@ -135,8 +135,8 @@ def profile(path: Path, sample: int = SAMPLE_ROWS) -> TableProfile:
     if not rows:
         raise DataError(f"{first} has no rows")
     size = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
-    profiles = tuple(_profile(name, values) for name, values in columns.items())
-    return TableProfile(path, profiles, round(rows / share * size), complete and len(files) == 1)
+    summaries = tuple(_summary(name, values) for name, values in columns.items())
+    return TableSummary(path, summaries, round(rows / share * size), complete and len(files) == 1)
 
 
 def _files(path: Path) -> list[Path]:
@@ -195,17 +195,17 @@ def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, fl
     return columns, rows == total, rows / max(1, total)
 
 
-def _profile(name: str, values: Sequence[Any]) -> ColumnProfile:
+def _summary(name: str, values: Sequence[Any]) -> ColumnSummary:
     present = [value for value in values if not (is_missing(value) or value == "")]
     rows, missing = len(values), len(values) - len(present)
     if not present:
-        return ColumnProfile(name, "empty", rows, missing)
+        return ColumnSummary(name, "empty", rows, missing)
     for judge in (_numbers, _times, _lists):
         facts = judge(name, present)
         if facts is not None:
-            return ColumnProfile(name, rows=rows, missing=missing, **facts)
+            return ColumnSummary(name, rows=rows, missing=missing, **facts)
     texts = [str(value) for value in present]
-    return ColumnProfile(name, rows=rows, missing=missing, **_texts(texts))
+    return ColumnSummary(name, rows=rows, missing=missing, **_texts(texts))
 
 
 def _counted(texts: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""`trainer init`: a first experiment for a table, which runs as it is; and the commands on the user's own files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tests.trainer.models.tables import make_rows
+from trainer.errors import ConfigurationError, DataError
+from trainer.experiment import build, load_config
+from trainer.experiment.cli import main
+from trainer.experiment.first_config import propose
+from trainer.experiment.rundir import Run
+from trainer.experiment.table_summary import summarize
+from trainer.models import MODELS
+
+ROWS = 400
+
+
+def make_table():
+    """Return columns of every type a file may hold, each but the label with missing values."""
+    rng = np.random.default_rng(3)
+    cities = rng.choice(list("abcdef"), ROWS)
+    day = np.datetime64("2024-01-01T00:00:00")
+    words = np.array(["red", "blue", "hat", "cap", "shoe"])
+    columns = {
+        "visit": [f"v{n:06x}" for n in range(ROWS)],
+        "age": rng.normal(40, 10, ROWS).round(1).tolist(),
+        "income": rng.lognormal(2, 3, ROWS).round(2).tolist(),
+        "city": cities.tolist(),
+        "user_id": rng.integers(0, 60, ROWS).tolist(),
+        "children": rng.integers(0, 5, ROWS).tolist(),
+        "member": (rng.random(ROWS) < 0.5).tolist(),
+        "when": [str(day + np.timedelta64(int(h), "h")) for h in rng.integers(0, 9000, ROWS)],
+        "genres": ["|".join(rng.choice(["x", "y", "z"], rng.integers(1, 4))) for _ in range(ROWS)],
+        "title": [" ".join(rng.choice(words, 6)) for _ in range(ROWS)],
+        "viewed": [";".join(f"i{n}" for n in rng.integers(0, 30, rng.integers(1, 5))) for _ in range(ROWS)],
+        "item": [f"i{n}" for n in rng.integers(0, 30, ROWS)],
+        "nothing": [None] * ROWS,
+        "same": ["x"] * ROWS,
+    }
+    for name, values in columns.items():
+        for row in np.flatnonzero(rng.random(ROWS) < 0.1) if name not in ("visit", "same") else ():
+            values[row] = None
+    columns["click"] = [int(rng.random() < (0.8 if city in "abc" else 0.2)) for city in cities]
+    return columns
+
+
+KINDS = {
+    "age": ("numeric", {"normalize": "standard", "indicator": True}),
+    "income": ("numeric", {"transform": "log1p"}),
+    "city": ("categorical", {"vocabulary": "learn"}),
+    "user_id": ("categorical", {"dtype": "int64"}),
+    "children": ("categorical", {"dtype": "int64"}),
+    "member": ("categorical", {}),
+    "when": ("time", {"parts": ["hour", "weekday"]}),
+    "genres": ("list", {"separator": "|", "max_length": 3}),
+    "title": ("text", {}),
+    "viewed": ("list", {"separator": ";", "table": "item", "pooling": None}),
+    "item": ("categorical", {}),
+}
+
+
+def write(columns, path):
+    if path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(
+                [["" if value is None else value for value in row] for row in zip(*columns.values(), strict=True)]
+            )
+    elif path.suffix == ".jsonl":
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        import pandas as pd
+
+        frame = pd.DataFrame(columns)
+        frame["when"] = pd.to_datetime(frame["when"])
+        frame["user_id"], frame["children"] = frame["user_id"].astype("Int64"), frame["children"].astype("Int64")
+        frame.to_parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a folder")
+    for name in ("my visits.csv", "visits.jsonl", "visits.parquet"):
+        write(make_table(), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["my visits.csv", "visits.jsonl", "visits.parquet"])
+def test_each_column_is_declared_as_what_it_holds(folder, name):
+    proposal = propose(summarize(folder / name))
+    assert (proposal.model, proposal.labels, proposal.binary, proposal.event_time) == ("din", ("click",), True, "when")
+    declared = {arguments["name"]: arguments for arguments, _ in proposal.features if arguments}
+    assert list(declared) == list(KINDS)
+    for column, (kind, options) in KINDS.items():
+        assert declared[column]["kind"] == kind
+        assert options.items() <= declared[column].items(), column
+    left_out = [about for arguments, about in proposal.features if arguments is None]
+    assert left_out == ["visit: another value in every row", "nothing: no value", "same: one value in all rows"]
+
+
+def test_the_look_is_at_the_first_rows_and_says_so(folder):
+    whole, part = (summarize(folder / "visits.jsonl", sample) for sample in (1000, 100))
+    assert (whole.rows, whole.complete) == (ROWS, True)
+    assert (part.rows, part.complete) == (pytest.approx(ROWS, rel=0.05), False)
+    assert part.column("age").rows == 100
+
+
+def test_a_csv_is_trained_on_from_init_to_answers(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["init", "deepfm", "my visits.csv"]) == 0, capsys.readouterr()
+    config = "my visits.yaml"
+    assert "next: trainer fit 'my visits.yaml'" in capsys.readouterr().out
+    assert main(["check", config]) == 0, capsys.readouterr()
+    few = ["--set", "network.hidden=[4]", "--set", "network.dim=2"]
+    for command in (
+        ["fit", config, *few, "--set", "fit.epochs=8", "--set", "optimizer.init_args.learning_rate=0.01"],
+        ["evaluate", "runs/my_visits", "--data", "visits.parquet"],
+        ["predict", "runs/my_visits", "--data", "visits.jsonl", "--output", "answers.csv"],
+    ):
+        assert main(command) == 0, capsys.readouterr()
+    results = Run.read("runs/my_visits").metrics["results"]
+    assert results["test_auc"] > 0.6
+    with open("answers.csv") as file:
+        answers = list(csv.DictReader(file))
+    assert [list(answers[0]), len(answers)] == [["row", "prediction"], ROWS]
+    scores = np.array([float(answer["prediction"]) for answer in answers])
+    assert ((scores > 0) & (scores < 1)).all()
+    cities = np.array([city in ("a", "b", "c") for city in make_table()["city"]])
+    assert scores[cities].mean() > scores[~cities].mean() + 0.1
+
+    assert main(["online", config, *few, "--set", "online.max_steps=4"]) == 0, capsys.readouterr()
+    assert Run.read("runs/my_visits-2").metrics["progress"]["samples_seen"] == 4 * 64
+
+
+def test_nothing_is_replaced_unless_that_is_asked_for(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = str(folder / "visits.jsonl")
+    (tmp_path / "visits.yaml").write_text("mine")
+    assert main(["init", data]) == 2
+    assert "visits.yaml exists; give --output FILE for another, or --force to replace it" in capsys.readouterr().err
+    assert (tmp_path / "visits.yaml").read_text() == "mine"
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    for answer, code in (("", 2), ("n", 2), ("y", 0)):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert main(["init", data]) == code
+    assert main(["init", data, "--output", "other.yaml"]) == 0
+    assert main(["init", data, "--force"]) == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_gets_a_configuration_that_can_be_built(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write({name: list(map(_plain, values)) for name, values in make_rows().items()}, tmp_path / "rows.jsonl")
+    tasks = ["--label", "click", "--label", "buy"] if model in ("mmoe", "ple", "esmm") else []
+    assert main(["init", model, "rows.jsonl", *tasks]) == 0, capsys.readouterr()
+    experiment = build(load_config("rows.yaml"), ())
+    assert type(experiment.trainer.network).__name__ == MODELS[model]
+    assert len(experiment.trainer.features.features) >= 5
+
+
+def _plain(value):
+    return value.item() if isinstance(value, np.generic) else value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["depfm", "rows.csv"], "MODEL takes .* did you mean 'deepfm'"),
+        (["rows.cvs"], "no such file"),
+        (["rows.csv", "--label", "clik"], "no column 'clik'.* did you mean 'click'"),
+        (["rows.csv", "--label", "city"], "label 'city' is text, as .*; a label is a number"),
+        (["rows.csv", "--time", "wen"], "no column 'wen'.* did you mean 'when'"),
+        (["mmoe", "rows.csv"], "mmoe has several tasks; name the label columns: --label click --label NAME"),
+        (["deepfm", "rows.csv", "--label", "click", "--label", "age"], "deepfm has one label; received click, age"),
+        (["bst", "plain.csv"], "bst needs a history"),
+        (["two_tower", "plain.csv"], "name the column with the item's number"),
+        (["unnamed.csv"], "no column of unnamed.csv is named like a label; name it: --label NAME, one of a, b"),
+        (["a", "b", "rows.csv"], r"takes \[MODEL\] DATA"),
+    ],
+)
+def test_what_cannot_be_proposed_says_why(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("city,when,age,click\na,2024-01-01,3,0\nb,2024-01-02,4,1\n")
+    (tmp_path / "plain.csv").write_text("x,click\n0.5,0\n1.5,1\n")
+    (tmp_path / "unnamed.csv").write_text("a,b\n0.5,3\n1.5,2\n")
+    assert main(["init", *arguments]) == 2
+    import re
+
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_an_empty_or_damaged_file_is_named(tmp_path):
+    (tmp_path / "empty.csv").write_text("a,b\n")
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for name, reason in (
+        ("empty.csv", "has no rows"),
+        ("broken.jsonl", "cannot be read"),
+        ("broken.parquet", "cannot"),
+    ):
+        with pytest.raises((DataError, ConfigurationError), match=f"{name} {reason}"):
+            summarize(tmp_path / name)
