@@ -25,9 +25,8 @@ from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder
 from .graph.dropout import replace_dropout
-from .graph.learning_rate import get_learning_rate, set_learning_rate
 from .graph.multi_task import MultiTaskLoss
-from .graph.optimizers import make_optimizer
+from .graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
 from .graph.program import StepOptions
 from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window

@@ -17,7 +17,7 @@ from ..state import State, Stateful
 
 
 class Accumulation(Protocol):
-    """Gradients gathered for an optimizer update to come (`trainer.graph.open_window.OpenWindow`)."""
+    """Gradients gathered for an optimizer update to come (`trainer.graph.program.OpenWindow`)."""
 
     @property
     def is_open(self) -> bool: ...
@@ -30,7 +30,7 @@ class Accumulation(Protocol):
 
 
 class Chain(Protocol):
-    """Which snapshot the next one of the tables builds on (`trainer.embedding.tables.delta_policy.DeltaPolicy`)."""
+    """Which snapshot the next one of the tables builds on (`DeltaPolicy`)."""
 
     def base_of(self, path: Path) -> str | None: ...
     def written(self, path: Path) -> None: ...

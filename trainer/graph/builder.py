@@ -28,18 +28,26 @@ from ..mindspore_internals.execution import operator_by_operator
 from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
 from .boost import Boost, share_state, slice_optimizer
-from .class_range import ClassRange
-from .filled_programs import FilledPrograms, without_padding
-from .graph_call import BatchSizes, Call, EagerCall, EvaluationCall, GraphCall
-from .graph_errors import to_graph_error
-from .inference_programs import EvalStep, PredictStep
-from .modes import modes_put_back
+from .filled_programs import FilledPrograms, modes_put_back, without_padding
+from .forward import EvalStep, Forward, PredictStep
+from .graph_call import (
+    BatchSizes,
+    Call,
+    EagerCall,
+    EvaluationCall,
+    GraphCall,
+    OneStep,
+    SunkSteps,
+    TrainRunner,
+    inputs_of,
+    single_runner,
+    sunk_runner,
+    to_graph_error,
+)
+from .labels import ClassRange
 from .multi_task import MultiTaskLoss
 from .network_checks import is_training_step
-from .open_window import OpenWindow
-from .program import CustomStep, Forward, StepOptions, TrainStep
-from .runners import TrainRunner, inputs_of, single_runner, sunk_runner
-from .sunk_steps import OneStep, SunkSteps
+from .program import CustomStep, OpenWindow, StepOptions, TrainStep
 
 if TYPE_CHECKING:
     from ..embedding.layers.network_tables import SparseTables
@@ -97,7 +105,7 @@ class StepBuilder:
         self._step_options: StepOptions | None = None
         self._frozen: dict[int, TrainStep] = {}
         self._single: dict[int, OneStep] = {}
-        self._sunk: dict[Any, SunkSteps] = {}
+        self._sunk: dict[Any] = {}
         self._evaluate: nn.Cell | None = None
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None

@@ -5,13 +5,14 @@ A trial is needed because custom networks do not show by their layers whether ro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from ..data.as_columns import Columns
 from ..data.batch_sizes import RowFilling, padded, row_weights, vary
@@ -21,11 +22,8 @@ from ..mindspore_internals.compilation import count_programs
 from ..mindspore_internals.shared_memory import overwrite
 from .boost import share_state
 from .dropout import drops
-from .inference_programs import LARGE, EvalStep, TrialStep
-from .modes import modes_put_back
-from .row_losses import filled_forward, unfillable
-from .runners import TrainRunner, single_runner
-from .sunk_steps import OneStep
+from .forward import LARGE, EvalStep, TrialStep, filled_forward, unfillable
+from .graph_call import OneStep, TrainRunner, single_runner
 
 if TYPE_CHECKING:
     from mindspore import Parameter
@@ -34,6 +32,20 @@ if TYPE_CHECKING:
     from ..state import StepOutputs
     from .builder import StepBuilder
     from .program import StepOptions, TrainStep
+
+
+@contextlib.contextmanager
+def modes_put_back(*roots: nn.Cell) -> Iterator[None]:
+    """Put the modes of all cells back as they were."""
+    cells = [cell for root in roots for _, cell in cells_and_names(root)]
+    modes = [cell.training for cell in cells]
+    try:
+        yield
+    finally:
+        # parents first, so that a child that differs from its parent gets its own mode last
+        for cell, mode in zip(cells, modes, strict=True):
+            if cell.training != mode:
+                cell.set_train(mode)
 
 
 class FilledPrograms:

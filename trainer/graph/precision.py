@@ -1,4 +1,4 @@
-"""Automatic mixed precision: which cells compute in low precision, and the loss scalers.
+"""Automatic mixed precision: which cells compute in low precision, the loss scalers, the check for finite numbers.
 
 Levels: O0 changes nothing; O1 lowers the cells of a white list; O2 lowers all but a black list and scales the loss
 dynamically; O3 lowers everything and does not scale; "auto" is O2 on GPU, O3 on Ascend, O0 on CPU. Weights stay
@@ -249,3 +249,31 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
         "loss_scale takes a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own), a "
         f"FixedLossScaleManager or a DynamicLossScaleManager; received {type(loss_scale).__name__}"
     )
+
+
+class AllFinite(nn.Cell):
+    """Whether every entry of some tensors is finite.
+
+    `amp.all_finite` asks the environment and the device inside the graph, which takes as long to compile as a layer,
+    and makes numbers of the answers before it adds them up. What it knows of other devices than CPU is left to it.
+
+    Inputs:
+        tensors: float tensors of any shapes.
+        others: bool scalar that has to be true as well.
+
+    Outputs:
+        Bool scalar.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.on_cpu = mindspore.get_context("device_target") == "CPU"
+        self.is_finite, self.all, self.both = ops.IsFinite(), ops.ReduceAll(), ops.LogicalAnd()
+
+    def construct(self, tensors, others):
+        """Return whether all are finite."""
+        if not self.on_cpu:
+            return self.both(amp.all_finite(tensors), others)
+        for tensor in tensors:
+            others = self.both(others, self.all(self.is_finite(tensor)))
+        return others

@@ -1,4 +1,4 @@
-"""The training step that is compiled; `sunk_steps` runs it once or K times per call.
+"""The training step that is compiled; `graph_call` runs it once or K times a call.
 
 A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
 needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
@@ -13,7 +13,6 @@ to, for the life of the process. A method that takes the tuple makes the call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,9 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.dict_networks import by_position
-from .finite import AllFinite
-from .labels import LabelCast
-from .losses import fused_loss
-from .multi_task import MultiTaskLoss
+from ..mindspore_internals.shared_memory import overwrite
+from .forward import kept_output
+from .precision import AllFinite
 
 RECORDED_BAD_STEPS = 16
 _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
@@ -66,104 +64,6 @@ class StepOptions:
 
 def _scalar(value: float, dtype: Any, name: str) -> Parameter:
     return Parameter(Tensor(value, dtype), name=f"trainer.{name}", requires_grad=False)
-
-
-class Forward(nn.Cell):
-    """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
-
-    With a loss function the last `labels` columns go to it, after the prediction; with 0 it is given the prediction
-    alone. Without one the network receives
-    every column and returns the loss, or a tuple that starts with (loss, prediction).
-    """
-
-    def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = by_position(network)
-        self.loss_fn = fused_loss(loss_fn)
-        self.label_cast = LabelCast(loss_fn)
-        self.has_loss_fn = loss_fn is not None
-        self.several = isinstance(loss_fn, MultiTaskLoss)
-        self.apart = False  # whether a training gives the loss of each task, [T], instead of their weighted sum
-        self.labels = labels
-        self.label = -max(1, labels)
-        self.cast_outputs = cast
-
-    def construct(self, *columns):
-        """Return (loss [], prediction)."""
-        if self.has_loss_fn:
-            prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
-            if self.several:
-                prediction = self.loss_fn.in_order(prediction)
-            if self.cast_outputs:
-                prediction = to_float32(prediction)
-            if self.labels == 1:
-                labels = (self.label_cast(columns[-1], prediction),)
-            elif self.labels == 0:
-                labels = ()
-            elif self.several:
-                labels = columns[-self.labels :]
-            else:
-                labels = self.label_cast.matched(columns[-self.labels :], prediction)
-            if self.apart and self.training:
-                return self.loss_fn.task_losses(prediction, labels)[0], prediction
-            loss = self._apply_loss(prediction, labels)
-            if self.training:
-                return _scalar_loss(loss), prediction
-            return ops.mean(loss), prediction
-        outputs = self._apply_network(columns)
-        if self.cast_outputs:
-            outputs = to_float32(outputs)
-        if isinstance(outputs, tuple):
-            if len(outputs) > 1:
-                return _scalar_loss(outputs[0]), outputs[1]
-            return _scalar_loss(outputs[0]), outputs[0]
-        return _scalar_loss(outputs), outputs
-
-    def _apply_network(self, inputs):
-        return self.network(*inputs)
-
-    def _apply_loss(self, prediction, labels):
-        return self.loss_fn(prediction, *labels)
-
-    def rows(self, columns):
-        """Return the number of rows; graph code."""
-        counted = columns[-self.labels] if self.has_loss_fn else columns[0]
-        return counted.shape[0] if counted.ndim > 0 else 1
-
-
-def kept_output(prediction, output):
-    """Return the output of a network that is kept, see `StepOptions.output`; graph code."""
-    if not isinstance(prediction, tuple):
-        return prediction
-    if output >= 0:
-        return prediction[output]
-    parts = ()
-    for part in prediction:
-        parts += (ops.cast(ops.reshape(part, (part.shape[0], -1)), mstype.float32),)
-    return ops.concat(parts, 1)
-
-
-def _scalar_loss(loss):
-    return ops.reshape(loss, _scalar_shape(loss.shape))
-
-
-@ops.constexpr
-def _scalar_shape(shape):
-    if math.prod(shape) != 1:
-        raise ValueError(
-            f"the loss must be one number, the mean over the batch; received one of shape {shape}; many loss functions "
-            "give that with reduction='mean'"
-        )
-    return ()
-
-
-def to_float32(value):
-    """Return an output, or a tuple of them, with half precision made float32; graph code."""
-    if isinstance(value, tuple):
-        return tuple([to_float32(item) for item in value])
-    if value.dtype in (mstype.float16, mstype.bfloat16):
-        return ops.cast(value, mstype.float32)
-    return value
 
 
 class TrainStep(nn.Cell):
@@ -409,3 +309,57 @@ class CustomStep(nn.Cell):
 
     def _apply_step(self, columns):
         return self.step(*columns)
+
+
+class OpenWindow:
+    """The accumulation window of a step, looked at between two calls.
+
+    Args:
+        step: the step; one that does not accumulate never has an open window.
+    """
+
+    def __init__(self, step: TrainStep | CustomStep | None) -> None:
+        self._step = step if isinstance(step, TrainStep) and step.accumulate > 1 else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether batches have been gathered that no optimizer update has used yet; copies a number to the host."""
+        return self.count is not None and int(self.count.asnumpy()) > 0
+
+    @property
+    def count(self) -> Parameter | None:
+        """The number of batches that it has."""
+        return None if self._step is None else self._step.micro_step
+
+    @property
+    def gradient_sums(self) -> tuple[Parameter, ...]:
+        """What the gradients are added up in, those of row groups last."""
+        return () if self._step is None else self._step.gradient_sum
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return what holds the gathered gradients, and the moving statistics from before them, by name.
+
+        Gradients of sparse tables are not among them: they belong to rows, see
+        `trainer.embedding.layers.open_accumulation`.
+        """
+        step = self._step
+        if step is None:
+            return {}
+        return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
+
+    def forget(self, *, keep_count: bool = False) -> None:
+        """Forget the gradients that were gathered, whether or not they have been used.
+
+        Args:
+            keep_count: let the window close where it would have, with the gradients of the batches still to come;
+                otherwise the next batch begins one.
+        """
+        step = self._step
+        if step is None:
+            return
+        for parameter in (step.weight_sum, *step.gradient_sum, *(() if keep_count else (step.micro_step,))):
+            overwrite(parameter, np.zeros(parameter.shape, parameter.asnumpy().dtype))
+        for saved, buffer in zip(step.saved, step.buffers, strict=True):
+            overwrite(saved, buffer.asnumpy())
+        if step.tables is not None and not keep_count:
+            step.tables.resume_accumulation({})

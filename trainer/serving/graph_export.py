@@ -27,7 +27,7 @@ from ..embedding.planning.sparse_plan import TablePlan
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..features.features import Features
-from ..graph.inference_programs import PredictStep
+from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide, parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from trainer import Callback, Trainer
+from trainer.errors import GraphError
 from trainer.graph.graph_call import GraphCall
+from trainer.mindspore_internals.messages import gist
 
 
 class Scaled(nn.Cell):
@@ -86,3 +89,108 @@ def test_a_later_call_costs_a_fraction_of_the_python_calls(cell):
         return count
 
     assert python_calls(run) * 3 < python_calls(cell.compile_and_run)
+
+
+class Wrong(nn.Cell):
+    """Multiplies two matrices that do not fit."""
+
+    def construct(self, x):
+        return ops.matmul(x, x)
+
+
+def test_the_users_line_is_named_and_no_stack_is_shown():
+    with pytest.raises(GraphError) as raised:
+        Trainer(Wrong()).predict(np.ones((4, 8), np.float32))
+    message = str(raised.value)
+    assert "(column_0: float32[4, 8]): For 'MatMul" in message
+    assert f"[{__file__}:" in message
+    assert "return ops.matmul(x, x)]" in message
+    assert "C++" not in message
+
+
+class NoSuchMethod(nn.Cell):
+    """Fails while it is being compiled, of which MindSpore leaves a report in a file."""
+
+    def construct(self, x):
+        return x.no_such_method()
+
+
+def test_neither_a_run_nor_one_that_fails_leaves_a_folder(tmp_path, monkeypatch):
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    seen = []
+
+    class Look(Callback):
+        def on_train_step_end(self, trainer):
+            seen.append(list(temporary.iterdir()))
+
+    network = nn.Dense(8, 1)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer.fit((np.ones((8, 8), np.float32), np.ones((8, 1), np.float32)), batch_size=4, callbacks=[Look()])
+    assert seen
+    assert not any(seen), "a run that is killed here leaves a folder"
+    with pytest.raises(GraphError, match="no_such_method"):
+        Trainer(NoSuchMethod()).predict(np.ones((4, 8), np.float32))
+    assert list(here.iterdir()) == list(temporary.iterdir()) == []
+
+
+class Applied(nn.Cell):
+    """Applies a function that it was given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, *columns):
+        return self.function(*columns)
+
+
+in_a_line = Applied(lambda x: x * 2)
+# fmt: off
+in_a_line_that_is_no_expression = Applied(
+    lambda x: x * 2)
+# fmt: on
+
+
+@pytest.mark.parametrize("network", [in_a_line, in_a_line_that_is_no_expression])
+def test_a_lambda_inside_a_call_is_said_to_be_what_cannot_be_compiled(network):
+    with pytest.raises(GraphError, match=r"cannot compile a lambda .* inside a call .* use a method or a Cell"):
+        Trainer(network).predict(np.ones((4, 8), np.float32))
+
+
+def test_a_lambda_for_a_loss_is_said_to_be_what_cannot_be_compiled(linear, batches):
+    network = linear()
+    loss = Applied(lambda prediction, label: ops.square(prediction - label).mean())
+    trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(
+        GraphError, match=r"use a method or a Cell in its place \[.*return self.function\(\*columns\)\]"
+    ):
+        trainer.fit(batches(32, 2), callbacks=[], sink_size=1)
+
+
+double = lambda x: x * 2  # noqa: E731
+
+
+def test_a_lambda_that_has_a_line_of_its_own_works():
+    x = np.ones((4, 8), np.float32)
+    np.testing.assert_array_equal(Trainer(Applied(double)).predict(x), 2 * x)
+
+
+def test_the_shapes_are_those_of_one_batch(linear, batches):
+    network = linear()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    narrow = [(x[:, :7], y) for x, y in batches(32, 4)]
+    with pytest.raises(GraphError, match=r"column_0: float32\[32, 7\], column_1: float32\[32, 1\]"):
+        trainer.fit(narrow, callbacks=[], sink_size=2)
+
+
+def test_a_message_that_begins_with_a_heading_is_not_lost():
+    rule = "-" * 52
+    message = (
+        f"\n{rule}\n- Kernel select failed:\n{rule}\nUnsupported op [X] on CPU\nnode: y\n\n{rule}\n- C++ Call Stack:\n"
+    )
+    assert gist(message) == "Unsupported op [X] on CPU\nnode: y"
+    assert gist(f"plain\n\n{rule}\n- C++ Call Stack:\n{rule}\nfile.cc") == "plain"

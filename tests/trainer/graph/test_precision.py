@@ -10,6 +10,8 @@ from mindspore import dtype as mstype
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.graph import precision
+from trainer.graph.graph_call import GraphCall
+from trainer.graph.precision import AllFinite
 
 HALF, SINGLE = mstype.float16, mstype.float32
 
@@ -245,3 +247,34 @@ def test_recurrent_cells_stay_in_float32_and_the_network_trains(kind, level, cap
     trainer.fit((x, np.ones((8, 1), np.float32)), 2, callbacks=[], batch_size=4, sink_size=1)
     assert np.isfinite(trainer.state.train_loss)
     assert (network.cell.weight_ih.asnumpy() != before).any()
+
+
+@pytest.fixture(scope="module")
+def all_finite():
+    call = GraphCall(_Two())
+    return lambda *values: bool(call(*map(Tensor, values)).asnumpy())
+
+
+class _Two(AllFinite):
+    def construct(self, first, second, other):
+        return super().construct((first, second), other)
+
+
+GOOD = np.full((3, 2), 3e38, np.float32)  # their sum is infinite
+ONE = np.ones((), np.float16)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_entry_that_is_not_finite_is_seen(all_finite, value):
+    bad = GOOD.copy()
+    bad[2, 0] = value
+    assert not all_finite(bad, ONE, True)
+    assert not all_finite(GOOD, np.float16(value).reshape(()), True)
+
+
+def test_large_numbers_are_finite(all_finite):
+    assert all_finite(GOOD, -ONE * np.float16(65504), True)
+
+
+def test_what_else_has_to_be_true_counts(all_finite):
+    assert not all_finite(GOOD, ONE, False)

@@ -1,0 +1,254 @@
+"""Network and loss as one cell, for training, evaluation and prediction, and for padded batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Parameter, nn, ops
+from mindspore import dtype as mstype
+
+from ..mindspore_internals.dict_networks import by_position
+from .labels import LabelCast
+from .losses import fused_loss, row_loss
+from .multi_task import MultiTaskLoss
+
+LARGE = 1 << 20  # entries of what a trial does not copy to the host
+
+
+class Forward(nn.Cell):
+    """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
+
+    With a loss function the last `labels` columns go to it, after the prediction; with 0 it is given the prediction
+    alone. Without one the network receives
+    every column and returns the loss, or a tuple that starts with (loss, prediction).
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = by_position(network)
+        self.loss_fn = fused_loss(loss_fn)
+        self.label_cast = LabelCast(loss_fn)
+        self.has_loss_fn = loss_fn is not None
+        self.several = isinstance(loss_fn, MultiTaskLoss)
+        self.apart = False  # whether a training gives the loss of each task, [T], instead of their weighted sum
+        self.labels = labels
+        self.label = -max(1, labels)
+        self.cast_outputs = cast
+
+    def construct(self, *columns):
+        """Return (loss [], prediction)."""
+        if self.has_loss_fn:
+            prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
+            if self.several:
+                prediction = self.loss_fn.in_order(prediction)
+            if self.cast_outputs:
+                prediction = to_float32(prediction)
+            if self.labels == 1:
+                labels = (self.label_cast(columns[-1], prediction),)
+            elif self.labels == 0:
+                labels = ()
+            elif self.several:
+                labels = columns[-self.labels :]
+            else:
+                labels = self.label_cast.matched(columns[-self.labels :], prediction)
+            if self.apart and self.training:
+                return self.loss_fn.task_losses(prediction, labels)[0], prediction
+            loss = self._apply_loss(prediction, labels)
+            if self.training:
+                return _scalar_loss(loss), prediction
+            return ops.mean(loss), prediction
+        outputs = self._apply_network(columns)
+        if self.cast_outputs:
+            outputs = to_float32(outputs)
+        if isinstance(outputs, tuple):
+            if len(outputs) > 1:
+                return _scalar_loss(outputs[0]), outputs[1]
+            return _scalar_loss(outputs[0]), outputs[0]
+        return _scalar_loss(outputs), outputs
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)
+
+    def _apply_loss(self, prediction, labels):
+        return self.loss_fn(prediction, *labels)
+
+    def rows(self, columns):
+        """Return the number of rows; graph code."""
+        counted = columns[-self.labels] if self.has_loss_fn else columns[0]
+        return counted.shape[0] if counted.ndim > 0 else 1
+
+
+def kept_output(prediction, output):
+    """Return the output of a network that is kept, see `StepOptions.output`; graph code."""
+    if not isinstance(prediction, tuple):
+        return prediction
+    if output >= 0:
+        return prediction[output]
+    parts = ()
+    for part in prediction:
+        parts += (ops.cast(ops.reshape(part, (part.shape[0], -1)), mstype.float32),)
+    return ops.concat(parts, 1)
+
+
+def _scalar_loss(loss):
+    return ops.reshape(loss, _scalar_shape(loss.shape))
+
+
+@ops.constexpr
+def _scalar_shape(shape):
+    if math.prod(shape) != 1:
+        raise ValueError(
+            f"the loss must be one number, the mean over the batch; received one of shape {shape}; many loss functions "
+            "give that with reduction='mean'"
+        )
+    return ()
+
+
+def to_float32(value):
+    """Return an output, or a tuple of them, with half precision made float32; graph code."""
+    if isinstance(value, tuple):
+        return tuple([to_float32(item) for item in value])
+    if value.dtype in (mstype.float16, mstype.bfloat16):
+        return ops.cast(value, mstype.float32)
+    return value
+
+
+class FilledForward(nn.Cell):
+    """A `Forward` for padded batches: its loss is that of the rows that count, its prediction has all rows.
+
+    The last column, after the label, has the row weights: float32 [rows], 1 or 0.
+
+    Args:
+        forward: of a network with one label.
+        rows_loss: its loss, as `row_loss` returns it.
+    """
+
+    several = False
+
+    def __init__(self, forward: Forward, rows_loss: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = forward.network
+        self.label_cast = forward.label_cast
+        self.cast_outputs = forward.cast_outputs
+        self.rows_loss = rows_loss
+        self.label = -2
+
+    def construct(self, *columns):
+        """Return (loss [], prediction)."""
+        prediction = self._apply_network(columns[:-2])
+        if self.cast_outputs:
+            prediction = to_float32(prediction)
+        label = self.label_cast(columns[-2], prediction)
+        return self.rows_loss(prediction, label, columns[-1]), prediction
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)
+
+    def rows(self, columns):
+        """Return the number of rows that count; graph code."""
+        return ops.sum(columns[-1])
+
+
+def filled_forward(forward: Forward, loss_fn: Any) -> FilledForward | None:
+    """Return the forward for padded batches; None if the loss cannot leave rows out."""
+    rows_loss = row_loss(loss_fn) if forward.has_loss_fn and forward.labels == 1 else None
+    return None if rows_loss is None else FilledForward(forward, rows_loss)
+
+
+def unfillable(loss_fn: Any) -> str:
+    """Return why batches with this loss cannot be padded, for the log."""
+    kind = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else "the loss"
+    return f"{kind} is not known to give a loss for each row" if loss_fn is not None else "the network returns its loss"
+
+
+class EvalStep(nn.Cell):
+    """One evaluation batch: columns in, (loss, prediction, label) out."""
+
+    def __init__(self, forward: Forward | FilledForward, table_inputs: int = 0) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+        self.label = forward.label
+        self.several = forward.several
+        self.table_inputs = table_inputs
+
+    def construct(self, *columns):
+        """Return (loss [], prediction, label), the label being the first column that goes to the loss.
+
+        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), predictions and labels in their order.
+        """
+        if self.table_inputs:
+            columns = columns[: -self.table_inputs]
+        loss, prediction = self._apply_forward(columns)
+        if self.several:
+            labels = columns[self.label :]
+            losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
+            return loss, prediction, labels, losses, rows
+        return loss, prediction, columns[self.label]
+
+    def _apply_forward(self, columns):
+        return self.forward(*columns)
+
+
+class TrialStep(nn.Cell):
+    """A training forward with its gradients, to see what they depend on; nothing is trained.
+
+    Args:
+        forward: of a network with one label.
+        parameters: the parameters to differentiate.
+        table_rows: what tables' rows are read from; their number and order change with that of the rows.
+        table_inputs: number of inputs after the columns.
+    """
+
+    def __init__(
+        self,
+        forward: Forward | FilledForward,
+        parameters: Sequence[Parameter],
+        table_rows: Sequence[Parameter],
+        table_inputs: int,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+        self.label = forward.label
+        self.table_inputs = table_inputs
+        self.dense = len(parameters)
+        self.value_and_grad = ops.value_and_grad(forward, None, [*parameters, *table_rows], has_aux=True)
+
+    def construct(self, *columns):
+        """Return (loss [], prediction, label, gradients...), float32: norms along axis 0 for large ones and rows."""
+        if self.table_inputs:
+            columns = columns[: -self.table_inputs]
+        (loss, prediction), gradients = self._differentiate(columns)
+        outputs = (loss, prediction, columns[self.label])
+        for index, gradient in enumerate(gradients):
+            gradient = ops.cast(gradient, mstype.float32)
+            if index >= self.dense or gradient.size > LARGE:
+                gradient = ops.sqrt(ops.sum(gradient * gradient, 0))
+            outputs += (gradient,)
+        return outputs
+
+    def _differentiate(self, columns):
+        return self.value_and_grad(*columns)
+
+
+class PredictStep(nn.Cell):
+    """The network alone: input columns in, predictions out, float32 whatever the amp level."""
+
+    def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = by_position(network)
+        self.cast_outputs = cast
+        self.table_inputs = table_inputs
+
+    def construct(self, *inputs):
+        """Return the network's output."""
+        if self.table_inputs:
+            inputs = inputs[: -self.table_inputs]
+        outputs = self._apply_network(inputs)
+        if self.cast_outputs:
+            outputs = to_float32(outputs)
+        return outputs
+
+    def _apply_network(self, inputs):
+        return self.network(*inputs)
