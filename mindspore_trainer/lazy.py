@@ -31,7 +31,7 @@ def _full_name(module: str) -> str:
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], before: Callable[[], None] | None = None
+    package: str, homes: Mapping[str, str], before: Callable[[], None] | None = None, rest: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__` (PEP 562).
 
@@ -39,17 +39,21 @@ def lazy_names(
         package: `__name__` of the package.
         homes: public name -> module that defines it, relative (".module") or absolute.
         before: called before a name is imported for the first time.
+        rest: module whose `__all__` has further public names, looked at when none of `homes` is asked for.
     """
 
     def getattribute(name: str) -> Any:
-        if name not in homes:
+        home = homes.get(name)
+        if home is None and rest is not None and name[0] != "_":
+            home = rest if name in importlib.import_module(rest, package).__all__ else None
+        if home is None:
             did_you_mean = importlib.import_module(f"{home_of('trainer')}.errors").did_you_mean
             # `name` keeps Python from adding its own suggestion to ours.
             raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, homes)}", name=name)
         if before is not None:
             before()
         with _collector_paused():
-            value = getattr(importlib.import_module(_full_name(homes[name]), package), name)
+            value = getattr(importlib.import_module(_full_name(home), package), name)
         setattr(sys.modules[package], name, value)
         return value
 

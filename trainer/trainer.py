@@ -334,9 +334,9 @@ class Trainer:
             The `History` of the run.
         """
         checks.whole("sink_size", sink_size)  # rows wait for a call to be full, so how many is not to be guessed
-        from .run import online_training  # what it needs of streams is of no use to `fit`
+        from .run import online  # what it needs of streams is of no use to `fit`
 
-        return online_training.online_train(
+        return online.online_train(
             self,
             stream,
             callbacks,

@@ -4,7 +4,7 @@ import pytest
 
 from callbacks import Every, History, ModelCheckpoint
 from callbacks.history import Curve
-from trainer.run.loss_meter import LossMeter
+from trainer.run.tally import LossMeter
 from trainer.state import StepOutputs
 
 

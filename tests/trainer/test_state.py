@@ -4,7 +4,7 @@ import weakref
 from mindspore import Tensor, nn
 
 from callbacks import LambdaCallback
-from trainer.run.loss_meter import LossMeter
+from trainer.run.tally import LossMeter
 from trainer.state import StepOutputs
 from trainer.trainer import Trainer
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from ..checks import any_number, whole
 from ..distributed.exchange import BEFORE
 from ..errors import CheckpointError, TrainerError
 from ..mindspore_internals.cell_structure import parameters_of
-from . import generators
 from .ckpt_files import compare
 from .content import Content, Cursor
 from .snapshot import Snapshot
-from .undo import Undo
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ def take(content: Content) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
     state = {
         **content.state.state_dict(),
         "callbacks": content.callbacks.state_dict(),
-        "random": generators.capture(),
+        "random": generator_states(),
         "parts": {name: part["json"] for name, part in parts.items()},
         **({} if content.cursor is None else content.cursor.state_dict()),
     }
@@ -127,13 +130,13 @@ def restore_all(
     undo = Undo(content.tables, None if cursor is None else cursor.source)
     for stateful in (dict(content.parts), list(content.callbacks), content.state, cursor):
         undo.remember(stateful)
-    random, owner = generators.capture(), "its parts"
+    random, owner = generator_states(), "its parts"
     try:
         for owner, restore in _small_parts(content, snapshot, cursor):  # noqa: B007 - the handler names it
             restore()
     except BaseException as error:
         undo.put_back()
-        generators.restore(random)
+        restore_generators(random)
         if not isinstance(error, Exception) or isinstance(error, CheckpointError):
             raise
         reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
@@ -178,7 +181,7 @@ def _small_parts(
 
     yield "the counters", restore_counters
     yield "the metrics", lambda: state.load_metrics(saved["metrics"])
-    yield "the random generators", lambda: generators.restore(saved["random"])
+    yield "the random generators", lambda: restore_generators(saved["random"])
     yield "the callbacks", restore_callbacks
     if cursor is not None:
         yield "the position in the data", lambda: cursor.load_state_dict(saved)
@@ -221,3 +224,108 @@ def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for group, values in groups.items()
         for name, value in values.items()
     }
+
+
+# Parts of stateful objects that have no `load_state_dict` of their own, by the module of their class.
+_ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "mindspore_trainer.callbacks.")
+
+
+class Undo:
+    """Remembers attributes, containers and arrays of stateful objects, and of the stateful objects they hold.
+
+    Cells, data sources and whatever else has no `load_state_dict` are held by reference: their insides are not copied.
+
+    Args:
+        leave: objects not to be looked into.
+    """
+
+    def __init__(self, *leave: Any) -> None:
+        self._seen = {id(value) for value in leave}
+        self._alive: list[Any] = list(leave)  # so that no number of `_seen` is given to another object
+        self._steps: list[Callable[[], Any]] = []
+
+    def remember(self, value: Any) -> None:
+        """Remember `value` as it is now."""
+        if id(value) in self._seen or isinstance(value, nn.Cell | str | int | float | bytes | None):
+            return
+        self._seen.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, np.ndarray):
+            kept = value.copy()
+            self._steps.append(lambda: _write(value, kept))
+        elif isinstance(value, dict):
+            self._hold(value, value.update)
+            self._remember_all(value.values())
+        elif isinstance(value, list | deque):
+            self._hold(value, value.extend)
+            self._remember_all(value)
+        elif isinstance(value, tuple):
+            self._remember_all(value)
+        elif hasattr(value, "__dict__") and _is_stateful(value):
+            self._hold(vars(value), vars(value).update)
+            self._remember_all(vars(value).values())
+
+    def _remember_all(self, values: Any) -> None:
+        for value in list(values):
+            self.remember(value)
+
+    def _hold(self, container: Any, fill: Callable[[Any], Any]) -> None:
+        kept = copy.copy(container)
+        self._steps.append(lambda: (container.clear(), fill(kept)))
+
+    def put_back(self) -> None:
+        """Make everything what it was when it was remembered."""
+        for step in reversed(self._steps):
+            step()
+
+
+def _write(array: np.ndarray, kept: np.ndarray) -> None:
+    if array.flags.writeable:
+        array[...] = kept
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "load_state_dict") or f"{type(value).__module__}.".startswith(_ROOMS)
+
+
+_WORDS = 624
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and MindSpore (which also seeds its datasets)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    mindspore.set_seed(seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the generator states of Python and NumPy and MindSpore's seed, JSON-able."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [name, keys.tolist(), int(position), int(has_gauss), float(cached)],
+        "mindspore_seed": mindspore.get_seed(),
+    }
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Put back what `generator_states` returned.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not that.
+    """
+    version, internal, gauss = states["python"]
+    name, keys, position, has_gauss, cached = states["numpy"]
+    if name != "MT19937" or len(keys) != _WORDS:
+        raise ValueError(f"the state of NumPy's generator is of {name!r} with {len(keys)} words, not of MT19937")
+    # NumPy takes any position, and reads beyond its words
+    position, has_gauss = whole("position", position, 0, most=_WORDS), whole("has_gauss", has_gauss, 0, most=1)
+    words = np.array([whole("word", key, 0, most=2**32 - 1) for key in keys], np.uint32)
+    seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, most=2**32 - 1, optional=True)
+    random.setstate((version, tuple(internal), gauss if gauss is None else any_number("gauss", gauss)))
+    np.random.set_state((name, words, position, has_gauss, any_number("cached", cached)))
+    if seed is not None:
+        before = np.random.get_state()
+        mindspore.set_seed(seed)
+        np.random.set_state(before)  # mindspore.set_seed reseeds NumPy

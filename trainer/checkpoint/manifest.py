@@ -15,10 +15,12 @@ import json
 import mmap
 import os
 import re
+import shutil
 import stat
 import tempfile
+import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -192,3 +194,53 @@ def _check_size(path: Path, size: int) -> None:
         raise CheckpointDamagedError(f"{path} is not a regular file")
     if status.st_size != size:
         raise CheckpointDamagedError(f"{path} has {status.st_size:,} bytes; its manifest says {size:,}")
+
+
+class FolderWriter:
+    """Builds a folder under a hidden name beside `final`; a ``with`` block that is left before the folder has been
+    renamed, by an exception or otherwise, leaves nothing of it.
+
+    Every method raises OSError when the file system refuses.
+
+    Args:
+        final: what the folder is to be called.
+
+    Attributes:
+        path: the folder as long as it is built; rename it when `seal` has returned.
+    """
+
+    def __init__(self, final: Path) -> None:
+        self.path = durable.temporary_name(final, "tmp")
+        self._sums: dict[str, tuple[int, int]] = {}
+        self._lock: int | None = None
+
+    def __enter__(self) -> FolderWriter:
+        self.path.mkdir()
+        self._lock = durable.lock_folder(self.path)
+        return self
+
+    def write(self, name: str, blocks: Iterable[durable.Buffer]) -> None:
+        """Write a file of the folder and force it to the disk."""
+        self._sums[name] = durable.write_file(self.path / name, blocks)
+
+    def adopt(self, name: str) -> None:
+        """Take in a file that somebody else wrote into the folder, and force it to the disk."""
+        self._sums[name] = durable.sum_and_sync(self.path / name)
+
+    def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:
+        """Write the manifest, force the folder to the disk and return the manifest's body.
+
+        Args:
+            kind: of the manifest.
+            body: what it says besides "id" and "files".
+            identity: the "id"; None makes one.
+        """
+        body = {**body, "id": identity or uuid.uuid4().hex, "files": files_json(self._sums)}
+        durable.write_file(self.path / MANIFEST, [seal(kind, body)])
+        durable.sync_folder(self.path)
+        return body
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        shutil.rmtree(self.path, ignore_errors=True)

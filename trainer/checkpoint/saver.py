@@ -17,11 +17,11 @@ from ..distributed.launched import is_restarted
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..state import Phase
 from . import capture, catalog, durable
-from .background import BackgroundWriter
 from .ckpt_files import load_ckpt
 from .content import Content, Cursor
 from .folder_lock import FolderLock, claim
 from .snapshot import Snapshot
+from .snapshot_writer import BackgroundWriter
 
 logger = logging.getLogger(__name__)
 

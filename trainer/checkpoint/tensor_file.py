@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,28 @@ def _bfloat16() -> np.dtype:
         return np.dtype(np_dtype.bfloat16)
     except (ImportError, AttributeError, TypeError):
         raise ValueError("is bfloat16, which needs MindSpore with bfloat16 support for NumPy") from None
+
+
+class Frozen:
+    """An array as it is at one moment, computed at the first read, on any thread.
+
+    Attributes:
+        dtype: type of its elements.
+    """
+
+    def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:
+        self._make: Callable[[], np.ndarray] | None = make
+        self._array: np.ndarray | None = None
+        self._lock = threading.Lock()
+        self.dtype = np.dtype(dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; computes the array."""
+        return np.asarray(self).shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        with self._lock:
+            if self._array is None:
+                self._array, self._make = self._make(), None
+        return self._array if dtype is None else self._array.astype(dtype, copy=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -106,3 +107,14 @@ def cannot_meet(count: int, reason: object) -> ConfigurationError:
         f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
         "network of its own; start them with `trainer launch` or msrun"
     )
+
+
+SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer
+
+
+def notice_silence(connection: socket.socket) -> None:
+    """Turn on keepalive probes, which end the connection when the other machine does not answer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_SECONDS)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, TrainerError
-from .keepalive import notice_silence
+from .launched import notice_silence
 
 if TYPE_CHECKING:
     from .launch import Job

@@ -1,12 +1,13 @@
-"""JSON-able values with arrays, and states of parts made of them, as messages between processes."""
+"""Values, arrays, states and outputs of processes as messages to the others, in the order of ranks or batches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from mindspore import Tensor
 
 from .group import Group
 
@@ -43,3 +44,66 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
         (value, names), arrays = unpack(message)
         states.append({"json": value, "arrays": dict(zip(names, arrays, strict=True))})
     return states
+
+
+def lockstep_outputs(
+    group: Group, own: Iterable[tuple[Any, int]], stand_by: Callable[[], None]
+) -> Iterator[tuple[Any, int]]:
+    """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
+
+    Batch k of the dataset is batch k // size of rank k % size (`data.finite.shards.EveryNth`), so each process sees
+    what one process alone would see, in its order. Outputs of padding rows are left out.
+
+    Args:
+        group: the processes; all of them have to consume this iterator.
+        own: this process's outputs, tensors and host arrays in tuples and mappings of any depth, and the number of
+            rows, 0 where they are made up.
+        stand_by: called in place of `own` once that has ended: what the other processes exchange to make theirs.
+    """
+    if group.size == 1:
+        yield from own
+        return
+    batches = iter(own)
+    group.wait_for_all()  # connects them, before one of them is late
+    while True:
+        batch = next(batches, None)
+        ended = batch is None
+        if ended:
+            stand_by()
+        message = b"" if ended or batch[1] == 0 else _pack(*batch)
+        group.wait_for_all()  # while a process waits for its data
+        parts = group.gather_bytes(bytes([ended]) + message)
+        for part in parts:
+            if len(part) > 1:
+                yield _unpack(part[1:])
+        if all(part[0] for part in parts):
+            return
+
+
+def _pack(outputs: Any, rows: int) -> bytes:
+    arrays: list[np.ndarray] = []
+    return pack([_describe(outputs, arrays), rows], arrays)
+
+
+def _describe(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, tuple | list):
+        return [_describe(item, arrays) for item in value]
+    if isinstance(value, Mapping):
+        return {"names": list(value), "values": _describe(list(value.values()), arrays)}
+    on_host = isinstance(value, np.ndarray)
+    array = value if on_host else value.asnumpy()
+    arrays.append(array.astype(str) if array.dtype.kind == "O" else array)
+    return {"host": on_host}
+
+
+def _unpack(message: bytes) -> tuple[Any, int]:
+    (described, rows), arrays = unpack(message)
+    return _restore(described, iter(arrays)), rows
+
+
+def _restore(described: Any, arrays: Iterator[np.ndarray]) -> Any:
+    if isinstance(described, list):
+        return tuple([_restore(item, arrays) for item in described])
+    if "names" in described:
+        return dict(zip(described["names"], _restore(described["values"], arrays), strict=True))
+    return next(arrays) if described["host"] else Tensor(next(arrays))

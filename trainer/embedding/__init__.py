@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from mindspore_trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .layers.bag import EmbeddingBag as EmbeddingBag
     from .layers.embedding import Embedding as Embedding
+    from .layers.embedding_group import EmbeddingBag as EmbeddingBag
     from .layers.embedding_group import EmbeddingGroup as EmbeddingGroup
     from .layers.network_tables import SparseTables as SparseTables
     from .layers.row_optimizer import RowOptimizer as RowOptimizer
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .layers.row_optimizers import RowAdam as RowAdam
     from .layers.row_optimizers import RowFTRL as RowFTRL
     from .layers.row_optimizers import RowSGD as RowSGD
-    from .tables.admission import MinSightings as MinSightings
-    from .tables.admission import Probability as Probability
     from .tables.spec import Eviction as Eviction
+    from .tables.spec import MinSightings as MinSightings
+    from .tables.spec import Probability as Probability
 
 _HOMES = {
     "Embedding": ".layers.embedding",
-    "EmbeddingBag": ".layers.bag",
+    "EmbeddingBag": ".layers.embedding_group",
     "EmbeddingGroup": ".layers.embedding_group",
     "Eviction": ".tables.spec",
-    "MinSightings": ".tables.admission",
-    "Probability": ".tables.admission",
+    "MinSightings": ".tables.spec",
+    "Probability": ".tables.spec",
     "RowAdagrad": ".layers.row_optimizers",
     "RowAdam": ".layers.row_optimizers",
     "RowFTRL": ".layers.row_optimizers",
@@ -36,4 +36,4 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, rest=".layers.row_optimizers")

@@ -54,7 +54,7 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
         ConfigErrors: objects that cannot be made from their arguments; all of them at once.
         TrainerError: what a data source raises on its own account.
     """
-    from ..checkpoint.generators import seed_everything
+    from ..checkpoint.capture import seed_everything
 
     seed_everything(config.seed)
     builder = _Builder(config)

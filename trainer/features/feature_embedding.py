@@ -9,9 +9,8 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from ..checks import refuse, whole
-from ..embedding.layers.bag import EmbeddingBag
 from ..embedding.layers.embedding import Embedding
-from ..embedding.layers.embedding_group import EmbeddingGroup
+from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
 from ..errors import ConfigurationError, did_you_mean
 from .feature import Kind, Output
 from .features import Features

@@ -1,1 +1,30 @@
-"""Every private or undocumented use of MindSpore, each with what it relies on."""
+"""Every private or undocumented use of MindSpore, each with what it relies on.
+
+Where one of them is not what was relied on, the public way is taken, and said so once: `fall_back`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "TRAINER_PUBLIC_MINDSPORE"
+
+
+def public_only() -> bool:
+    """Return whether the user has asked, by setting `VARIABLE` to 1, for the public ways alone."""
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
+
+
+@functools.cache
+def fall_back(what: str, cost: str) -> None:
+    """Warn, once in a process, that this MindSpore is not what was relied on, and what taking the public way costs."""
+    logger.warning(
+        "this MindSpore behaves unlike those that the trainer was written for: %s. Results stay right, by a public "
+        "function instead; %s",
+        what,
+        cost,
+    )

@@ -1,4 +1,4 @@
-"""Running compiled programs directly, and running cells operator by operator.
+"""Running compiled programs directly, running cells operator by operator, and whether a process can run graphs.
 
 `Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell: hundreds of Python calls,
 more than half of the host time of a small step. MindSpore has no public name for running a program that is known to
@@ -10,6 +10,8 @@ Relied on:
   `checked` verifies for every program that `compile_and_run` itself does exactly that.
 - In graph mode calling a cell compiles it, and `set_context` changes the mode at once for the whole process. An
   operator that fails in eager mode is reported by a later one.
+- MindSpore runs graphs on threads of its own, which a fork does not copy, and does not start others: a graph in a child
+  forked after the first one waits for them for ever (2.10).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +28,8 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from .fallbacks import fall_back, public_only
+from ..errors import ConfigurationError
+from . import fall_back, public_only
 
 
 def _find_api() -> Any:
@@ -155,3 +159,21 @@ def await_operators() -> None:
             _logger.debug("an operator failed late: %s", error)
         else:
             return
+
+
+_process: int | None = None
+
+
+def check_not_forked() -> None:
+    """Note that this process runs graphs, and check that it can.
+
+    Raises:
+        ConfigurationError: it was forked from one that had run some.
+    """
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise ConfigurationError(
+            f"this process was forked from process {_process}, which has run MindSpore graphs: none can run here. "
+            "Start it by multiprocessing's 'spawn' or 'forkserver', or fork before the first graph"
+        )

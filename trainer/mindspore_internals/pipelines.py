@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .fallbacks import fall_back, public_only
+from . import fall_back, public_only
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from .fallbacks import fall_back, public_only
+from . import fall_back, public_only
 
 
 def views_are_live() -> bool:

@@ -16,7 +16,7 @@ from ..data.waiting import Interrupted
 from ..distributed.launched import STAGE
 from ..errors import ConfigurationError
 from ..mindspore_internals.compilation import notebook_sources, redirect_graph_dumps
-from ..mindspore_internals.forked import check_not_forked
+from ..mindspore_internals.execution import check_not_forked
 from ..state import Phase
 from . import loop
 from .signals import StopOnSignal

@@ -13,7 +13,7 @@ from ..data.position import Position
 from ..data.source import Source
 from ..state import Progress
 from .limits import Every
-from .loss_meter import LossMeter
+from .tally import LossMeter
 
 logger = logging.getLogger(__name__)
 

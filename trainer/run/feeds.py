@@ -26,7 +26,7 @@ from ..graph.program import StepOptions
 from ..metrics.registry import group_of
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
-from .supported import check_training
+from .job_checks import check_training
 
 if TYPE_CHECKING:
     from mindspore import nn

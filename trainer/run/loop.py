@@ -19,7 +19,7 @@ from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.position import Position
 from ..data.waiting import Interrupted
-from ..distributed.outputs import lockstep_outputs
+from ..distributed.packing import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
 from ..state import EvaluationState

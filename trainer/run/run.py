@@ -28,9 +28,9 @@ from . import loop
 from .call import snapshot_folders
 from .cursor import Cursor
 from .feeds import steps_per_epoch
+from .job_checks import check_settings
 from .limits import Limits
 from .lockstep import all_go_on, lockstep_chunks
-from .same_settings import check_settings
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -24,8 +24,7 @@ from ..metrics.registry import clear_metrics, group_of, of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
-from .loss_meter import OutputBuffer
-from .tally import host_columns
+from .tally import OutputBuffer, host_columns
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,14 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ..checkpoint import strict_json, tensor_file
-from ..checkpoint.folder_writer import FolderWriter
+from ..checkpoint.manifest import FolderWriter
 from ..data.ragged import RaggedInput, given_names
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..embedding.layers.embedding_group import EmbeddingGroup
 from ..embedding.layers.network_tables import SparseTables
 from ..embedding.planning.layout import FieldMap
 from ..embedding.planning.planner import Planner
-from ..embedding.planning.read_sets import ReadSize
-from ..embedding.planning.sparse_plan import TablePlan
+from ..embedding.planning.sparse_plan import ReadSize, TablePlan
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..features.features import Features

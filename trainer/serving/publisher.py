@@ -23,8 +23,7 @@ from callbacks import Callback
 from ..cadence import Every
 from ..checkpoint import catalog, durable, strict_json, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
-from ..checkpoint.folder_writer import FolderWriter
-from ..checkpoint.manifest import digest
+from ..checkpoint.manifest import FolderWriter, digest
 from ..checks import choice, whole
 from ..data.ragged import Ragged, RaggedInput
 from ..embedding.layers.network_tables import SparseTables

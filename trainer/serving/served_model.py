@@ -21,7 +21,7 @@ from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..metrics.predictions import activate
-from ..mindspore_internals.forked import check_not_forked
+from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
 from .packed_rows import unpack_rows

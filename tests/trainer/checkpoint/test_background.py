@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.checkpoint.background import BackgroundWriter
-from trainer.checkpoint.frozen import Frozen
+from trainer.checkpoint.snapshot_writer import BackgroundWriter
+from trainer.checkpoint.tensor_file import Frozen
 from trainer.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ from mindspore import nn
 from callbacks import EarlyStopping, History, LearningRateMonitor, ModelCheckpoint, ReduceLROnPlateau
 from tests.trainer.checkpoint.forge import forged_states, forged_tensors, put
 from trainer import Trainer, Window
-from trainer.checkpoint import generators
+from trainer.checkpoint.capture import generator_states
 from trainer.embedding import Embedding, Eviction
 from trainer.errors import CheckpointError, TrainerError
 
@@ -62,7 +62,7 @@ def contents(trainer):
         tables[name] += (table.next_row, table.step, table.plans, dict(table.counters))
     state = trainer.state
     kept = {name: dict(vars(callback)) for name, callback in enumerate(trainer.callbacks)}
-    return repr((parameters, tables, state.progress, state.metrics, state.snapshot, generators.capture(), kept)), (
+    return repr((parameters, tables, state.progress, state.metrics, state.snapshot, generator_states(), kept)), (
         trainer.callbacks.state_dict()
     )
 

@@ -15,10 +15,9 @@ from trainer.data.ragged import RaggedColumns
 from trainer.data.source import Item, ReadMode, Source
 from trainer.data.streaming.shared_stream import JobHooks, SharedStream
 from trainer.data.streaming.stream_source import StreamSource
-from trainer.distributed import barrier
+from trainer.distributed import group as groups
 from trainer.distributed.agreement import StopHooks
-from trainer.distributed.barrier import Barrier
-from trainer.distributed.group import Group
+from trainer.distributed.group import Barrier, Group
 from trainer.errors import TrainerError
 from trainer.run.limits import Limits
 from trainer.run.lockstep import lockstep_chunks
@@ -147,7 +146,7 @@ def test_a_process_that_has_gone_ends_the_waiting(scheduler):
 
 
 def test_processes_that_do_not_meet_say_so_and_let_go_of_each_other(scheduler, monkeypatch, caplog):
-    monkeypatch.setattr(barrier, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(groups, "CONNECT_SECONDS", 0.3)
     connect = socket.create_connection
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         monkeypatch.setattr(socket, "create_connection", lambda _, seconds: connect(elsewhere.getsockname(), seconds))

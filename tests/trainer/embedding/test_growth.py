@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from trainer.embedding import Eviction
 from trainer.embedding.planning.unique_indexer import UniqueIndexer
-from trainer.embedding.tables import buckets
-from trainer.embedding.tables.buckets import ODD_ID
+from trainer.embedding.tables import id_map
 from trainer.embedding.tables.hashing import mix64
-from trainer.embedding.tables.id_map import IdMap
+from trainer.embedding.tables.id_map import ODD_ID, IdMap
 from trainer.embedding.tables.table import SparseTable, TableSpec
 from trainer.embedding.tables.table_state import take
 from trainer.native.memory import Columns, Memory
@@ -37,7 +36,7 @@ def check(table, model):
 @settings(max_examples=120, deadline=None)
 def test_agrees_with_a_dict_while_it_grows(choices, seed, first, operations):
     rng = np.random.default_rng(seed)
-    with mock.patch.object(buckets, "_CHOICES", choices):
+    with mock.patch.object(id_map, "_CHOICES", choices):
         table, model, next_row = IdMap(step=8), {}, 0
         for kind, count in [("add", first), *operations]:
             ids = rng.choice(POOL, count, replace=False)
@@ -92,12 +91,12 @@ def growing_map(ids=400):
 
 
 def test_ids_without_room_are_found_while_the_map_grows():
-    with mock.patch.object(buckets, "_CHOICES", 1):
+    with mock.patch.object(id_map, "_CHOICES", 1):
         table = IdMap(step=8)
         candidates = np.arange(1_000, 200_000)
         crowd = candidates[mix64(candidates) & np.uint64(1_023) == 5][:20]
         few = np.setdiff1d(candidates, crowd)[:8]
-        table._replace_by(buckets.Buckets(128))
+        table._replace_by(id_map.Buckets(128))
         table._outgrown.place(few, np.arange(8, dtype=np.int32))
         table.add(crowd, np.arange(100, 120))
         assert not table.growing

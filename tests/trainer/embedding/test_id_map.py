@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from trainer.embedding.tables.buckets import ODD_ID
-from trainer.embedding.tables.id_map import IdMap
+from trainer.embedding.tables.id_map import ODD_ID, IdMap
 
 
 def test_agrees_with_a_dict_over_a_long_life():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.distributed.group import World
+from trainer.distributed.group import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
 from trainer.embedding.planning.sharded_state import gather_table, own_states, renumbered
 from trainer.embedding.planning.unique_indexer import SortingIndexer, UniqueIndexer
-from trainer.embedding.tables.row_shards import Shards
+from trainer.embedding.tables.hashing import Shards
 from trainer.embedding.tables.table import SparseTable, TableSpec
 from trainer.embedding.tables.table_state import check_states, restore, take
 
@@ -31,7 +31,7 @@ class Rank(World):
     def _run(self, kind, array):
         self.slots[self.rank] = array
         self.barrier.wait(timeout=30)
-        found = np.concatenate(self.slots) if kind == "gather" else self.slots[0]
+        found = np.concatenate(self.slots) if kind is Gather else self.slots[0]
         self.barrier.wait(timeout=30)
         return found
 

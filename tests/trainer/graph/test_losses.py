@@ -165,7 +165,14 @@ class OwnLoss(nn.MSELoss):
 
 @pytest.mark.parametrize(
     "loss",
-    [OwnLoss(), nn.RMSELoss(), nn.BCEWithLogitsLoss(weight=ONES), nn.BCEWithLogitsLoss(pos_weight=ONES), None, np.square],
+    [
+        OwnLoss(),
+        nn.RMSELoss(),
+        nn.BCEWithLogitsLoss(weight=ONES),
+        nn.BCEWithLogitsLoss(pos_weight=ONES),
+        None,
+        np.square,
+    ],
     ids=str,
 )
 def test_nothing_is_guessed_of_other_losses(loss):

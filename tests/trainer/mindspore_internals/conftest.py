@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.mindspore_internals.fallbacks import fall_back
+from trainer.mindspore_internals import fall_back
 from trainer.mindspore_internals.shared_memory import try_view
 
 

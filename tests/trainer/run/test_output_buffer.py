@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from trainer.run.loss_meter import OutputBuffer
+from trainer.run.tally import OutputBuffer
 
 
 @pytest.fixture(params=["CPU", "Ascend"])

@@ -16,11 +16,9 @@ from ...checks import choice, refuse, whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
-from ..tables.admission import MinSightings, Probability
-from ..tables.hashing import INITIALIZERS, first_rows, stable_seed, to_ids
+from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
 from ..tables.pretrained import read_vectors
-from ..tables.row_shards import WHOLE, Shards
-from ..tables.spec import Eviction, TableSpec
+from ..tables.spec import Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
 

@@ -20,7 +20,7 @@ from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
 from ..planning.planner import Planner
 from ..planning.sparse_plan import Carry, SparsePlan, TablePlan
 from ..tables import table_state
-from ..tables.row_shards import Shards
+from ..tables.hashing import Shards
 from ..tables.table_state import arrays_of
 from .embedding import FIRST_ROWS, Embedding, WorkingSet
 from .embedding_cells import embedding_cells, head_cells

@@ -17,6 +17,8 @@ from ...native.compiled import inlined
 from ..tables.kernels import RowKernel, update_rows
 from .row_optimizer import RowOptimizer
 
+__all__ = ["RowAdagrad", "RowAdam", "RowFTRL", "RowSGD"]
+
 _logger = logging.getLogger(__name__)
 
 

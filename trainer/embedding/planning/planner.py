@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import DataError
-from ..tables.bulk_plan import plan_alike, plan_together, takes
 from ..tables.hashing import to_ids, to_plain, why_floats
-from ..tables.table import SparseTable
+from ..tables.table import SparseTable, plan_alike, plan_together, takes
 from .layout import Bundle, Component, FieldMap, Layout, separate_tables
-from .read_sets import ReadSets, ReadSize
-from .sparse_plan import Carry, OpenRows, SparsePlan, TablePlan, marker, padded_size, padding_of
+from .sparse_plan import Carry, OpenRows, ReadSets, ReadSize, SparsePlan, TablePlan, marker, padded_size, padding_of
 from .unique_indexer import SortingIndexer, UniqueIndexer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint.frozen import Frozen
+from ...checkpoint.tensor_file import Frozen
 from ...distributed.group import Group
 from ..tables.id_map import find
 from ..tables.spec import DEFAULT_ROW

@@ -39,7 +39,7 @@ def _bucket(mask, hashed, choice):
 
 @inlined
 def _cell(keys, passed, mask, choices, key, hashed):
-    """Return the cell of `key` in a table of `buckets.Buckets`, -1 if it is unknown."""
+    """Return the cell of `key` in a table of `id_map.Buckets`, -1 if it is unknown."""
     cell = np.int64(-1)
     for choice in range(choices):
         bucket = _bucket(mask, hashed, choice)
@@ -64,7 +64,7 @@ def find_ids(keys, rows, passed, choices, ids, out):
     """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where it is unknown.
 
     Args:
-        keys: ids of all cells as `buckets.Buckets` keeps them.
+        keys: ids of all cells as `id_map.Buckets` keeps them.
         rows: their rows.
         passed: for every bucket, how many ids found no room in it.
         choices: buckets that an id may be in.

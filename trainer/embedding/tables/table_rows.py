@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...native.memory import Columns
-from .admission import Admission
-from .hashing import first_rows, stable_seed
+from .hashing import WHOLE, Shards, first_rows, stable_seed
 from .id_map import IdMap
-from .row_shards import WHOLE, Shards
 from .row_store import RowStore
-from .spec import DEFAULT_ROW, PADDING, TableSpec
+from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
 
 _FIRST_BLOCK = 1 << 15
 

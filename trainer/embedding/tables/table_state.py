@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint.frozen import Frozen
+from ...checkpoint.tensor_file import Frozen
 from ...checks import any_number, whole
 from ...errors import CheckpointDamagedError, CheckpointMismatchError
 from .eviction import Evicted, UndoRecord

@@ -6,7 +6,7 @@ import pytest
 from mindspore import nn
 
 from trainer.errors import ConfigurationError
-from trainer.run.supported import check_stream, check_training
+from trainer.run.job_checks import check_stream, check_training
 from trainer.streams import IterableStream, ReplayStream
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.tables.bulk_plan import plan_alike, plan_together, takes
-from trainer.embedding.tables.table import SparseTable, TableSpec
+from trainer.embedding.tables.table import SparseTable, TableSpec, plan_alike, plan_together, takes
 
 
 def make(names="ab", **options):
