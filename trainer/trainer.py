@@ -141,6 +141,7 @@ class Trainer:
         self.prediction_activations = task_activations(prediction_activation, task_names)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
+        network_checks.check_row_dependence(loss_fn, self.accumulate, self.group.size)
         self.seed = checks.seed(seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
         self.run_dir = None if run_dir is None else Path(run_dir)

@@ -21,6 +21,7 @@ _EXTRAS = {
     "redis": ("redis",),
     "kafka": ("confluent-kafka",),
     "arrow": ("pyarrow",),
+    "retrieval": ("faiss-cpu",),
     "prometheus": ("prometheus_client",),
 }
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")

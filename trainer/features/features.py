@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import refuse
+from ..embedding.tables.hashing import to_ids
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
 from ..streams.formats.column import Column
@@ -37,7 +38,8 @@ class Features(Stateful):
 
     Args:
         features: `Feature` objects, or mappings of their arguments with "kind", as in YAML.
-        label: name of the label column, or of several.
+        label: name of the label column, or of several. One that a feature reads as ids gives these ids, int64, text
+            hashed: what `trainer.models.InBatchSoftmax` compares.
         weight: name of the column of loss weights, or None.
         group: name of the column that ranking metrics group rows by, or None.
         event_time: name of the column with the time of an event, in seconds since the epoch or as text, or None.
@@ -94,7 +96,7 @@ class Features(Stateful):
     def _schema(self) -> Schema:
         columns = dict(self.columns)
         for name in self.labels:
-            columns[name] = Column(self.label_dtype, coerce=True)
+            columns[name] = self._label_column(name)
         if self.weight is not None:
             columns[self.weight] = Column(np.float32, minimum=0, coerce=True)
         if self.group is not None:
@@ -107,6 +109,13 @@ class Features(Stateful):
     def statistics(self) -> dict[str, Statistic]:
         """What each feature that learns has learned, by its name."""
         return self.learned.statistics
+
+    def _label_column(self, name: str) -> Column:
+        """Return the column of a label; one that a feature reads as ids stays what it is."""
+        column = self.columns.get(name)
+        if column is None or column.shape or column.dtype.kind not in "Ui":
+            return Column(self.label_dtype, coerce=True)
+        return replace(column, default=None)
 
     def of_kind(self, kind: Kind) -> list[Output]:
         """Return the outputs of a kind, in order."""
@@ -252,7 +261,8 @@ class Features(Stateful):
         inputs = self.apply(raw)
         for name in (self.group, *self.labels, self.weight):
             if name is not None and name in raw:
-                inputs[name] = raw[name]
+                is_text = name in self.labels and raw[name].dtype.kind == "U"
+                inputs[name] = to_ids(raw[name]) if is_text else raw[name]
         return inputs
 
     def declaration(self) -> dict[str, Any]:

@@ -136,6 +136,30 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
         )
 
 
+def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
+    """Check that a loss that compares the rows of a batch with each other is given all of them at once.
+
+    Such a loss says so by ``rows_depend = True`` on its class.
+
+    Raises:
+        ConfigurationError: its batch would be divided, by accumulation or among processes.
+    """
+    if not getattr(type(loss_fn), "rows_depend", False):
+        return
+    name = type(loss_fn).__name__
+    if accumulate > 1:
+        raise ConfigurationError(
+            f"gradient_accumulation_steps={accumulate}: {name} compares each row with the others of its batch, and "
+            "accumulated batches are not compared with each other, so the update is not that of one large batch; use a "
+            "larger batch_size with gradient_accumulation_steps=1"
+        )
+    if processes > 1:
+        raise ConfigurationError(
+            f"{processes} processes: {name} compares each row with the others of its batch, of which each process has "
+            "a part; train it in one process"
+        )
+
+
 def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) -> tuple[int, int, int] | None:
     """Return the positions of loss, prediction and label in the evaluation outputs; (0, 1, 2) for a built network.
 

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from .dlrm import DLRM as DLRM
     from .esmm import ESMM as ESMM
     from .fm import FM as FM
+    from .in_batch_softmax import InBatchSoftmax as InBatchSoftmax
+    from .item_index import ItemIndex as ItemIndex
     from .listing import describe as describe
     from .logistic_regression import LogisticRegression as LogisticRegression
     from .masknet import MaskNet as MaskNet
     from .mmoe import MMoE as MMoE
     from .ple import PLE as PLE
+    from .retrieval import item_vectors as item_vectors
+    from .retrieval import read_vectors as read_vectors
     from .retrieval import top_items as top_items
-    from .two_tower import InBatchSoftmax as InBatchSoftmax
+    from .retrieval import user_vectors as user_vectors
+    from .retrieval import write_vectors as write_vectors
     from .two_tower import TwoTower as TwoTower
     from .wide_deep import WideDeep as WideDeep
 
@@ -56,8 +61,13 @@ _HOMES = {
     "PLE": ".ple",
     "ESMM": ".esmm",
     "TwoTower": ".two_tower",
-    "InBatchSoftmax": ".two_tower",
+    "InBatchSoftmax": ".in_batch_softmax",
+    "ItemIndex": ".item_index",
     "top_items": ".retrieval",
+    "user_vectors": ".retrieval",
+    "item_vectors": ".retrieval",
+    "write_vectors": ".retrieval",
+    "read_vectors": ".retrieval",
     "describe": ".listing",
 }
 __all__ = ["MODELS", *sorted(_HOMES)]

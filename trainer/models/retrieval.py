@@ -1,8 +1,67 @@
-"""The items nearest to a user, from the vectors of two towers."""
+"""Vectors of users and items from two towers, the items nearest to a user, and files of vectors."""
 
 from __future__ import annotations
 
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, Protocol
+
 import numpy as np
+
+from ..checkpoint import durable
+from ..checks import refuse, whole
+from ..errors import ConfigurationError, DataError
+
+_SCORES_AT_ONCE = 1 << 24  # 64 MB
+
+
+class Predicts(Protocol):
+    """A model that answers rows: a `Trainer` or a `ServedModel`."""
+
+    def predict(self, rows: Any) -> Any:
+        """Return the network's output for rows."""
+
+
+def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
+    """Return the vectors of users, float32 [n, width], of length 1.
+
+    Args:
+        model: a `Trainer` or `ServedModel` of a `TwoTower`.
+        rows: raw rows of the users, as `predict` takes them; columns of items may be left out.
+
+    Raises:
+        ConfigurationError: the model's output is not that of a `TwoTower`.
+        DataError: as `predict`.
+    """
+    return _halves(model, rows)[0]
+
+
+def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
+    """Return the vectors of items, float32 [n, width], of length 1; columns of users may be left out of the rows.
+
+    Args:
+        model: a `Trainer` or `ServedModel` of a `TwoTower`.
+        rows: raw rows of the items, as `predict` takes them.
+
+    Raises:
+        ConfigurationError: the model's output is not that of a `TwoTower`.
+        DataError: as `predict`.
+    """
+    return _halves(model, rows)[1]
+
+
+def _halves(model: Predicts, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    outputs = model.predict(rows)
+    shape = None if isinstance(outputs, tuple) else np.shape(outputs)
+    if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
+        what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"
+        raise ConfigurationError(
+            f"vectors of users and items come from a TwoTower, whose output is [n, 2 * width]; the model gives {what}"
+        )
+    width = shape[1] // 2
+    return np.ascontiguousarray(outputs[:, :width], np.float32), np.ascontiguousarray(outputs[:, width:], np.float32)
 
 
 def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -11,14 +70,144 @@ def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndar
     Args:
         users: float [U, width].
         items: float [I, width].
-        count: items per user, at most I.
+        count: items per user; at most I are returned.
 
     Returns:
-        Numbers of the items, int64 [U, count], best first, and their scores, float32 [U, count].
+        Numbers of the items, int64 [U, count], best first (of equal ones the lower number), and their scores, float32
+        [U, count].
+
+    Raises:
+        ConfigurationError: arrays that are not of these shapes, or a count below 1.
     """
-    scores = np.asarray(users, np.float32) @ np.asarray(items, np.float32).T
-    count = min(count, scores.shape[1])
+    users, items = checked_vectors("users", users), checked_vectors("items", items)
+    if users.shape[1] != items.shape[1]:
+        raise ConfigurationError(f"top_items: users have {users.shape[1]} columns, items {items.shape[1]}")
+    count = min(whole("top_items(count=...)", count), len(items))
+    best = np.empty((len(users), count), np.int64)
+    scores = np.empty((len(users), count), np.float32)
+    step = max(1, _SCORES_AT_ONCE // max(1, len(items)))
+    for start in range(0, len(users), step):
+        part = slice(start, start + step)
+        best[part], scores[part] = _best_of(users[part] @ items.T, count)
+    return best, scores
+
+
+def _best_of(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     best = np.argpartition(-scores, count - 1, axis=1)[:, :count]
-    order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
-    best = np.take_along_axis(best, order, 1)
-    return best, np.take_along_axis(scores, best, 1)
+    values = np.take_along_axis(scores, best, 1)
+    order = np.lexsort((best, -values), axis=1)
+    return np.take_along_axis(best, order, 1), np.take_along_axis(values, order, 1)
+
+
+def checked_vectors(name: str, vectors: Any) -> np.ndarray:
+    """Return vectors as a contiguous float32 array.
+
+    Raises:
+        ConfigurationError: not finite numbers of shape [rows, width].
+    """
+    try:
+        array = np.ascontiguousarray(vectors, np.float32)
+    except (TypeError, ValueError):
+        refuse(name, "numbers of shape [rows, width]", vectors)
+    if array.ndim != 2 or not array.shape[1]:
+        raise ConfigurationError(f"{name} takes vectors of shape [rows, width]; received {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise ConfigurationError(f"{name}: row {int(np.argmin(np.isfinite(array).all(axis=1)))} is not finite")
+    return array
+
+
+def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
+    """Write vectors with what names them; the file is replaced as a whole, or not at all.
+
+    Args:
+        path: ending with .npz (arrays "id" and "vector"), or with .parquet (columns "id" and "vector", lists of one
+            length; extra [arrow]).
+        ids: [n], integers or text.
+        vectors: float [n, width].
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: another ending, ids and vectors that do not fit, or pyarrow is missing.
+    """
+    path, ids, vectors = Path(path), checked_ids(ids), checked_vectors("vectors", vectors)
+    if len(ids) != len(vectors):
+        raise ConfigurationError(f"write_vectors: {len(ids)} ids for {len(vectors)} vectors")
+    write = {".npz": _npz, ".parquet": _parquet}.get(path.suffix)
+    if write is None:
+        refuse("write_vectors(path)", "a file ending with .npz or .parquet", str(path))
+    durable.replace_file(path, write(ids, vectors))
+    return path
+
+
+def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids [n] and vectors, float32 [n, width], of a file that `write_vectors` wrote.
+
+    Raises:
+        ConfigurationError: another ending, or pyarrow is missing.
+        DataError: the file does not hold vectors.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                ids, vectors = arrays["id"], arrays["vector"]
+        elif path.suffix == ".parquet":
+            ids, vectors = _read_parquet(path)
+        else:
+            refuse("read_vectors(path)", "a file ending with .npz or .parquet", str(path))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} does not hold vectors as write_vectors writes them: {error}") from error
+    return checked_ids(ids), checked_vectors("vectors", vectors)
+
+
+def checked_ids(ids: Any) -> np.ndarray:
+    """Return ids as an array of int64 or text.
+
+    Raises:
+        ConfigurationError: neither, not one column, or an id that occurs twice.
+    """
+    array = np.asarray(ids)
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.ravel()):
+        array = array.astype(np.str_)
+    if array.ndim != 1 or array.dtype.kind not in "iuU":
+        raise ConfigurationError(
+            f"ids takes one column of integers or text; received {array.dtype} of shape {list(array.shape)}"
+        )
+    distinct, counts = np.unique(array, return_counts=True)
+    if len(distinct) < len(array):
+        raise ConfigurationError(f"ids: {distinct[counts > 1][0].item()!r} occurs {counts.max()} times")
+    return array if array.dtype.kind == "U" else array.astype(np.int64)
+
+
+def _npz(ids: np.ndarray, vectors: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, id=ids, vector=vectors)
+    return buffer.getvalue()
+
+
+def _parquet(ids: np.ndarray, vectors: np.ndarray) -> bytes:
+    pa, parquet = _arrow()
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"id": pa.array(ids), "vector": lists}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    _, parquet = _arrow()
+    table = parquet.read_table(path, columns=["id", "vector"])
+    vectors = np.asarray(table["vector"].combine_chunks().flatten())
+    return table["id"].to_numpy(), vectors.reshape(table.num_rows, -1)
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigurationError(
+            "files ending with .parquet need pyarrow: pip install 'mindspore-trainer[arrow]'"
+        ) from None
+    return pyarrow, parquet

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-from ..checks import number
 from ..errors import ConfigurationError, did_you_mean
 from ..features import Features
 from ..features.feature import Kind
@@ -34,7 +33,8 @@ class TwoTower(nn.Cell):
         the columns of `Features.inputs`.
 
     Outputs:
-        float32 [N, 2 * width]: the user's vector and the item's, side by side; see `InBatchSoftmax`.
+        float32 [N, 2 * width]: the user's vector and the item's, side by side; see `InBatchSoftmax`, `user_vectors` and
+        `item_vectors`.
 
     Raises:
         ConfigurationError: no such feature, or no category or list of the item or of the user.
@@ -90,42 +90,3 @@ def _side(fields, numbers, of_fields, of_numbers):
     for index in of_numbers:
         parts += (numbers[:, index : index + 1],)
     return ops.concat(parts, 1) if len(parts) > 1 else parts[0]
-
-
-class InBatchSoftmax(nn.Cell):
-    """The loss of choosing a row's own item among those of the batch, corrected for how often items occur.
-
-    Items that are sampled often are negatives more often than they should be: log Q, the logarithm of an item's share
-    of the rows, is subtracted from its logit. Q is estimated from the batch: the item's rows among all rows.
-
-    Args:
-        width: length of the towers' vectors.
-        temperature: logits are divided by it.
-        correction: whether log Q is subtracted.
-
-    Inputs:
-        vectors float [N, 2 * width], as `TwoTower` gives; item [N]: what tells items apart, so that a row's own item in
-        another row is no negative (integers, or text hashed by the features).
-
-    Outputs:
-        Scalar: the mean over the rows.
-    """
-
-    def __init__(self, width: int = 32, temperature: float = 0.05, correction: bool = True) -> None:
-        super().__init__()
-        number("InBatchSoftmax(temperature=...)", temperature, above=0)
-        self.width, self.scale, self.correction = width, 1.0 / temperature, correction
-
-    def construct(self, vectors, item):
-        """Return the loss."""
-        vectors = ops.cast(vectors, mstype.float32)
-        logits = ops.matmul(vectors[:, : self.width], vectors[:, self.width :].swapaxes(0, 1)) * self.scale
-        same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
-        occurrences = same.sum(axis=0)
-        if self.correction:
-            logits = logits - ops.log(occurrences / occurrences.shape[0])
-        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
-        logits = logits - 1e9 * (same - own)
-        largest = ops.stop_gradient(logits.max(axis=1, keepdims=True))
-        total = ops.log(ops.exp(logits - largest).sum(axis=1)) + largest.reshape(-1)
-        return (total - (logits * own).sum(axis=1)).mean()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from trainer.models import InBatchSoftmax, top_items
+from trainer.models import InBatchSoftmax
 from trainer.models.autoint import InteractingLayer
 from trainer.models.bst import TransformerBlock, masked_softmax
 from trainer.models.dcn import CrossNetwork
@@ -150,23 +150,40 @@ def test_the_logit_of_a_product_of_two_probabilities():
     close(both_logit(Tensor(a), Tensor(b)).asnumpy(), np.log(p) - np.log1p(-p))
 
 
-@pytest.mark.parametrize("correction", [True, False])
+@pytest.mark.parametrize("correction", ["batch", None])
 def test_a_softmax_over_the_items_of_the_batch(correction):
     vectors, item = draw(4, 6), np.array([7, 3, 7, 5])
-    logits = vectors[:, :3] @ vectors[:, 3:].T / 0.5
-    if correction:
-        logits = logits - np.log(np.array([2, 1, 2, 1]) / 4)
+    log_q = np.log(np.array([2, 1, 2, 1]) / 4) if correction else 0
+    close(run(InBatchSoftmax(0.5, correction), vectors, item), softmax_loss(vectors, item, 0.5, log_q))
+
+
+def softmax_loss(vectors, item, temperature, log_q):
+    """Equation 4 of Yi et al., row by row; a row's own item in another row is no negative."""
+    width = vectors.shape[1] // 2
+    logits = vectors[:, :width] @ vectors[:, width:].T / temperature - log_q
     losses = []
-    for row in range(4):
-        others = [n for n in range(4) if n == row or item[n] != item[row]]
+    for row in range(len(item)):
+        others = [n for n in range(len(item)) if n == row or item[n] != item[row]]
         losses.append(-np.log(softmax(logits[row, others])[others.index(row)]))
-    close(run(InBatchSoftmax(3, 0.5, correction), vectors, item), np.mean(losses))
+    return np.mean(losses)
 
 
-def test_the_nearest_items():
-    users, items = draw(3, 4), draw(9, 4)
-    order = np.argsort(-users @ items.T, axis=1)[:, :5]
-    best, scores = top_items(users, items, 5)
-    np.testing.assert_array_equal(best, order)
-    close(scores, np.take_along_axis(users @ items.T, order, 1))
-    assert top_items(users, items, 20)[0].shape == (3, 9)
+def test_the_running_estimate_of_how_often_items_are_sampled():
+    loss, rate = InBatchSoftmax(0.5, "running", buckets=97, rate=0.1), 0.1
+    interval, last = {}, {}
+    for step in range(1, 12):
+        # items that fall into one bucket share its estimate
+        vectors, item = draw(5, 6), np.random.default_rng(step).choice([3, 4, 5, 100, 2**62 + 9], 5)
+        item[1] = item[0]
+        before = dict(interval)
+        for bucket in set(((item & 0x7FFFFFFF) % 97).tolist()):
+            passed = step - last.get(bucket, 0)
+            interval[bucket] = (1 - rate) * interval[bucket] + rate * passed if bucket in last else passed
+        loss.set_train(True)
+        log_q = -np.log(np.maximum([interval[bucket] for bucket in (item & 0x7FFFFFFF) % 97], 1))
+        close(run(loss, vectors, item), softmax_loss(vectors, item, 0.5, log_q))
+        last |= dict.fromkeys(((item & 0x7FFFFFFF) % 97).tolist(), step)
+        assert not before or before != interval
+    loss.set_train(False)
+    first, again = run(loss, vectors, item), run(loss, vectors, item)
+    assert first == again, "evaluation changed the estimate"

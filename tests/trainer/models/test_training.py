@@ -26,11 +26,11 @@ OPTIONS = {
     "two_tower": {**SMALL, "item": ["item", "genres", "price"], "width": 4},
 }
 TASKS, HISTORIES = ("mmoe", "ple", "esmm"), ("din", "bst")
-TABLE = {**make_rows(), "chosen": make_rows()["item"]}
+TABLE = make_rows()
 
 
 def make(name, **options):
-    labels = ["click", "buy"] if name in TASKS else "chosen" if name == "two_tower" else "click"
+    labels = ["click", "buy"] if name in TASKS else "item" if name == "two_tower" else "click"
     features = make_features(labels, None if name in HISTORIES else "mean")
     return features, getattr(models, MODELS[name])(features, **{**OPTIONS.get(name, SMALL), **options})
 
@@ -38,7 +38,7 @@ def make(name, **options):
 def loss_of(name):
     if name in TASKS:
         return MultiTaskLoss({"click": nn.BCEWithLogitsLoss(), "buy": nn.BCEWithLogitsLoss()})
-    return InBatchSoftmax(4, 0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
+    return InBatchSoftmax(0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
 
 
 @pytest.mark.parametrize(("name", "level"), [*((name, "O0") for name in MODELS), ("deepfm", "O2"), ("bst", "O2")])

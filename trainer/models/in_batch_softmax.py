@@ -1,0 +1,108 @@
+"""The softmax over the items of a batch, corrected for how often items are sampled (X. Yi et al., RecSys 2019)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checks import choice, number, whole
+
+CORRECTIONS = ("batch", "running")
+_INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8)
+
+
+class InBatchSoftmax(nn.Cell):
+    """The loss of choosing a row's own item among those of the batch, corrected for how often items are sampled.
+
+    An item that occurs often is a negative more often than it should be: log Q, the logarithm of the probability that a
+    batch samples it, is subtracted from its logit (equation 4). A row's own item in another row is no negative. The
+    rows of a batch depend on each other, so the loss is computed within one batch of one process: accumulated batches
+    and several processes, each with other negatives, are refused.
+
+    Args:
+        temperature: inner products are divided by it.
+        correction: where Q comes from. "batch": the item's share of the batch's rows. "running": 1 / the mean number of
+            steps between two batches with the item, estimated while training (algorithm 2), as a stream needs it: the
+            estimate is part of snapshots, and evaluation uses it unchanged. None: no correction.
+        buckets: entries of the running estimate; items share those that their numbers fall into.
+        rate: weight of the newest interval in the running estimate, the paper's alpha. The first interval of an item is
+            the number of steps until it was first seen.
+
+    Inputs:
+        vectors float [N, 2 * width], as `TwoTower` gives; item [N], integers: what tells items apart. With
+        ``Features(..., label="item")``, where a feature reads the same column, text is hashed.
+
+    Outputs:
+        Scalar float32: the mean over the rows.
+
+    Raises:
+        ConfigurationError: an argument that cannot work.
+        TypeError: items that are not integers, before the first step.
+    """
+
+    rows_depend: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        correction: str | None = "batch",
+        *,
+        buckets: int = 1 << 20,
+        rate: float = 0.01,
+    ) -> None:
+        super().__init__()
+        number("InBatchSoftmax(temperature=...)", temperature, above=0)
+        choice("InBatchSoftmax(correction=...)", correction, CORRECTIONS, optional=True)
+        whole("InBatchSoftmax(buckets=...)", buckets, most=1 << 30)
+        number("InBatchSoftmax(rate=...)", rate, above=0, most=1)
+        self.scale, self.correction = 1.0 / temperature, correction
+        self.is_running = correction == "running"
+        if self.is_running:
+            self.buckets, self.rate = buckets, rate
+            self.lower_bits = Tensor(np.array([0x7FFFFFFF], np.int64))
+            self.step = Parameter(Tensor(np.zeros(1, np.int32)), name="frequency_step", requires_grad=False)
+            self.last_step = Parameter(Tensor(np.zeros(buckets, np.int32)), name="last_step", requires_grad=False)
+            self.interval = Parameter(Tensor(np.zeros(buckets, np.float32)), name="interval", requires_grad=False)
+
+    def construct(self, vectors, item):
+        """Return the loss."""
+        if item.dtype not in _INTEGERS:
+            raise TypeError(
+                "InBatchSoftmax takes integers that tell items apart as the label; Features(label=...) names the "
+                "column of the item's feature, or label_dtype='int32' makes a column of numbers integers"
+            )
+        vectors = ops.cast(vectors, mstype.float32)
+        width = vectors.shape[1] // 2
+        logits = ops.matmul(vectors[:, :width], vectors[:, width:].swapaxes(0, 1)) * self.scale
+        same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
+        if self.correction is not None:
+            log_q = self._log_intervals(item) if self.is_running else ops.log(same.sum(axis=0) / same.shape[0])
+            logits = logits - log_q
+        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
+        logits = logits - 1e9 * (same - own)
+        largest = ops.stop_gradient(logits.max(axis=1, keepdims=True))
+        total = ops.log(ops.exp(logits - largest).sum(axis=1)) + largest.reshape(-1)
+        return (total - (logits * own).sum(axis=1)).mean()
+
+    def _log_intervals(self, item):
+        """Return log Q of each row's item, and count the batch while training."""
+        # the lower bits first: the remainder of a large int64 is wrong on CPU
+        lower = ops.cast(ops.bitwise_and(ops.cast(item, mstype.int64), self.lower_bits), mstype.int32)
+        bucket = ops.floor_mod(lower, self.buckets)
+        interval = ops.gather(self.interval, bucket, 0)
+        last = ops.gather(self.last_step, bucket, 0)
+        now = self.step + 1
+        # rows of one item, or of one bucket, all write the same values
+        passed = ops.cast(now - last, mstype.float32)
+        newest = ops.select(last == 0, passed, (1 - self.rate) * interval + self.rate * passed)
+        if self.training:
+            interval = newest
+            ops.scatter_update(self.interval, bucket, interval)
+            ops.scatter_update(self.last_step, bucket, ops.broadcast_to(now, bucket.shape))
+            ops.assign(self.step, now)
+        else:
+            interval = ops.select(last == 0, passed, interval)
+        return -ops.log(ops.clamp(interval, 1.0, None))

@@ -1,0 +1,132 @@
+"""`ItemIndex`: the items nearest to users, exactly or approximately, by what names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..checks import choice, whole
+from ..errors import ConfigurationError
+from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
+
+METHODS = ("exact", "hnsw")
+
+
+class ItemIndex:
+    """Finds the items whose vectors have the largest inner product with a user's.
+
+    Args:
+        ids: [I], integers or text: what names the items in answers.
+        vectors: float [I, width].
+        method: "exact" compares every item, by NumPy: the choice up to some 100,000 items. "hnsw" searches a graph of
+            neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) by Faiss (extra [retrieval]), and may miss an item.
+        links: neighbours of each item in the graph, for "hnsw"; more are better and larger.
+        effort: items that are looked at for an answer, for "hnsw"; more are better and slower.
+
+    Raises:
+        ConfigurationError: arguments that do not fit, an id that occurs twice, or Faiss is missing.
+    """
+
+    def __init__(self, ids: Any, vectors: Any, method: str = "exact", *, links: int = 32, effort: int = 128) -> None:
+        self.ids, self.vectors = checked_ids(ids), checked_vectors("vectors", vectors)
+        if len(self.ids) != len(self.vectors) or not len(self.ids):
+            raise ConfigurationError(f"ItemIndex: {len(self.ids)} ids for {len(self.vectors)} vectors; one each, some")
+        self.method = choice("ItemIndex(method=...)", method, METHODS)
+        whole("ItemIndex(links=...)", links, 2)
+        self.effort = whole("ItemIndex(effort=...)", effort)
+        self._graph = None if method == "exact" else _neighbour_graph(self.vectors, links, effort)
+        self._order = np.argsort(self.ids, kind="stable")
+
+    @classmethod
+    def of_model(cls, model: Predicts, rows: Any, ids: Any, method: str = "exact", **options: Any) -> ItemIndex:
+        """Return the index of the items of a table, with vectors from a `Trainer` or `ServedModel` of a `TwoTower`.
+
+        Args:
+            model: the model.
+            rows: raw rows of the items, as `item_vectors` takes them.
+            ids: [I]: what names them in answers.
+            method, options: see the class.
+        """
+        return cls(ids, item_vectors(model, rows), method, **options)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], method: str = "exact", **options: Any) -> ItemIndex:
+        """Return the index of the vectors in a file that `write_vectors` wrote."""
+        return cls(*read_vectors(path), method, **options)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def search(
+        self, users: Any, count: int = 10, exclude: Sequence[Sequence[Any]] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest items of each user.
+
+        Args:
+            users: float [U, width], see `user_vectors`.
+            count: items per user.
+            exclude: for each user the ids that are not to be returned, such as those seen already; unknown ones are
+                passed over.
+
+        Returns:
+            ids [U, count], best first, and scores float32 [U, count]. Where fewer than `count` items are left for a
+            user, the scores behind them are -inf.
+
+        Raises:
+            ConfigurationError: another width than the items', or lists that are not one for each user.
+        """
+        users = checked_vectors("users", users)
+        if users.shape[1] != self.vectors.shape[1]:
+            raise ConfigurationError(
+                f"ItemIndex.search: users have {users.shape[1]} columns, items {self.vectors.shape[1]}"
+            )
+        count = min(whole("ItemIndex.search(count=...)", count), len(self))
+        hidden = self._hidden(exclude, len(users))
+        numbers, scores = self._nearest(users, min(count + max(map(len, hidden), default=0), len(self)))
+        if exclude is not None:
+            for row, unwanted in enumerate(hidden):
+                scores[row, np.isin(numbers[row], unwanted)] = -np.inf
+            order = np.argsort(-scores, axis=1, kind="stable")
+            numbers, scores = np.take_along_axis(numbers, order, 1), np.take_along_axis(scores, order, 1)
+        return self.ids[numbers[:, :count]], scores[:, :count]
+
+    def _hidden(self, exclude: Sequence[Sequence[Any]] | None, users: int) -> list[np.ndarray]:
+        """Return the numbers of the items that are not to be returned, for each user."""
+        if exclude is None:
+            return []
+        if len(exclude) != users:
+            raise ConfigurationError(f"ItemIndex.search(exclude=...): {len(exclude)} lists for {users} users")
+        hidden = []
+        for ids in exclude:
+            known = np.asarray(ids, dtype=None if len(ids) else self.ids.dtype)
+            if known.dtype.kind != self.ids.dtype.kind and not (known.dtype.kind == "u" and self.ids.dtype.kind == "i"):
+                raise ConfigurationError(
+                    f"ItemIndex.search(exclude=...): ids are {self.ids.dtype}; received {known.dtype}"
+                )
+            at = np.minimum(np.searchsorted(self.ids, known, sorter=self._order), len(self) - 1)
+            numbers = self._order[at]
+            hidden.append(numbers[self.ids[numbers] == known])
+        return hidden
+
+    def _nearest(self, users: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._graph is None:
+            return top_items(users, self.vectors, count)
+        self._graph.hnsw.efSearch = max(self.effort, count)
+        scores, numbers = self._graph.search(users, count)
+        return np.where(numbers < 0, 0, numbers), np.where(numbers < 0, np.float32(-np.inf), scores)
+
+
+def _neighbour_graph(vectors: np.ndarray, links: int, effort: int) -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise ConfigurationError(
+            "ItemIndex(method='hnsw') needs Faiss: pip install 'mindspore-trainer[retrieval]', or method='exact'"
+        ) from None
+    graph = faiss.IndexHNSWFlat(vectors.shape[1], links, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction = max(2 * links, effort)
+    graph.add(vectors)
+    return graph
