@@ -28,6 +28,7 @@ _COMMANDS = {
     "online": "train on data.stream",
     "evaluate": "evaluate a trained network on data.test (or --split)",
     "predict": "write predictions for data.test (or --split)",
+    "features": "what declared features make of the first rows, statistics of the columns, drift since a run",
     "launch": "start a command or a Python script as several processes that train together",
     "check": "tell everything that is wrong with a configuration; runs nothing",
     "show-loop": "print the training loop with the active callbacks in their places",
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("fit", "online"):
         made[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
         made[name].add_argument("--resume", metavar="RUN", help="go on from the last snapshot of this run folder")
-    for name in ("evaluate", "predict", "check", "show-loop"):
+    for name in ("evaluate", "predict", "features", "check", "show-loop"):
         made[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
     for name in ("evaluate", "predict"):
         made[name].add_argument("--run", metavar="RUN", help="run folder; default: the newest run of CONFIG")
@@ -67,11 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     made["predict"].add_argument(
         "--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy"
     )
-    for name in ("fit", "online", "evaluate", "predict", "check", "show-loop"):
+    for name in ("fit", "online", "evaluate", "predict", "features", "check", "show-loop"):
         made[name].add_argument(
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
     table_commands.init_arguments(made["init"])
+    table_commands.features_arguments(made["features"])
     _launch_arguments(made["launch"])
     versions_command.add_arguments(made["versions"])
     made["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
@@ -364,6 +366,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 _HANDLERS = {
     "init": table_commands.init,
+    "features": table_commands.features,
     "fit": _train,
     "online": _train,
     "evaluate": _evaluate,

@@ -1,4 +1,4 @@
-"""The commands about tables: ``trainer init``, and ``--data`` of ``evaluate`` and ``predict``."""
+"""The commands about tables: ``trainer init`` and ``features``, and ``--data`` of ``evaluate`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,34 @@ def init(given: argparse.Namespace) -> int:
     features = sum(arguments is not None for arguments, _ in proposal.features)
     print(f"{output}: {proposal.model} predicts {', '.join(proposal.labels)} from {features} features")
     print(f"next: trainer fit {shlex.quote(str(output))}")
+    return 0
+
+
+def features_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `features` but CONFIG and --set."""
+    parser.add_argument("--data", metavar="FILE", type=Path, help="a file or folder of raw rows; default: data.train")
+    parser.add_argument("--rows", metavar="N", type=int, default=10_000, help="rows to look at; default: 10,000")
+    parser.add_argument(
+        "--run", metavar="RUN", type=Path, help="run or snapshot that drift is measured from; default: the newest run"
+    )
+
+
+def features(given: argparse.Namespace) -> int:
+    """Show what declared features make of the first rows."""
+    from . import rundir
+    from .feature_report import describe_features
+    from .loader import load_config
+
+    source = Path(given.config)
+    if given.rows < 1:
+        raise ConfigurationError(f"--rows takes a whole number >= 1; received {given.rows}")
+    for path in (given.data, given.run):
+        if path is not None and not path.exists():
+            raise ConfigurationError(f"no such file or folder: {path}")
+    with rundir.project_paths(source):
+        config = load_config(source, given.overrides)
+        run = given.run or (source if source.is_dir() else rundir.newest_run(config.run_dir))
+        print(describe_features(config, run, given.data, given.rows))
     return 0
 
 
