@@ -20,7 +20,7 @@ from typing import Any
 from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..masking import mask_text
-from . import table_commands, versions_command
+from . import serve_command, table_commands, versions_command
 
 _COMMANDS = {
     "init": "write a first configuration for a table, from a look at its columns",
@@ -36,6 +36,7 @@ _COMMANDS = {
     "compare": "runs side by side: differences of configuration, final metrics",
     "models": "list the networks of trainer.models with their papers and options",
     "versions": "list, pin, roll back, promote and compare the versions of a published model",
+    "serve": "answer over HTTP from a published model, while it is trained",
     "doctor": "what this machine and installation are, and what stands in the way of a run",
 }
 
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     table_commands.init_arguments(made["init"])
     table_commands.features_arguments(made["features"])
     _launch_arguments(made["launch"])
+    serve_command.add_arguments(made["serve"])
     versions_command.add_arguments(made["versions"])
     made["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
     made["runs"].add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
@@ -367,6 +369,7 @@ def _doctor(given: argparse.Namespace) -> int:
 _HANDLERS = {
     "init": table_commands.init,
     "features": table_commands.features,
+    "serve": serve_command.run,
     "fit": _train,
     "online": _train,
     "evaluate": _evaluate,

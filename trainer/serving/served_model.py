@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checks import choice
-from ..data.ragged import Ragged
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from ..features.feature_data import is_raw
 from ..features.features import Features
-from ..metrics.predictions import activate
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
+from .held_version import HeldVersion
 from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, held, table_rows
 from .version_records import PINS, VersionRecords
@@ -37,8 +37,8 @@ _LONGEST_PAUSE = 60.0
 class ServedModel:
     """A published model. Rows and weights follow the newest version while predictions go on.
 
-    Every row and every set of weights is whole at any time; a version of a million rows becomes visible block by block,
-    its weights last. Files are checked against their checksums before anything of them is used. A version that is
+    Every answer is one version's: a new one takes the place of the old one between two calls, with all its rows and
+    weights. Files are checked against their checksums before anything of them is used. A version that is
     damaged is named in one warning and in `problem`, and the last good one is served until a newer version can be: the
     next one that holds everything, as Publish's `compact` says.
 
@@ -85,6 +85,7 @@ class ServedModel:
         self._replaced: ServedGraph | None = None  # the one that predictions came from
         self._run = threading.Lock()
         self._update = threading.Lock()
+        self._due = threading.Event()
         self._stop = threading.Event()
         self._mark: tuple[int, ...] | None = None
         self.refresh()
@@ -122,23 +123,36 @@ class ServedModel:
         if batch is not None and columns:
             raise DataError("predict takes a batch, or columns as keywords, not both")
         batch = columns if batch is None else batch
+        with self.held() as version:
+            features = version.graph.features
+            outputs = version.run(features.transform(batch) if features is not None and is_raw(batch) else batch)
+        if output == "probability":
+            if version.graph.activation is None:
+                raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
+            outputs = (version.probability(outputs), *outputs[1:])
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[HeldVersion]:
+        """Hold the version being served: inside, no other one takes its place, and no other thread runs the graph."""
+        while self._due.is_set():  # locks are not fair: a version that waits goes first
+            time.sleep(1e-4)
         with self._run:
             self._replaced = None
-            graph = self._graph
-            if graph.features is not None and is_raw(batch):
-                batch = graph.features.transform(batch)
-            arrays = self._columns(graph, batch)
             if self._waiting is not None:
                 weights, self._waiting = self._waiting, None
-                graph.set_weights(weights)
-            count = len(arrays[0])
-            parts = [graph.run(inputs_of(graph, arrays, start)) for start in range(0, count, graph.batch)]
-        outputs = tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
-        if output == "probability":
-            if graph.activation is None:
-                raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
-            outputs = (activate(graph.activation, outputs[0]).astype(np.float32), *outputs[1:])
-        return outputs if len(outputs) > 1 else outputs[0]
+                self._graph.set_weights(weights)
+            yield HeldVersion(self._graph, self._current)
+
+    @property
+    def graph(self) -> ServedGraph:
+        """The network and its tables; only inside `held` do they stay those of one version."""
+        return self._graph
+
+    @property
+    def current(self) -> Current:
+        """What is published of the version being served."""
+        return self._current
 
     @property
     def activation(self) -> str | None:
@@ -153,35 +167,6 @@ class ServedModel:
     def graph_tables(self) -> dict[str, SparseTable]:
         """Return the tables being served, by name; not to be changed."""
         return self._graph.tables
-
-    def _columns(self, graph: ServedGraph, batch: Any) -> list[np.ndarray]:
-        names, shapes = graph.given, graph.about["shapes"]
-        if isinstance(batch, Mapping):
-            missing = [name for name in names if name not in batch]
-            if missing:
-                raise DataError(f"predict needs the columns {', '.join(names)}; {', '.join(missing)} not given")
-            batch = [batch[name] for name in names]
-        elif not isinstance(batch, Sequence) or isinstance(batch, np.ndarray):
-            batch = [batch]
-        if len(batch) != len(names):
-            raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
-        places = [graph.about["columns"].index(name) for name in names]
-        columns: list[Any] = []
-        for name, place, column in zip(names, places, batch, strict=True):
-            if name in graph.ragged:
-                options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
-                column = Ragged.of(column, **options).cut()
-                shape = ["lists"]
-            else:
-                column, shape = np.asarray(column), shapes[place]
-            wrong = name not in graph.ragged and list(column.shape[1:]) != shape
-            if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
-                raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-            dtype = graph.about["dtypes"][place]
-            if column.dtype.kind == "O":  # lists without any value
-                column = column.astype("U1" if column.padding == "" else dtype)
-            columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
-        return columns
 
     # -- following -----------------------------------------------------------------------------------------------
 
@@ -266,11 +251,12 @@ class ServedModel:
             for folder, file in zip(folders, files, strict=True)
         ]
         weights = _weights_for(graph, folders[-1])
-        # everything has been checked: only now is anything changed
-        for update in updates:
-            for name, arrays in update.items():
-                _update_table(graph.tables[name], arrays)
-        with self._run:
+        if graph is not self._graph:
+            _update_tables(graph, updates)
+        # everything has been checked: only now is anything changed that answers come from
+        with self._going_first():
+            if graph is self._graph:
+                _update_tables(graph, updates)
             if graph is not self._graph:
                 # MindSpore lets go of a compiled graph only while no other one runs, and waits for that without letting
                 # Python go on, which operators in Python need: never while another thread may train. What follows one
@@ -281,6 +267,16 @@ class ServedModel:
             self.version, self.step = now.version, now.step
         if served is None or now.version > served.version:
             self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
+
+    @contextlib.contextmanager
+    def _going_first(self) -> Iterator[None]:
+        self._due.set()
+        try:
+            with self._run:
+                self._due.clear()
+                yield
+        finally:
+            self._due.clear()
 
     def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
         """Return the versions to apply to the one being served, or None when all rows have to be read."""
@@ -319,6 +315,12 @@ def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
     return {name: np.array(found[name]) for name in graph.weights}
 
 
+def _update_tables(graph: ServedGraph, updates: Sequence[Mapping[str, Mapping[str, np.ndarray]]]) -> None:
+    for update in updates:
+        for name, arrays in update.items():
+            _update_table(graph.tables[name], arrays)
+
+
 def _update_table(table: SparseTable, arrays: Mapping[str, np.ndarray]) -> None:
     table.discard(np.asarray(arrays["removed"]))
     if len(arrays["default"]):
@@ -327,16 +329,3 @@ def _update_table(table: SparseTable, arrays: Mapping[str, np.ndarray]) -> None:
         block = slice(start, start + _BLOCK)
         rows = {key: arrays[key][block] for key in ("weights", "scale") if key in arrays}
         table.put(np.array(arrays["ids"][block]), unpack_rows(rows))
-
-
-def inputs_of(graph: ServedGraph, columns: Sequence[Any], start: int) -> list[np.ndarray]:
-    """Return the arguments of one call: rows from `start` on, the last one repeated where there are too few."""
-    rows = np.minimum(np.arange(start, start + graph.batch), len(columns[0]) - 1)
-    found: dict[str, np.ndarray] = {}
-    for name, column in zip(graph.given, columns, strict=True):
-        if name in graph.ragged:
-            wanted = graph.ragged[name]
-            found |= wanted.arrays(name, column[rows], wanted.capacity(graph.batch))
-        else:
-            found[name] = column[rows]
-    return [found[name] for name in graph.about["columns"]]

@@ -1,0 +1,61 @@
+"""`trainer serve` as a process, and a model to serve, for tests and benchmarks."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Server:
+    """A running `trainer serve`.
+
+    Args:
+        folder: what is served.
+        arguments: further arguments of the command.
+        environment: further variables.
+    """
+
+    def __init__(self, folder, *arguments, **environment):
+        command = [sys.executable, "-m", "trainer", "serve", str(folder), "--port", "0", *arguments]
+        variables = {**os.environ, "GLOG_v": "3", **environment}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        self.lines, self.url = [], None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"is served at (http://\S+)", line):
+                self.url = found[1]
+                break
+        self.connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=30) if self.url else None
+
+    def ask(self, path, body=None, media="application/json", **headers):
+        """Return status, headers and content of an answer; a body of another kind than bytes is sent as JSON."""
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None:
+            headers["Content-Type"] = media
+        self.connection.request("GET" if body is None else "POST", path, body, headers)
+        answer = self.connection.getresponse()
+        content = answer.read()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, answer.headers, json.loads(content) if is_json else content
+
+    def stop(self, number=signal.SIGTERM):
+        """End it and return its exit code; what it wrote is in `lines` then."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        if not self.process.stderr.closed:
+            self.lines += self.process.stderr.read().splitlines(keepends=True)
+            self.process.stderr.close()
+        if self.connection is not None:
+            self.connection.close()
+        return self.process.wait(30)

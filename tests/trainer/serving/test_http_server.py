@@ -1,0 +1,250 @@
+"""`trainer serve`: a published model answers over HTTP, with the real server and the real model."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from mindspore import nn
+
+from trainer import Trainer
+from trainer.errors import ConfigurationError
+from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
+from trainer.serving import Publish, ServedModel
+from trainer.serving.http.service import Service
+from trainer.serving.http.service_call import Call, ServeOptions
+
+from .serve_process import Server
+
+TOKEN = "a-token-of-the-test"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+ARROW = "application/vnd.apache.arrow.stream"
+ROWS = [{"age": 33, "city": "a"}, {"age": 41.5, "city": None}, {"age": 18, "city": "new"}]
+
+
+class Linear(nn.Cell):
+    def __init__(self, features):
+        super().__init__()
+        self.embedding = FeatureEmbedding(features, dim=1)
+        self.weights = nn.Dense(self.embedding.number_width, 1)
+
+    def construct(self, *columns):
+        fields, numbers, _ = self.embedding(*columns)
+        return self.weights(numbers)[:, 0] + fields.sum((1, 2))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop") / "ads"
+    rng = np.random.default_rng(0)
+    table = {"age": rng.uniform(18, 70, 512), "city": rng.choice(list("abc"), 512)}
+    table["click"] = (table["age"] > 40).astype(np.float32)
+    features = Features([Numeric("age", normalize="standard", required=True), Categorical("city")], label="click")
+    net = Linear(features)
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), features=features)
+    trainer.fit(table, epochs=1, batch_size=256, callbacks=[Publish(folder, batch=32)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(published):
+    with ServedModel(published, follow=False) as model:
+        return model.version, model.predict(ROWS), model.predict(ROWS, output="probability")
+
+
+@pytest.fixture(scope="module")
+def server(published):
+    limits = ["--request-rows", "50", "--body-bytes", "4000"]
+    server = Server(published, *limits, "--workers", "2", TRAINER_SERVE_TOKEN=TOKEN)
+    yield server
+    server.stop()
+
+
+def test_rows_are_answered_with_probabilities_logits_and_the_version(server, expected):
+    status, _, answer = server.ask("/predict", {"rows": ROWS, "logits": True}, **AUTHORIZED)
+    assert status == 200
+    assert (answer["version"], answer["errors"]) == (expected[0], [])
+    assert answer["age_seconds"] > 0
+    np.testing.assert_array_equal(np.float32(answer["logits"]), expected[1])
+    np.testing.assert_array_equal(np.float32(answer["probability"]), expected[2])
+    columns = {"columns": {name: [row[name] for row in ROWS] for name in ROWS[0]}}
+    for body in (ROWS, columns):
+        assert server.ask("/predict", body, **AUTHORIZED)[2]["probability"] == answer["probability"]
+    alone = server.ask("/predict?logits=true", ROWS[0], **AUTHORIZED)[2]
+    assert (alone["probability"], alone["logits"]) == (answer["probability"][:1], answer["logits"][:1])
+
+
+def test_arrow_is_taken_and_given(server, expected):
+    table = pa.table({"city": [row["city"] for row in ROWS], "age": [row["age"] for row in ROWS]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body = sink.getvalue().to_pybytes()
+    assert server.ask("/predict", body, ARROW, **AUTHORIZED)[2]["probability"] == expected[2].tolist()
+    status, headers, content = server.ask("/predict", body, ARROW, Accept=ARROW, **AUTHORIZED)
+    assert (status, headers["content-type"]) == (200, ARROW)
+    answer = pa.ipc.open_stream(content).read_all()
+    np.testing.assert_array_equal(answer["probability"].to_numpy(), expected[2])
+    assert answer.schema.metadata[b"version"] == str(expected[0]).encode()
+    assert server.ask("/predict", body[:-40] + b"x" * 40, ARROW, **AUTHORIZED)[0] == 400
+
+
+def test_a_bad_row_is_named_and_its_neighbours_are_answered(server, expected):
+    rows = [ROWS[0], {"age": "old"}, ROWS[1], {"city": "a"}, {"agee": 3}, 7, ROWS[2]]
+    status, _, answer = server.ask("/predict", {"rows": rows}, **AUTHORIZED)
+    assert status == 200
+    assert [p for p in answer["probability"] if p is not None] == expected[2].tolist()
+    assert [(e["row"], e["status"], e["column"]) for e in answer["errors"]] == [
+        (1, 422, "age"),
+        (3, 422, "age"),
+        (4, 422, None),
+        (5, 422, None),
+    ]
+    reasons = [error["reason"] for error in answer["errors"]]
+    assert "'old'" in reasons[0]
+    assert "missing" in reasons[1]
+    assert "did you mean 'age'?" in reasons[2]
+    status, _, answer = server.ask("/predict", {"rows": rows[1:2]}, **AUTHORIZED)
+    assert (status, answer["probability"], answer["errors"][0]["column"]) == (422, [None], "age")
+
+
+@pytest.mark.parametrize(
+    ("body", "media", "status", "said"),
+    [
+        (b"{", "application/json", 400, "no JSON"),
+        (b"[]", "application/json", 400, "no rows"),
+        (b'{"rows": [{}], "logit": 1}', "application/json", 400, "'logit'"),
+        (b'{"columns": {"age": [1, 2], "city": ["a"]}}', "application/json", 400, "one length"),
+        (b"age=3", "text/csv", 415, "text/csv"),
+        (b"[" + b",".join([b"{}"] * 51) + b"]", "application/json", 413, "up to 50 rows; received 51"),
+        (b" " * 4001, "application/json", 413, "up to 4000 bytes"),
+    ],
+)
+def test_what_is_no_request_is_refused_with_the_reason(server, body, media, status, said):
+    answer = server.ask("/predict", body, media, **AUTHORIZED)
+    assert answer[0] == status
+    assert said in answer[2]["error"]
+
+
+def test_the_token_is_asked_for_except_by_probes(server):
+    for path, body in (("/predict", ROWS), ("/metrics", None), ("/docs", None)):
+        assert server.ask(path, body)[0] == 401
+        assert server.ask(path, body, Authorization="Bearer other")[0] == 401
+    assert server.ask("/healthz")[0] == server.ask("/readyz")[0] == 200
+
+
+def test_state_metrics_and_description(server, expected):
+    state = server.ask("/readyz")[2]
+    assert (state["ready"], state["version"], state["problem"], state["name"]) == (True, expected[0], None, "ads")
+    server.ask("/predict", ROWS, **AUTHORIZED)
+    metrics = server.ask("/metrics", **AUTHORIZED)[2].decode()
+    assert f"trainer_serve_model_version {expected[0]}.0" in metrics
+    assert 'trainer_serve_requests_total{operation="predict",status="200"}' in metrics
+    document = server.ask("/openapi.json", **AUTHORIZED)[2]
+    body = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["anyOf"][-1]["properties"]) == {"age", "city"}
+    assert b"<code>POST /predict</code>" in server.ask("/docs", **AUTHORIZED)[2]
+    status, _, answer = server.ask("/predictions", **AUTHORIZED)
+    assert (status, answer["error"]) == (404, "/predictions is not served; GET /docs lists what is")
+
+
+def test_the_open_inference_protocol(server, expected):
+    inputs = [
+        {"name": "age", "shape": [3], "datatype": "FP64", "data": [row["age"] for row in ROWS]},
+        {"name": "city", "shape": [3, 1], "datatype": "BYTES", "data": [row["city"] for row in ROWS]},
+    ]
+    request = {"id": "7", "inputs": inputs, "outputs": [{"name": "probability"}]}
+    status, _, answer = server.ask("/v2/models/ads/infer", request, **AUTHORIZED)
+    assert (status, answer["id"], answer["model_version"]) == (200, "7", str(expected[0]))
+    (tensor,) = answer["outputs"]
+    assert (tensor["name"], tensor["datatype"], tensor["shape"]) == ("probability", "FP32", [3])
+    assert tensor["data"] == expected[2].tolist()
+    assert server.ask("/v2/models/ads/ready", **AUTHORIZED)[0] == server.ask("/v2/health/live")[0] == 200
+    model = server.ask("/v2/models/ads", **AUTHORIZED)[2]
+    assert {one["name"]: one["datatype"] for one in model["inputs"]} == {"age": "FP64", "city": "BYTES"}
+    inputs[0]["data"] = [1, 2]
+    assert "shape [3]" in server.ask("/v2/models/ads/infer", request, **AUTHORIZED)[2]["error"]
+    assert server.ask("/v2/models/other/infer", request, **AUTHORIZED)[0] == 404
+
+
+def test_many_requests_at_once_become_batches(published, expected):
+    async def ask_all():
+        service = Service(published, ServeOptions(batch_delay=0.05))
+        await service.start()
+        calls = [service.handle(Call("predict", b'{"age": %d, "city": "a"}' % age)) for age in range(20, 40)]
+        bad = service.handle(Call("predict", b'{"city": "a"}'))
+        replies = await asyncio.gather(*calls, bad)
+        text = (await service.handle(Call("metrics"))).body.decode()
+        await service.stop()
+        return replies, text
+
+    replies, text = asyncio.run(ask_all())
+    assert [reply.status for reply in replies] == [200] * 20 + [422]
+    with ServedModel(published, follow=False) as model:
+        wanted = model.predict({"age": list(range(20, 40)), "city": ["a"] * 20}, output="probability")
+    answers = [json.loads(reply.body)["probability"] for reply in replies[:20]]
+    assert answers == [[value] for value in wanted.tolist()]
+    assert "trainer_serve_batch_rows_count 1.0" in text
+
+
+def test_requests_beyond_the_queue_or_the_time_are_refused(published):
+    async def ask_all(**options):
+        service = Service(published, ServeOptions(batch_delay=0.5, **options))
+        await service.start()
+        replies = await asyncio.gather(*[service.handle(Call("predict", b'{"age": 3}')) for _ in range(3)])
+        await service.stop()
+        return sorted(reply.status for reply in replies)
+
+    assert asyncio.run(ask_all(queue_rows=2)) == [200, 200, 429]
+    assert asyncio.run(ask_all(timeout=0.05)) == [504, 504, 504]
+
+
+def test_a_server_waits_for_the_first_version_where_it_is_to(tmp_path):
+    async def ask():
+        service = Service(tmp_path, ServeOptions(wait=True))
+        await service.start()
+        replies = [await service.handle(Call(name, b'{"age": 3}')) for name in ("ready", "predict")]
+        await service.stop()
+        return [reply.status for reply in replies]
+
+    assert asyncio.run(ask()) == [503, 503]
+
+
+def test_other_machines_need_a_token():
+    with pytest.raises(ConfigurationError, match="TRAINER_SERVE_TOKEN"):
+        ServeOptions(host="0.0.0.0")
+    assert ServeOptions(host="0.0.0.0", token="secret-token").port == 8080
+
+
+def test_kill_and_stop_lose_no_request(server, expected):
+    """Kept last: the model's process is killed, then the server is stopped while a request is on its way."""
+    model_pid = _children(server.process.pid)[0]
+    socket_to = socket.create_connection(urlsplit(server.url).netloc.split(":"), 30)
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    socket_to.sendall(f"{head}Content-Length: 12\r\n\r\n".encode())
+    os.kill(model_pid, signal.SIGKILL)
+    status, _, answer = server.ask("/predict", ROWS, **AUTHORIZED)
+    assert (status, answer["version"]) == (200, expected[0])
+    assert answer["probability"] == expected[2].tolist()
+    assert _children(server.process.pid)[0] != model_pid
+
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    socket_to.sendall(b'{"age": 33} ')
+    assert socket_to.recv(15).startswith(b"HTTP/1.1 200")
+    socket_to.close()
+    assert server.stop() == 128 + signal.SIGTERM
+    text = "".join(server.lines)
+    assert f"({model_pid}) was ended by SIGKILL; it is started again" in text
+    assert TOKEN not in text
+
+
+def _children(pid):
+    return sorted(int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

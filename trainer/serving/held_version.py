@@ -1,0 +1,97 @@
+"""One version of a published model while it answers: from a batch's columns to the network's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.ragged import Ragged
+from ..errors import DataError
+from ..metrics.predictions import activate
+from .graph_export import ServedGraph
+from .published import Current
+
+
+class HeldVersion:
+    """The version that `ServedModel.held` holds.
+
+    Args:
+        graph: its network and tables.
+        current: which one it is.
+
+    Attributes:
+        version, step: its number, and the optimizer steps it has seen.
+        published: when it was published, seconds since the epoch.
+        event_time: its newest event, seconds since the epoch, or None.
+    """
+
+    def __init__(self, graph: ServedGraph, current: Current) -> None:
+        self.graph = graph
+        self.version, self.step = current.version, current.step
+        self.published, self.event_time = current.time, current.event_time
+
+    def run(self, batch: Any) -> tuple[np.ndarray, ...]:
+        """Return the network's outputs for its own columns, each float32 [n, ...].
+
+        Args:
+            batch: a mapping from names to columns [n, ...], a sequence of them, or the only one.
+
+        Raises:
+            DataError: columns are missing, differ in their number of rows, or have another shape than in training.
+        """
+        graph = self.graph
+        columns = _checked(graph, batch)
+        count = len(columns[0])
+        parts = [graph.run(_one_call(graph, columns, start)) for start in range(0, count, graph.batch)]
+        return tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
+
+    def probability(self, outputs: Sequence[np.ndarray]) -> np.ndarray | None:
+        """Return what the loss compares with the label, float32, or None where the loss does not say."""
+        if self.graph.activation is None:
+            return None
+        return activate(self.graph.activation, outputs[0]).astype(np.float32)
+
+
+def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
+    names, shapes = graph.given, graph.about["shapes"]
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise DataError(f"predict needs the columns {', '.join(names)}; {', '.join(missing)} not given")
+        batch = [batch[name] for name in names]
+    elif not isinstance(batch, Sequence) or isinstance(batch, np.ndarray):
+        batch = [batch]
+    if len(batch) != len(names):
+        raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
+    places = [graph.about["columns"].index(name) for name in names]
+    columns: list[Any] = []
+    for name, place, column in zip(names, places, batch, strict=True):
+        if name in graph.ragged:
+            options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
+            column = Ragged.of(column, **options).cut()
+            shape = ["lists"]
+        else:
+            column, shape = np.asarray(column), shapes[place]
+        wrong = name not in graph.ragged and list(column.shape[1:]) != shape
+        if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
+            raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
+        dtype = graph.about["dtypes"][place]
+        if column.dtype.kind == "O":  # lists without any value
+            column = column.astype("U1" if column.padding == "" else dtype)
+        columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
+    return columns
+
+
+def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int) -> list[np.ndarray]:
+    """Return the arguments of one call: rows from `start` on, the last one repeated where there are too few."""
+    rows = np.minimum(np.arange(start, start + graph.batch), len(columns[0]) - 1)
+    arrays: dict[str, np.ndarray] = {}
+    for name, column in zip(graph.given, columns, strict=True):
+        if name in graph.ragged:
+            wanted = graph.ragged[name]
+            arrays |= wanted.arrays(name, column[rows], wanted.capacity(graph.batch))
+        else:
+            arrays[name] = column[rows]
+    return [arrays[name] for name in graph.about["columns"]]

@@ -1,0 +1,1 @@
+"""A published model behind HTTP: `trainer serve`."""

@@ -1,0 +1,99 @@
+"""Answers as bytes: JSON, an Arrow stream, or an error."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+
+from .batching import Scored
+from .request_rows import column_and_reason
+from .service_call import ARROW, JSON, Reply
+
+
+def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
+    """Return the answer to a prediction.
+
+    Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered.
+
+    Args:
+        scored: the predictions.
+        logits: whether the network's own outputs are wanted beside probabilities.
+        accept: media type wanted, `JSON` or `ARROW`.
+    """
+    columns = _columns(scored, logits)
+    errors = _errors(scored)
+    status = 200 if len(scored.good) else 422
+    if accept == ARROW:
+        return Reply(status, _arrow(scored, columns, errors), ARROW)
+    body: dict[str, Any] = _about(scored)
+    body |= {name: _with_nulls(scored, values) for name, values in columns.items()}
+    body["errors"] = errors
+    return Reply(status, orjson.dumps(body), JSON)
+
+
+def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
+    """Return what is answered, by name, for the good rows."""
+    return _columns(scored, logits)
+
+
+def _columns(scored: Scored, logits: bool) -> dict[str, np.ndarray]:
+    columns: dict[str, np.ndarray] = {}
+    if scored.probability is not None:
+        columns["probability"] = scored.probability
+    if logits or scored.probability is None:
+        columns["logits" if scored.probability is not None else "prediction"] = (scored.outputs or (np.zeros(0),))[0]
+    for number, output in enumerate(scored.outputs[1:], 1):
+        columns[f"output_{number}"] = output
+    return columns
+
+
+def _about(scored: Scored) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "version": scored.version,
+        "step": scored.step,
+        "age_seconds": round(now - scored.published, 3),
+        "event_age_seconds": None if scored.event_time is None else round(now - scored.event_time, 3),
+    }
+
+
+def _errors(scored: Scored) -> list[dict[str, Any]]:
+    errors = []
+    for row, text in sorted(scored.bad.items()):
+        column, reason = column_and_reason(text)
+        errors.append({"row": row, "status": 422, "column": column, "reason": reason})
+    return errors
+
+
+def _with_nulls(scored: Scored, values: np.ndarray) -> list[Any]:
+    listed = values.tolist()
+    if not scored.bad:
+        return listed
+    spread: list[Any] = [None] * scored.count
+    for row, value in zip(scored.good.tolist(), listed, strict=True):
+        spread[row] = value
+    return spread
+
+
+def _arrow(scored: Scored, columns: dict[str, np.ndarray], errors: list[dict[str, Any]]) -> bytes:
+    import pyarrow as pa
+
+    arrays: dict[str, Any] = {}
+    for name, values in columns.items():
+        spread = _with_nulls(scored, values)
+        depth = values.ndim - 1
+        kind = pa.float32()
+        for _ in range(depth):
+            kind = pa.list_(kind)
+        arrays[name] = pa.array(spread, kind)
+    reasons = {error["row"]: error for error in errors}
+    for key in ("column", "reason"):
+        arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in range(scored.count)], pa.string())
+    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in _about(scored).items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()

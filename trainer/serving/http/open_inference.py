@@ -1,0 +1,113 @@
+"""The Open Inference Protocol, version 2, as KServe, Triton and their clients speak it: tensors by name, as JSON.
+
+See https://github.com/kserve/open-inference-protocol. A request is answered as a whole: one bad row refuses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from .answers import named_outputs
+from .batching import Scored
+from .request_rows import RequestRows, RowReader, column_and_reason
+from .service_call import RefusalError, Reply
+
+_TYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
+    """Return the rows of an inference request, and the request.
+
+    Raises:
+        RefusalError: 400, not such a request.
+    """
+    try:
+        request = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RefusalError(400, f"the body is no JSON: {error}; tensors as binary data are not taken") from None
+    inputs = request.get("inputs") if isinstance(request, dict) else None
+    if not isinstance(inputs, list) or not inputs or not all(isinstance(one, dict) for one in inputs):
+        raise RefusalError(400, '"inputs" takes a list of tensors {"name", "shape", "datatype", "data"}')
+    columns = {str(one.get("name")): _tensor(one) for one in inputs}
+    counts = {name: len(values) for name, values in columns.items()}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        raise RefusalError(400, f"inputs have one first dimension, at least 1; received {counts}")
+    return RequestRows(next(iter(counts.values())), table=columns), request
+
+
+def _tensor(one: dict[str, Any]) -> Any:
+    name, shape, kind = one.get("name"), one.get("shape"), one.get("datatype")
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise RefusalError(400, f"input {name!r}: shape takes a list of whole numbers; received {shape!r}")
+    if kind != "BYTES" and kind not in _TYPES:
+        raise RefusalError(400, f"input {name!r}: datatype takes BYTES, {', '.join(_TYPES)}; received {kind!r}")
+    try:
+        if kind == "BYTES":
+            values = np.array(one.get("data"), object).reshape(shape).tolist()
+        else:
+            values = np.array(one.get("data"), _TYPES[kind]).reshape(shape)
+    except (ValueError, TypeError, OverflowError):
+        raise RefusalError(400, f"input {name!r}: data are not {kind} values of shape {shape}") from None
+    return _columns_of_one(values)
+
+
+def _columns_of_one(values: Any) -> Any:
+    """Return [n, 1] tensors, which clients send for single values, as [n]."""
+    if isinstance(values, np.ndarray):
+        return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    return [row[0] for row in values] if all(isinstance(row, list) and len(row) == 1 for row in values) else values
+
+
+def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
+    """Return the answer to an inference request.
+
+    Raises:
+        RefusalError: 422, a row is bad; 400, an output is asked for that there is not.
+    """
+    if scored.bad:
+        row, text = min(scored.bad.items())
+        raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])
+    outputs = named_outputs(scored)
+    wanted = [one.get("name") for one in request.get("outputs") or [] if isinstance(one, dict)] or list(outputs)
+    for output in wanted:
+        if output not in outputs:
+            raise RefusalError(400, f"outputs are {', '.join(outputs)}; received {output!r}")
+    tensors = [
+        {
+            "name": output,
+            "datatype": _NAMES.get(outputs[output].dtype.name, "FP32"),
+            "shape": list(outputs[output].shape),
+            "data": outputs[output].ravel().tolist(),
+        }
+        for output in wanted
+    ]
+    body = {"model_name": name, "model_version": str(scored.version), "outputs": tensors}
+    if "id" in request:
+        body["id"] = request["id"]
+    return Reply(200, orjson.dumps(body))
+
+
+def model_metadata(name: str, version: int, reader: RowReader, outputs: list[str]) -> dict[str, Any]:
+    """Return a model's metadata: its inputs and outputs with datatypes and shapes, -1 for any length."""
+    inputs = [
+        {
+            "name": column,
+            "datatype": "BYTES" if field.dtype.kind == "U" else _NAMES[field.dtype.name],
+            "shape": [-1, *(-1 if n is None else n for n in field.shape)],
+        }
+        for column, field in reader.fields.items()
+    ]
+    return {
+        "name": name,
+        "versions": [str(version)],
+        "platform": "mindspore_mindir",
+        "inputs": inputs,
+        "outputs": [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs],
+    }

@@ -1,0 +1,137 @@
+"""The server's description in OpenAPI 3.1, and a page of it without scripts."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...streams.formats.column import Column
+from .service_call import ARROW, JSON, ServeOptions
+
+_NUMBER = {"type": ["number", "null"]}
+_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "string"}
+
+
+def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str, Any]:
+    """Return the OpenAPI document of a server whose rows have these columns."""
+    row = {"type": "object", "properties": {name: _value(column) for name, column in fields.items()}}
+    rows = {"type": "object", "required": ["rows"], "properties": {"rows": {"type": "array", "items": row}}}
+    rows["properties"]["logits"] = {"type": "boolean", "default": False}
+    columns = {"type": "object", "required": ["columns"]}
+    by_column = {name: {"type": "array", "items": _value(column)} for name, column in fields.items()}
+    columns["properties"] = {
+        "columns": {"type": "object", "properties": by_column},
+        "logits": {"type": "boolean", "default": False},
+    }
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    forms = {"anyOf": [rows, columns, {"type": "array", "items": row}, row]}
+    predict = {
+        "summary": "Predictions for rows",
+        "description": f"Up to {options.request_rows} rows and {options.body_bytes} bytes. Bad rows are named under "
+        '"errors" and null among the predictions; the others are answered.',
+        "parameters": [{"name": "logits", "in": "query", "schema": {"type": "boolean"}}],
+        "requestBody": {"required": True, "content": {JSON: {"schema": forms}, ARROW: binary}},
+        "responses": {
+            "200": _answer("Predictions", {JSON: {"schema": _prediction()}, ARROW: binary}),
+            "422": _answer("No row could be answered", {JSON: {"schema": _prediction()}}),
+            **{status: _answer(text) for status, text in _REFUSALS.items()},
+        },
+    }
+    infer = {
+        "summary": "Predictions in the Open Inference Protocol, version 2",
+        "responses": {"200": _answer("Tensors")},
+    }
+    gets = {
+        "/healthz": "Whether the process answers",
+        "/readyz": "Version served, its age, and why a newer one is not served",
+        "/metrics": "Counters for Prometheus",
+        "/v2": "The server's metadata",
+        f"/v2/models/{options.name}": "The model's inputs and outputs",
+        f"/v2/models/{options.name}/ready": "As /readyz",
+    }
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": options.name, "version": "1"},
+        "paths": {
+            "/predict": {"post": predict},
+            f"/v2/models/{options.name}/infer": {"post": infer},
+            **{path: {"get": {"summary": text, "responses": {"200": _answer("OK")}}} for path, text in gets.items()},
+        },
+    }
+    if options.token is not None:
+        document["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+        document["security"] = [{"token": []}]
+    return document
+
+
+_REFUSALS = {
+    "400": "The body is not one of the forms",
+    "401": "No token, or a wrong one",
+    "413": "Too many rows or bytes",
+    "415": "Another media type",
+    "429": "Too many rows wait; see Retry-After",
+    "503": "Nothing has been published, or the server stops",
+    "504": "No answer in time",
+}
+
+
+def _answer(text: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"description": text} | ({"content": content} if content else {})
+
+
+def _value(column: Column) -> dict[str, Any]:
+    kind: dict[str, Any] = {"type": _TYPES[column.dtype.kind]}
+    if column.coerce or column.default is not None:
+        kind = {"type": [kind["type"], "null"] if not column.coerce else ["number", "string", "null"]}
+    for name, bound in (("minimum", column.minimum), ("maximum", column.maximum)):
+        if bound is not None:
+            kind[name] = bound
+    for _ in column.shape:
+        kind = {"type": "array", "items": kind}
+    return kind
+
+
+def _prediction() -> dict[str, Any]:
+    error = {"row": {"type": "integer"}, "status": {"type": "integer"}, "column": {"type": ["string", "null"]}}
+    error["reason"] = {"type": "string"}
+    return {
+        "type": "object",
+        "properties": {
+            "version": {"type": "integer"},
+            "step": {"type": "integer"},
+            "age_seconds": {"type": "number"},
+            "event_age_seconds": _NUMBER,
+            "probability": {"type": "array", "items": _NUMBER},
+            "logits": {"type": "array", "items": _NUMBER},
+            "errors": {"type": "array", "items": {"type": "object", "properties": error}},
+        },
+    }
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the document as a page."""
+    parts = [f"<h1>{html.escape(document['info']['title'])}</h1>"]
+    parts.append('<p>The same for programs: <a href="openapi.json">openapi.json</a></p>')
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>")
+            parts.append(f"<p>{html.escape(operation['summary'])}. {html.escape(operation.get('description', ''))}</p>")
+            body = operation.get("requestBody", {}).get("content", {}).get(JSON)
+            if body is not None:
+                row = body["schema"]["anyOf"][-1]["properties"]
+                lines = "".join(
+                    f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(json.dumps(kind))}</td></tr>"
+                    for name, kind in row.items()
+                )
+                parts.append(f"<table><tr><th>column of a row</th><th>type</th></tr>{lines}</table>")
+            statuses = ", ".join(
+                f"{code} {html.escape(a['description'])}" for code, a in operation["responses"].items()
+            )
+            parts.append(f"<p>{statuses}</p>")
+    style = "body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}td,th{text-align:left}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(document["info"]["title"])}</title>'
+        f"<style>{style}</style><body>{''.join(parts)}</body></html>"
+    )

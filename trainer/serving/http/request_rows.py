@@ -1,0 +1,227 @@
+"""Rows of requests: from a body to columns, and from the columns of many requests to the network's inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from ...errors import DataError, did_you_mean
+from ...streams.dead_letter import BadRow
+from ...streams.formats.coercion import MISSING
+from ...streams.formats.column import Column
+from ...streams.formats.schema import Decoded, Schema, joined
+from .service_call import ARROW, JSON, RefusalError
+
+if TYPE_CHECKING:
+    from ..graph_export import ServedGraph
+
+_COLUMN = re.compile(r"column '(?P<column>[^']*)' (?P<reason>.*)", re.DOTALL)
+_FORMS = '{"rows": [{column: value, ...}, ...]}, {"columns": {column: [value, ...]}}, a list of rows, or one row'
+
+
+@dataclass(frozen=True)
+class RequestRows:
+    """The rows of one request, not checked yet.
+
+    Attributes:
+        count: number of rows.
+        rows: one mapping a row, or None where `table` has them.
+        table: a mapping of columns or an Arrow table, or None.
+        logits: whether the body asks for the network's own outputs.
+    """
+
+    count: int
+    rows: Sequence[Any] | None = None
+    table: Any = None
+    logits: bool = False
+
+
+def rows_of_body(body: bytes, media: str) -> RequestRows:
+    """Return the rows of a request's body.
+
+    Raises:
+        RefusalError: 415 for another media type, 400 for a body that is none of the accepted forms.
+    """
+    if media == JSON:
+        return _json_rows(body)
+    if media == ARROW:
+        return _arrow_rows(body)
+    raise RefusalError(415, f"Content-Type takes {JSON} or {ARROW}; received {media or 'none'}")
+
+
+def _json_rows(body: bytes) -> RequestRows:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RefusalError(400, f"the body is no JSON: {error}") from None
+    logits = False
+    if isinstance(value, dict) and ("rows" in value or "columns" in value):
+        logits = value.get("logits", False)
+        unknown = [key for key in value if key not in ("rows", "columns", "logits")]
+        if unknown or len(value.keys() & {"rows", "columns"}) == 2 or not isinstance(logits, bool):
+            wrong = (
+                f"key {unknown[0]!r}" if unknown else f"logits={logits!r}" if logits not in (True, False) else "both"
+            )
+            raise RefusalError(
+                400, f'the body takes "rows" or "columns", and "logits": true or false; received {wrong}'
+            )
+        if "columns" in value:
+            return column_rows(value["columns"], logits)
+        value = value["rows"]
+    elif isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        received = "no rows" if value == [] else type(value).__name__
+        raise RefusalError(400, f"the body takes {_FORMS}; received {received}")
+    return RequestRows(len(value), rows=value, logits=logits)
+
+
+def column_rows(columns: Any, logits: bool = False) -> RequestRows:
+    """Return the rows of a mapping of columns; RefusalError 400 where it is none, or lengths differ."""
+    if not isinstance(columns, Mapping) or not columns:
+        raise RefusalError(400, f'"columns" takes {{column: [value, ...]}}; received {type(columns).__name__}')
+    sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
+    count = next(iter(sizes.values()))
+    if not count or any(size != count for size in sizes.values()):
+        raise RefusalError(400, f'"columns" takes lists of one length, with at least one value; received {sizes}')
+    return RequestRows(count, table=columns, logits=logits)
+
+
+def _arrow_rows(body: bytes) -> RequestRows:
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise RefusalError(
+            415, "Arrow needs pyarrow on the server: pip install 'mindspore-trainer[arrow]'; send JSON"
+        ) from None
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RefusalError(400, f"the body is no Arrow IPC stream: {str(error).splitlines()[0]}") from None
+    if not table.num_rows:
+        raise RefusalError(400, "the Arrow table has no rows; send at least one")
+    return RequestRows(table.num_rows, table=table)
+
+
+def column_and_reason(text: str) -> tuple[str | None, str]:
+    """Split why a row is bad into the column and the reason."""
+    named = _COLUMN.fullmatch(text)
+    return (named["column"], named["reason"]) if named else (None, text)
+
+
+class RowReader:
+    """Reads requests' rows as one published network takes them: through its features, or as its own columns.
+
+    Args:
+        graph: the network.
+
+    Attributes:
+        fields: the raw columns by name.
+    """
+
+    def __init__(self, graph: ServedGraph) -> None:
+        self._features = graph.features
+        self._id_columns = () if graph.features is not None else _id_columns(graph)
+        self._schema = graph.features.unlabelled_schema if graph.features is not None else _plain_schema(graph)
+        self.fields: dict[str, Column] = self._schema.fields
+
+    def read(self, requests: Sequence[RequestRows]) -> Decoded:
+        """Return the rows of all requests, numbered through; bad ones are in `reasons`.
+
+        Raises:
+            DataError: a table has none of the columns.
+        """
+        parts: list[Decoded] = []
+        together: list[Any] = []
+        for request in requests:
+            if request.rows is not None:
+                together.extend(request.rows)
+                continue
+            if together:
+                parts.append(self._from_rows(together))
+                together = []
+            parts.append(self._from_table(request))
+        if together:
+            parts.append(self._from_rows(together))
+        return joined(parts)
+
+    def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
+        """Return the network's inputs for the good rows."""
+        return decoded.columns if self._features is None else self._features.apply(decoded.columns)
+
+    def _from_rows(self, rows: list[Any]) -> Decoded:
+        known = self.fields.keys()
+        odd = {
+            number: self._oddity(row)
+            for number, row in enumerate(rows)
+            if not isinstance(row, dict) or known.isdisjoint(row)
+        }
+        if odd:
+            rows = [{} if number in odd else row for number, row in enumerate(rows)]
+        decoded = self._convert({name: [row.get(name, MISSING) for row in rows] for name in known}, len(rows))
+        return _with_reasons(decoded, odd) if odd else decoded
+
+    def _oddity(self, row: Any) -> str:
+        if not isinstance(row, dict):
+            return f"is {type(row).__name__}; a row is an object {{column: value}}"
+        near = next((hint for name in row if (hint := did_you_mean(name, self.fields))), "")
+        return f"has none of the columns {list(self.fields)}; it has {list(row)[:20]}{near}"
+
+    def _from_table(self, request: RequestRows) -> Decoded:
+        from ...features.raw_rows import raw_values
+
+        values, count = raw_values(request.table, self._schema)
+        if count != request.count:
+            raise DataError(
+                f"columns of single values are lists of one value; received {count} for {request.count} rows"
+            )
+        return self._convert(values, count)
+
+    def _convert(self, values: dict[str, Any], count: int) -> Decoded:
+        schema = self._schema
+        texts = [name for name in self._id_columns if _is_text(values.get(name))]
+        if texts:  # ids are numbers or text
+            schema = Schema(self.fields | {name: replace(self.fields[name], dtype="str") for name in texts})
+        return schema.convert(values, count, refuse_bools=True)
+
+
+def _with_reasons(decoded: Decoded, odd: Mapping[int, str]) -> Decoded:
+    """Return rows without those that are odd as a whole, each with its own reason."""
+    kept = decoded.where(~np.isin(decoded.row, list(odd)))
+    bad = {b.row: b for b in kept.bad} | {number: BadRow(0, number, reason, None) for number, reason in odd.items()}
+    return replace(kept, bad=[bad[number] for number in sorted(bad)])
+
+
+def _plain_schema(graph: ServedGraph) -> Schema:
+    columns: dict[str, Column] = {}
+    for name, dtype, shape in zip(graph.about["columns"], graph.about["dtypes"], graph.about["shapes"], strict=True):
+        if name in graph.given and name not in graph.ragged:
+            columns[name] = Column(np.dtype(dtype), tuple(shape))
+    for name, wanted in graph.ragged.items():
+        dtype = np.dtype(graph.about["dtypes"][graph.about["columns"].index(name)])
+        columns[name] = Column(dtype, (None,), padding=wanted.padding, max_length=wanted.length)
+    return Schema({name: columns[name] for name in graph.given})
+
+
+def _id_columns(graph: ServedGraph) -> tuple[str, ...]:
+    """Return the columns that hold ids of tables, as numbers or text."""
+    numbers = {column for component in graph.about["fields"] for column, _ in component["parts"]}
+    return tuple(
+        name for number, name in enumerate(graph.about["columns"]) if number in numbers and name in graph.given
+    )
+
+
+def _is_text(values: Any) -> bool:
+    for value in values if isinstance(values, list) else ():
+        while isinstance(value, list) and value:
+            value = value[0]
+        if value is not None:
+            return isinstance(value, str)
+    return isinstance(values, np.ndarray) and values.dtype.kind in "UO"

@@ -1,0 +1,156 @@
+"""What a server answers to each kind of call: the one place where calls and the model meet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import orjson
+
+from ...errors import CheckpointNotFoundError
+from ..served_model import ServedModel
+from .answers import reply_to
+from .batching import Engine
+from .open_inference import infer_reply, model_metadata, rows_of_infer
+from .openapi import description
+from .request_rows import rows_of_body
+from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refused
+from .traffic import Traffic
+
+_POLL = 0.2
+
+
+class Service:
+    """Answers calls from one published model.
+
+    Args:
+        root: folder that `Publish` writes to.
+        options: sizes, times and names.
+    """
+
+    def __init__(self, root: Path, options: ServeOptions) -> None:
+        self._root, self._options = root, options
+        self._traffic = Traffic()
+        self._engine: Engine | None = None
+        self._opening: asyncio.Task | None = None
+        self._answers = {
+            "predict": self._predict,
+            "infer": self._infer,
+            "ready": self._ready,
+            "metrics": self._metrics,
+            "openapi": self._openapi,
+            "server": self._server,
+            "model": self._model,
+        }
+
+    async def start(self) -> None:
+        """Open the model and compile its program.
+
+        Raises:
+            CheckpointNotFoundError: nothing has been published, and the options do not say to wait for it.
+            CheckpointDamagedError: it is damaged.
+        """
+        try:
+            await self._open()
+        except CheckpointNotFoundError:
+            if not self._options.wait:
+                raise
+            self._opening = asyncio.create_task(self._open_later())
+
+    async def _open(self) -> None:
+        model = await asyncio.to_thread(ServedModel, self._root)
+        engine = Engine(model, self._options, self._traffic, asyncio.get_running_loop())
+        self._traffic.watch(model, lambda: engine.queued)
+        await asyncio.to_thread(engine.ready.wait)
+        self._engine = engine
+
+    async def _open_later(self) -> None:
+        while self._engine is None:
+            try:
+                await self._open()
+            except CheckpointNotFoundError:
+                await asyncio.sleep(_POLL)
+
+    async def stop(self) -> None:
+        """Answer what waits, and close the model."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await asyncio.to_thread(engine.close)
+            await asyncio.to_thread(engine.model.close)
+
+    async def handle(self, call: Call) -> Reply:
+        """Return the answer to a call; errors are replies too."""
+        began = time.monotonic()
+        try:
+            reply = await self._answers[call.operation](call)
+        except RefusalError as error:
+            reply = refused(error)
+        self._traffic.request(call.operation, reply.status, time.monotonic() - began)
+        return reply
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise RefusalError(503, f"no model has been published at {self._root} yet", retry_after=1)
+        return self._engine
+
+    async def _predict(self, call: Call) -> Reply:
+        engine = self._opened()
+        rows = rows_of_body(call.body, call.media)
+        scored = await engine.score(rows)
+        self._traffic.rows(len(scored.good), len(scored.bad))
+        return reply_to(scored, logits=call.logits or rows.logits, accept=call.accept)
+
+    async def _infer(self, call: Call) -> Reply:
+        engine = self._opened()
+        self._check_model(call, engine)
+        rows, request = rows_of_infer(call.body)
+        scored = await engine.score(rows)
+        self._traffic.rows(len(scored.good), len(scored.bad))
+        return infer_reply(scored, request, self._options.name)
+
+    def _check_model(self, call: Call, engine: Engine) -> None:
+        if call.model != self._options.name:
+            raise RefusalError(404, f"the model is called {self._options.name!r}; received {call.model!r}")
+        if call.version and call.version != str(engine.model.version):
+            raise RefusalError(404, f"version {engine.model.version} is served; received {call.version!r}")
+
+    async def _ready(self, call: Call) -> Reply:
+        engine = self._opened()
+        if call.model:
+            self._check_model(call, engine)
+        model, now = engine.model, time.time()
+        current = model.current
+        age, oldest = now - current.time, self._options.max_age
+        ready = oldest is None or age <= oldest
+        body = {
+            "ready": ready,
+            "name": self._options.name,
+            "version": current.version,
+            "step": current.step,
+            "age_seconds": round(age, 3),
+            "event_age_seconds": None if current.event_time is None else round(now - current.event_time, 3),
+            "problem": model.problem if ready else model.problem or f"no version for {age:.0f} s; accepted {oldest:g}",
+        }
+        return Reply(200 if ready else 503, orjson.dumps(body))
+
+    async def _metrics(self, call: Call) -> Reply:
+        return Reply(200, self._traffic.text(), TEXT)
+
+    async def _openapi(self, call: Call) -> Reply:
+        fields = self._engine.reader().fields if self._engine is not None else {}
+        return Reply(200, orjson.dumps(description(self._options, fields)))
+
+    async def _server(self, call: Call) -> Reply:
+        body = {"name": "mindspore-trainer", "version": version("mindspore-trainer"), "extensions": []}
+        return Reply(200, orjson.dumps(body))
+
+    async def _model(self, call: Call) -> Reply:
+        engine = self._opened()
+        self._check_model(call, engine)
+        outputs = ["probability", "logits"] if engine.model.graph.activation else ["prediction"]
+        body = model_metadata(self._options.name, engine.model.version, engine.reader(), outputs)
+        return Reply(200, orjson.dumps(body))

@@ -1,0 +1,160 @@
+"""What passes between the web application and the model: calls, replies, refusals and the server's options."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...checks import number, whole
+from ...errors import ConfigurationError
+from ...masking import remember_secret
+
+JSON, ARROW, TEXT, HTML = "application/json", "application/vnd.apache.arrow.stream", "text/plain", "text/html"
+TOKEN_VARIABLE = "TRAINER_SERVE_TOKEN"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request for the model, without its transport.
+
+    Attributes:
+        operation: "predict", "infer", "ready", "metrics", "openapi", "server" or "model".
+        body: the request's body.
+        media: its media type, lower case, without parameters.
+        accept: media type wanted for the answer.
+        logits: whether the network's own outputs are wanted too.
+        model: model named in the path, or "".
+        version: version named in the path, or "".
+    """
+
+    operation: str
+    body: bytes = b""
+    media: str = JSON
+    accept: str = JSON
+    logits: bool = False
+    model: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call is answered with.
+
+    Attributes:
+        status: HTTP status.
+        body: content.
+        media: its media type.
+        headers: further headers.
+    """
+
+    status: int
+    body: bytes
+    media: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class RefusalError(Exception):
+    """A request that is answered with an error status.
+
+    Args:
+        status: HTTP status.
+        reason: what was wrong, what was received and what is accepted.
+        column: the column it is about, or None.
+        retry_after: seconds after which another try makes sense, or None.
+    """
+
+    def __init__(
+        self, status: int, reason: str, *, column: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.column, self.retry_after = status, reason, column, retry_after
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a server listens, how it batches, and what it refuses.
+
+    Args:
+        host: address to listen on.
+        port: TCP port; 0 takes a free one.
+        name: the model's name in the Open Inference Protocol and in metrics.
+        batch_rows: most rows of one batch.
+        batch_delay: seconds a batch waits for further requests after its first; 0 takes what is there.
+        request_rows: most rows of one request; more are answered with 413.
+        body_bytes: most bytes of one request's body; more are answered with 413.
+        queue_rows: most rows that wait; a request beyond them is answered with 429.
+        timeout: seconds after which a request is answered with 504.
+        drain: seconds that open requests have to end after SIGTERM.
+        max_age: seconds after which a version is too old for ``/readyz``; None for any age.
+        workers: processes that speak HTTP; with more than one the model runs in a process of its own.
+        token: bearer token that requests need, or None.
+        insecure: accept requests without a token from other machines too.
+        wait: start before anything is published; ``/readyz`` is 503 until then.
+
+    Raises:
+        ConfigurationError: a value out of range, or other machines could ask without a token.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    name: str = "model"
+    batch_rows: int = 1024
+    batch_delay: float = 0.0
+    request_rows: int = 10_000
+    body_bytes: int = 16 << 20
+    queue_rows: int = 20_000
+    timeout: float = 10.0
+    drain: float = 30.0
+    max_age: float | None = None
+    workers: int = 1
+    token: str | None = field(default=None, repr=False)
+    insecure: bool = False
+    wait: bool = False
+
+    def __post_init__(self) -> None:
+        whole("serve: port", self.port, 0, most=65535)
+        for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows", "workers"):
+            whole(f"serve: {name}", getattr(self, name))
+        number("serve: timeout", self.timeout, above=0, below=math.inf, what="seconds")
+        for name in ("batch_delay", "drain"):
+            number(f"serve: {name}", getattr(self, name), least=0, below=math.inf, what="seconds")
+        number("serve: max_age", self.max_age, above=0, optional=True, what="seconds")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise ConfigurationError("serve: the token takes visible ASCII characters; received others, or none")
+        if self.host not in LOOPBACK and self.token is None and not self.insecure:
+            raise ConfigurationError(
+                f"serve: host {self.host!r} lets other machines ask; set a token in the variable {TOKEN_VARIABLE}, or "
+                "give --insecure where something in front checks requests"
+            )
+        remember_secret(self.token)
+
+
+def refused(error: RefusalError) -> Reply:
+    """Return an error's reply: {"error": reason, "column": ...}."""
+    import orjson
+
+    body = {"error": error.reason} | ({"column": error.column} if error.column is not None else {})
+    headers = {} if error.retry_after is None else {"Retry-After": f"{error.retry_after:g}"}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Reply(error.status, orjson.dumps(body), JSON, headers)
+
+
+def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
+    """Return the token of an environment variable, or None where it is not set.
+
+    Raises:
+        ConfigurationError: it is set and empty: a mistake that would leave the server open.
+    """
+    token = os.environ.get(variable)
+    if token is not None and not token.strip():
+        raise ConfigurationError(f"the variable {variable} is set and empty; give a token, or unset it")
+    return token.strip() if token is not None else None
+
+
+def default_name(root: Path) -> str:
+    """Return a model's name from its folder's: letters, digits, "-" and "_"."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in root.resolve().name) or "model"

@@ -1,0 +1,82 @@
+"""What a server counts for Prometheus, in a registry of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from ..served_model import ServedModel
+
+PREFIX = "trainer_serve"
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
+
+
+class Traffic:
+    """Counters and gauges of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        options = {"registry": self.registry}
+        self._requests = Counter(
+            f"{PREFIX}_requests", "Requests by operation and status", ["operation", "status"], **options
+        )
+        self._rows = Counter(f"{PREFIX}_rows", "Rows by outcome", ["outcome"], **options)
+        self._seconds = Histogram(
+            f"{PREFIX}_request_seconds",
+            "From a request's body to its answer",
+            ["operation"],
+            buckets=_SECONDS,
+            **options,
+        )
+        self._batch_rows = Histogram(f"{PREFIX}_batch_rows", "Rows of a batch", buckets=_ROWS, **options)
+        self._batch_seconds = Histogram(f"{PREFIX}_batch_seconds", "Seconds of a batch", buckets=_SECONDS, **options)
+        self._children: dict[tuple[str, ...], object] = {}
+
+    def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
+        """Let gauges show the version of a model, and how many rows wait."""
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"{PREFIX}_{name}", text, registry=self.registry).set_function(value)
+
+        gauge("queued_rows", "Rows that wait", queued)
+        gauge("model_version", "Version being served", lambda: model.version)
+        gauge("model_step", "Optimizer steps it has seen", lambda: model.step)
+        gauge("model_age_seconds", "Since it was published", lambda: time.time() - model.current.time)
+        gauge("model_behind", "1 while a newer version cannot be served", lambda: float(model.problem is not None))
+        gauge(
+            "model_delay_seconds",
+            "From its newest event, or its publication, until it was served",
+            lambda: model.delays[-1] if model.delays else 0.0,
+        )
+
+    def request(self, operation: str, status: int, seconds: float) -> None:
+        """Count a request and its time."""
+        self._child(self._requests, operation, str(status)).inc()
+        self._child(self._seconds, operation).observe(seconds)
+
+    def rows(self, answered: int, bad: int) -> None:
+        """Count rows."""
+        self._child(self._rows, "answered").inc(answered)
+        if bad:
+            self._child(self._rows, "bad").inc(bad)
+
+    def batch(self, rows: int, seconds: float) -> None:
+        """Count a batch."""
+        self._batch_rows.observe(rows)
+        self._batch_seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _child(self, metric: Counter | Histogram, *labels: str):
+        key = (metric._name, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
