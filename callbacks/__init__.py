@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from .lambda_callback import LambdaCallback as LambdaCallback
     from .learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
     from .learning_rate_monitor import ReduceLROnPlateau as ReduceLROnPlateau
+    from .loggers.logger import Logger as Logger
+    from .loggers.mlflow import MLflowLogger as MLflowLogger
+    from .loggers.tensorboard import TensorBoard as TensorBoard
+    from .loggers.text_files import CSVLogger as CSVLogger
+    from .loggers.text_files import JSONLinesLogger as JSONLinesLogger
+    from .loggers.wandb import WandbLogger as WandbLogger
     from .loss_monitor import LossMonitor as LossMonitor
     from .mindspore_adapter import adapt as adapt
     from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from .non_finite import TerminateOnNaN as TerminateOnNaN
     from .progress_bar import ProgressBar as ProgressBar
     from .prometheus import PrometheusMonitor as PrometheusMonitor
-    from .tensorboard import TensorBoard as TensorBoard
     from .time_monitor import TimeMonitor as TimeMonitor
 
 _HOMES = {
@@ -47,6 +52,12 @@ _HOMES = {
     "LambdaCallback": ".lambda_callback",
     "LearningRateMonitor": ".learning_rate_monitor",
     "ReduceLROnPlateau": ".learning_rate_monitor",
+    "CSVLogger": ".loggers.text_files",
+    "JSONLinesLogger": ".loggers.text_files",
+    "Logger": ".loggers.logger",
+    "MLflowLogger": ".loggers.mlflow",
+    "TensorBoard": ".loggers.tensorboard",
+    "WandbLogger": ".loggers.wandb",
     "LossMonitor": ".loss_monitor",
     "adapt": ".mindspore_adapter",
     "ModelCheckpoint": ".model_checkpoint",
@@ -54,7 +65,6 @@ _HOMES = {
     "TerminateOnNaN": ".non_finite",
     "ProgressBar": ".progress_bar",
     "PrometheusMonitor": ".prometheus",
-    "TensorBoard": ".tensorboard",
     "TimeMonitor": ".time_monitor",
 }
 if not TYPE_CHECKING:  # a type checker exports the imports above

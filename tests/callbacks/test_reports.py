@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from callbacks import HealthFile, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard, tensorboard
+from callbacks import HealthFile, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard
+from callbacks.loggers import tensorboard
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 

@@ -1,4 +1,4 @@
-"""`TensorBoard`: scalars of a run as TensorBoard event files, written by the calling thread.
+"""`TensorBoard`: a run as TensorBoard event files, written by the calling thread.
 
 tensorboardX's own writer hands events to a thread through a queue of ten. Once a write has failed, the thread is dead
 and the eleventh event blocks the caller for ever. Its messages and checksums are used here, not its writer.
@@ -6,60 +6,51 @@ and the eleventh event blocks the caller for ever. Its messages and checksums ar
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
-from trainer.checks import refuse
 from trainer.errors import ConfigurationError
-from trainer.masking import mask_value
 
-from .callback import Callback
-from .output import writable
+from ..output import writable
+from .logger import Logger
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 
-class TensorBoard(Callback):
-    """Writes train/loss, train/learning_rate, train/loss_scale, train/samples_per_second, val/*, window/* and hparams.
+class TensorBoard(Logger):
+    """Logs a run for TensorBoard: scalars, the HPARAMS tab with last and best metrics, histograms of weights.
 
-    The x-axis is the optimizer step. A resumed run goes on in the same folder and discards what was written after
-    the step it resumes from.
+    A resumed run goes on in the same folder and discards what was written after the step it resumes from.
 
     Args:
         log_dir: folder of the event files; None for ``<run_dir>/tensorboard``, or ``runs/<time>`` without a run folder.
-        every: cadence of the train/* scalars (one host copy each), or number of optimizer steps.
-        hparams: values shown as a table under "hparams", or None for what the trainer itself tells.
+        every, hparams: see `Logger`.
+        histograms: cadence of histograms and norms of the weights (each copies all dense weights); None: never.
 
     Raises:
         ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed or the
             folder cannot be written.
     """
 
-    main_only = True
-    reports_only = True
-
     def __init__(
         self,
         log_dir: str | Path | None = None,
-        every: Every | int = 50,
+        every: Every | int | None = None,
         hparams: Mapping[str, Any] | None = None,
+        histograms: Every | int | None = None,
     ) -> None:
+        super().__init__(every, hparams)
         self.log_dir = None if log_dir is None else Path(log_dir)
-        self.every = cadence("TensorBoard", every)
-        if hparams is not None and not isinstance(hparams, Mapping):
-            refuse("TensorBoard(hparams=...)", "a mapping of names to values or None", hparams)
-        self.hparams = hparams
+        self.histograms = None if histograms is None else cadence("TensorBoard", histograms)
         self.folder: Path | None = None
-        self._writer: Any = None
-        self._mark = (0.0, 0)
+        self._file: EventFile | None = None
 
     def setup(self, trainer: Trainer) -> None:
         """Find the folder, and refuse to start without tensorboardX."""
@@ -75,84 +66,67 @@ class TensorBoard(Callback):
             self.folder = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         writable("TensorBoard(log_dir=...)", self.folder)
 
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Open the event file and write the hyperparameters."""
-        progress = trainer.state.progress
-        step = progress.global_step
-        self._writer = EventFile(self.folder, step + 1 if step else None)
-        self.every.start(progress)
-        self._mark = (time.perf_counter(), progress.samples_seen)
-        if not step:
-            rows = [f"| {name} | {value} |" for name, value in mask_value(self._table(trainer)).items()]
-            self._writer.text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Open the event file."""
+        assert self.folder is not None
+        self._file = EventFile(self.folder, step + 1 if step else None)
+        if self.histograms is not None:
+            self.histograms.start(trainer.state.progress)
 
-    def _table(self, trainer: Trainer) -> Mapping[str, Any]:
-        if self.hparams is not None:
-            return self.hparams
-        return {
-            "network": type(trainer.network).__name__,
-            "loss_fn": None if trainer.loss_fn is None else type(trainer.loss_fn).__name__,
-            "optimizer": None if trainer.optimizer is None else type(trainer.optimizer).__name__,
-            "learning_rate": trainer.learning_rate,
-            "sink_mode": trainer.sink_mode,
-            **({} if trainer.tasks is None else {"tasks": trainer.tasks.describe()}),
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Add scalars."""
+        for name, value in values.items():
+            self._events.scalar(name, value, step)
+
+    def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Add the table of the TEXT tab and the session of the HPARAMS tab."""
+        from tensorboardX.summary import hparams
+
+        rows = [f"| {name} | {value} |" for name, value in values.items()]
+        self._events.text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in values.items()
         }
+        tags = [f"hparam/{name}" for metric in metrics for name in (metric, f"best_{metric}")]
+        for summary in hparams(plain, dict.fromkeys(tags, 0.0)):
+            self._events.add(summary, 0)
+
+    def log_results(self, values: Mapping[str, float], step: int) -> None:
+        """Add the results of the HPARAMS tab."""
+        for name, value in values.items():
+            self._events.scalar(f"hparam/{name}", value, step)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Write the training scalars when due."""
-        if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
-            self._train(trainer, trainer.state.outputs.loss)
+        """Add what is due."""
+        super().on_train_step_end(trainer)
+        if self.histograms is not None and self.histograms.due(trainer.state.progress):
+            self._add_histograms(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Write the epoch's mean loss; with a cadence in epochs the other training scalars too."""
+    def _add_histograms(self, trainer: Trainer) -> None:
+        import numpy as np
+        from mindspore import nn
+        from tensorboardX.summary import histogram
+
         step = trainer.state.progress.global_step
-        if trainer.state.train_loss is not None:
-            self._writer.scalar("epoch/loss", trainer.state.train_loss, step)
-            for name, value in trainer.state.task_losses.items():
-                self._writer.scalar(f"epoch/{name}", value, step)
-        if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
-            self._train(trainer, trainer.state.train_loss)
+        for parameter in nn.Cell.trainable_params(trainer.network):
+            values = parameter.asnumpy().astype(np.float64).ravel()
+            if values.size and np.isfinite(values).all():
+                self._events.add(histogram(f"weights/{parameter.name}", values, bins="auto"), step)
+                self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
 
-    def _train(self, trainer: Trainer, loss: float | None) -> None:
-        now, samples = time.perf_counter(), trainer.state.progress.samples_seen
-        values = {
-            "loss": loss,
-            "learning_rate": trainer.learning_rate,
-            "loss_scale": trainer.loss_scale,
-            "samples_per_second": (samples - self._mark[1]) / max(now - self._mark[0], 1e-9),
-        }
-        self._mark = (now, samples)
-        if trainer.tasks is not None:  # means of the epoch or the window so far, or of the epoch that has just ended
-            so_far = trainer.tasks.read_losses(keep=True)
-            ended = trainer.state.task_losses
-            values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
-        for name, value in values.items():
-            if value is not None:
-                self._writer.scalar(f"train/{name}", value, trainer.state.progress.global_step)
+    @property
+    def _events(self) -> EventFile:
+        assert self._file is not None, "the log is written between on_train_begin and teardown"
+        return self._file
 
-    def on_eval_end(self, trainer: Trainer) -> None:
-        """Write the validation results."""
-        if self._writer is not None:
-            for name, value in trainer.state.metrics.items():
-                self._writer.scalar(f"val/{name.removeprefix('val_')}", value, trainer.state.progress.global_step)
+    def flush(self) -> None:
+        """Force the events to the disk."""
+        self._events.flush()
 
-    def on_window_end(self, trainer: Trainer) -> None:
-        """Write the metrics of the window that closed."""
-        for name, value in (trainer.state.window or {}).items():
-            if isinstance(value, int | float):
-                tag = f"window/{name.removeprefix('window_')}"
-                self._writer.scalar(tag, value, trainer.state.progress.global_step)
-
-    def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Bring the events up to the snapshot onto disk."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def teardown(self, trainer: Trainer) -> None:
+    def close(self) -> None:
         """Close the event file."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        file, self._file = self._events, None
+        file.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the folder, so that a resumed run without a run folder goes on in it."""
@@ -197,15 +171,16 @@ class EventFile:
         """Add a number; OSError when it is time to write and the file system refuses."""
         from tensorboardX.proto.summary_pb2 import Summary
 
-        self._add_summary(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step)
+        self.add(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step)
 
     def text(self, name: str, text: str, step: int) -> None:
         """Add a text in Markdown; OSError as `scalar`."""
         from tensorboardX.summary import text as summary
 
-        self._add_summary(summary(name, text), step)
+        self.add(summary(name, text), step)
 
-    def _add_summary(self, summary: Any, step: int) -> None:
+    def add(self, summary: Any, step: int) -> None:
+        """Add a summary; OSError as `scalar`."""
         from tensorboardX.proto.event_pb2 import Event
 
         self._events += _record(Event(step=step, summary=summary))

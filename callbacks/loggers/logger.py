@@ -1,0 +1,208 @@
+"""`Logger`: decides what of a run is logged and when; a backend says where it goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cadence import Every, cadence
+from trainer.checks import refuse
+from trainer.masking import mask_value
+
+from ..callback import Callback
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+LEAST_POINTS = 200
+
+
+class Logger(Callback):
+    """Logs a run: losses, learning rate, speed, validation, windows, hyperparameters, snapshots.
+
+    A backend derives from it and overrides `open`, `log_metrics` and `close`; the other methods do nothing unless they
+    are overridden. Several loggers may be given to one run. The x-axis is the optimizer step.
+
+    Names: train/loss, train/learning_rate, train/loss_scale, train/skipped_steps, train/samples_per_second,
+    train/data_wait (share of the time); epoch/*; val/*; window/*.
+
+    Args:
+        every: cadence of train/*, or number of optimizer steps; each point copies losses from the device once per call.
+            None: at least 200 points over a run of any length, as far as it has as many steps.
+        hparams: values logged as the hyperparameters; None for what the trainer says of itself.
+
+    Raises:
+        ConfigurationError: an argument is not of the kind named.
+    """
+
+    main_only = True
+    reports_only = True
+
+    def __init__(self, every: Every | int | None = None, hparams: Mapping[str, Any] | None = None) -> None:
+        name = type(self).__name__
+        self.every = None if every is None else cadence(name, every)
+        if hparams is not None and not isinstance(hparams, Mapping):
+            refuse(f"{name}(hparams=...)", "a mapping of names to values or None", hparams)
+        self.hparams = hparams
+        self._is_open = self._described = False
+        self._stride = 1
+        self._strided_from = 0
+        self._mark = (0.0, 0)
+
+    # -- what a backend overrides -----------------------------------------------------------------------------------
+
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Begin to log; of an earlier attempt, what came after `step` is dropped."""
+        raise NotImplementedError
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers measured after `step` optimizer steps."""
+        raise NotImplementedError
+
+    def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Log what the run is made of, once, after its first call of the program; `metrics` names its results."""
+
+    def log_results(self, values: Mapping[str, float], step: int) -> None:
+        """Log the last value of every metric, and the best as ``best_<name>``, at the end of the run."""
+
+    def log_snapshot(self, path: Path, step: int) -> None:
+        """Log that a snapshot has become durable."""
+
+    def flush(self) -> None:
+        """Bring to the disk what was logged."""
+
+    def close(self) -> None:
+        """End the log; also after a failure."""
+
+    # -- when ---------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Open the log."""
+        progress = trainer.state.progress
+        self._described = progress.global_step > 0  # by the run that this one goes on with
+        self.open(trainer, progress.global_step)
+        self._is_open = True
+        if self.every is not None:
+            self.every.start(progress)
+        total, limits = trainer.state.total_steps, trainer.state.limits
+        steps = None if limits is None else limits.steps
+        if total and limits is not None and limits.epochs:
+            steps = min(total * limits.epochs, steps or total * limits.epochs)
+        self._stride = max(1, (steps or 0) // LEAST_POINTS)
+        self._strided_from = progress.global_step
+        self._mark = (time.perf_counter(), progress.samples_seen)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Log the losses that are due, and the hyperparameters once."""
+        if not self._described:
+            self._described = True
+            values = self.hparams if self.hparams is not None else hyperparameters(trainer)
+            self.log_hyperparameters(mask_value(dict(values)), trainer.metric_names)
+        due = self._due(trainer)
+        if due:
+            first = trainer.state.progress.global_step - trainer.state.outputs.num_steps + 1
+            losses = trainer.state.outputs.losses
+            for step in due[:-1]:
+                self.log_metrics({"train/loss": float(losses[step - first])}, step)
+            self._log_training(trainer, float(losses[due[-1] - first]), due[-1])
+
+    def _due(self, trainer: Trainer) -> list[int]:
+        """Return the steps of the newest call that are logged, ascending."""
+        progress, steps = trainer.state.progress, trainer.state.outputs.num_steps
+        last = progress.global_step
+        if self.every is not None and self.every.unit != "steps":
+            return [last] if self.every.unit != "epochs" and self.every.due(progress) else []
+        stride = self._stride if self.every is None else int(self.every.n)
+        due = [step for step in range(last - steps + 1, last + 1) if step % stride == 0]
+        if self.every is None and last - self._strided_from >= 2 * LEAST_POINTS * stride:
+            self._stride *= 2  # a run without an end: the older it is, the farther apart its points are
+            self._strided_from = last
+        return due
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Log the epoch's mean loss; with a cadence in epochs the other training values too."""
+        state = trainer.state
+        step = state.progress.global_step
+        if state.train_loss is not None:
+            losses = {"epoch/loss": state.train_loss}
+            losses |= {f"epoch/{name}": value for name, value in state.task_losses.items()}
+            self.log_metrics(losses, step)
+        if self.every is not None and self.every.unit == "epochs" and self.every.due(state.progress):
+            self._log_training(trainer, state.train_loss, step)
+
+    def _log_training(self, trainer: Trainer, loss: float | None, step: int) -> None:
+        now, samples = time.perf_counter(), trainer.state.progress.samples_seen
+        values = {
+            "loss": loss,
+            "learning_rate": trainer.learning_rate,
+            "loss_scale": trainer.loss_scale,
+            "samples_per_second": (samples - self._mark[1]) / max(now - self._mark[0], 1e-9),
+            "data_wait": trainer.state.data_wait,
+        }
+        if values["loss_scale"] is not None:
+            values["skipped_steps"] = trainer.read_counters()["skipped"]
+        self._mark = (now, samples)
+        if trainer.tasks is not None:  # means of the epoch or the window so far, or of the epoch that has just ended
+            so_far = trainer.tasks.read_losses(keep=True)
+            ended = trainer.state.task_losses
+            values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
+        self.log_metrics({f"train/{name}": float(value) for name, value in values.items() if value is not None}, step)
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Log the results of a validation."""
+        if self._is_open:
+            values = {f"val/{name.removeprefix('val_')}": value for name, value in trainer.state.metrics.items()}
+            self.log_metrics(values, trainer.state.progress.global_step)
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Log the metrics of the window that closed."""
+        window = trainer.state.window or {}
+        numbers = {name: value for name, value in window.items() if isinstance(value, int | float)}
+        values = {f"window/{name.removeprefix('window_')}": value for name, value in numbers.items()}
+        self.log_metrics(values, trainer.state.progress.global_step)
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Bring what was logged up to the snapshot onto disk, and log the snapshot."""
+        if self._is_open and trainer.state.snapshot is not None:
+            self.log_snapshot(trainer.state.snapshot, trainer.state.progress.global_step)
+            self.flush()
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Log last and best values."""
+        history = trainer.history
+        if history is not None:
+            results = {name: values[-1] for name, values in history.history.items() if values}
+            results |= {f"best_{name}": best.value for name, best in history.best.items()}
+            self.log_results(results, trainer.state.progress.global_step)
+
+    def teardown(self, trainer: Trainer) -> None:
+        """End the log."""
+        if self._is_open:
+            self._is_open = False
+            self.close()
+
+
+def hyperparameters(trainer: Trainer) -> dict[str, Any]:
+    """Return what a training under way is made of: plain values by name."""
+    chunk, limits = trainer.state.outputs.chunk, trainer.state.limits
+    optimizer = trainer.optimizer
+    schedule = None if optimizer is None else getattr(optimizer, "learning_rate", None)
+    values = {
+        "network": type(trainer.network).__name__,
+        "loss_fn": None if trainer.loss_fn is None else type(trainer.loss_fn).__name__,
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "learning_rate": trainer.learning_rate,
+        "schedule": type(schedule).__name__ if callable(schedule) else "constant",
+        "batch_size": chunk.num_samples // max(chunk.num_steps, 1),
+        "epochs": None if limits is None else limits.epochs,
+        "seed": trainer.seed,
+        "amp_level": trainer.precision.level,
+        "gradient_accumulation_steps": trainer.accumulate,
+        "sink_mode": trainer.sink_mode,
+        "features": None if trainer.features is None else len(trainer.features.features),
+        **({} if trainer.tasks is None else {"tasks": str(trainer.tasks.describe())}),
+    }
+    return {name: value for name, value in values.items() if value is not None}

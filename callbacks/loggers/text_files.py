@@ -1,0 +1,197 @@
+"""`CSVLogger` and `JSONLinesLogger`: a run as one text file in the run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cadence import Every
+from trainer.errors import ConfigurationError
+
+from ..output import writable
+from .logger import Logger
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class _FileLogger(Logger):
+    """A log in one file, read again and cut behind the snapshot by a resumed run.
+
+    Args:
+        path: the file; None for one in the run folder.
+        every, hparams: see `Logger`.
+
+    Raises:
+        ConfigurationError: an argument is not of the kind named; at `setup`, there is neither a path nor a run folder,
+            or the folder cannot be written.
+    """
+
+    default_name = ""
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        every: Every | int | None = None,
+        hparams: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(every, hparams)
+        self.path = None if path is None else Path(path)
+        self._file: Any = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """Find the file."""
+        if self.path is None:
+            if trainer.run_dir is None:
+                owner = type(self).__name__
+                raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
+            self.path = Path(trainer.run_dir) / self.default_name
+        writable(f"{type(self).__name__}(path=...)", self.path.parent)
+
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Open the file; a new run replaces it, a resumed one drops what came after `step`."""
+        assert self.path is not None
+        kept = self._kept(step) if step and self.path.is_file() else ""
+        aside = self.path.with_name(self.path.name + ".new")
+        aside.write_text(kept, "utf-8")
+        os.replace(aside, self.path)
+        self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+
+    def _kept(self, step: int) -> str:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Force the lines to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        file.close()
+
+
+class JSONLinesLogger(_FileLogger):
+    """Logs a run to ``<run_dir>/log.jsonl``: ``{"step": 20, "train/loss": 0.3}``, one object per line.
+
+    Hyperparameters, results and snapshots have lines of their own: "hyperparameters", "results", "snapshot". NaN and
+    infinities are null.
+
+    Args:
+        path: the file; None for one in the run folder.
+        every, hparams: see `Logger`.
+    """
+
+    default_name = "log.jsonl"
+
+    def _kept(self, step: int) -> str:
+        assert self.path is not None
+        kept = []
+        for line in self.path.read_text("utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):  # half a line: the process was killed
+                continue
+        return "".join(kept)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._file.write(json.dumps({"step": step, **finite}, default=str) + "\n")
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Write a line."""
+        self._write(step, values)
+
+    def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Write a line."""
+        self._write(0, {"hyperparameters": dict(values)})
+
+    def log_results(self, values: Mapping[str, float], step: int) -> None:
+        """Write a line."""
+        self._write(step, {"results": dict(values)})
+
+    def log_snapshot(self, path: Path, step: int) -> None:
+        """Write a line."""
+        self._write(step, {"snapshot": str(path)})
+
+
+class CSVLogger(_FileLogger):
+    """Logs a run to ``<run_dir>/log.csv``: a row per step, a column per metric.
+
+    A metric that appears for the first time gets a column at the end; the file is then written again.
+
+    Args:
+        path: the file; None for one in the run folder.
+        every, hparams: see `Logger`.
+    """
+
+    default_name = "log.csv"
+
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Open the file."""
+        self._names: list[str] = ["step"]
+        self._row: dict[str, Any] = {}
+        super().open(trainer, step)
+
+    def _kept(self, step: int) -> str:
+        assert self.path is not None
+        with open(self.path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            self._names = list(reader.fieldnames or ["step"])
+            rows = [row for row in reader if (row["step"] or "").isdecimal() and int(row["step"]) <= step]
+        return self._text(rows, header=True)
+
+    def _text(self, rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._names, restval="", extrasaction="ignore", lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Add to the row of the step; a row is written when the next one begins."""
+        if self._row and self._row["step"] != step:
+            self._write_row()
+        self._row = {"step": step, **self._row, **values}
+
+    def _write_row(self) -> None:
+        row, self._row = self._row, {}
+        new = [name for name in row if name not in self._names]
+        if new or self._file.tell() == 0:
+            self._file.flush()
+            assert self.path is not None
+            with open(self.path, encoding="utf-8", newline="") as file:
+                rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
+            self._names += new
+            aside = self.path.with_name(self.path.name + ".new")
+            aside.write_text(self._text([*rows, row], header=True), "utf-8")
+            os.replace(aside, self.path)
+            self._file.close()
+            self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+        else:
+            self._file.write(self._text([row], header=False))
+
+    def flush(self) -> None:
+        """Write the row under way and force the file to the disk."""
+        if self._row:
+            self._write_row()
+        super().flush()
+
+    def close(self) -> None:
+        """Write the last row and close the file."""
+        try:
+            if self._row:
+                self._write_row()
+        finally:
+            super().close()

@@ -1,0 +1,120 @@
+"""`WandbLogger`: a run as a run of Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cadence import Every
+from trainer.errors import ConfigurationError
+
+from .logger import Logger
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class WandbLogger(Logger):
+    """Logs a run to Weights & Biases: metrics, configuration, summary, snapshots as artifacts.
+
+    A resumed run goes on in the same run where that is online; offline it begins another with the same id, which
+    `wandb sync` puts together.
+
+    Args:
+        project: name of the project.
+        name: name of the run; None for the name of the run folder.
+        mode: "online", "offline", "disabled", or None for what the environment says.
+        log_snapshots: whether every snapshot is uploaded as an artifact.
+        every, hparams: see `Logger`.
+        options: more arguments of `wandb.init`.
+
+    Raises:
+        ConfigurationError: at `setup`, wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str = "mindspore-trainer",
+        name: str | None = None,
+        mode: str | None = None,
+        log_snapshots: bool = False,
+        every: Every | int | None = None,
+        hparams: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(every, hparams)
+        self.project, self.name, self.mode = project, name, mode
+        self.log_snapshots, self.options = bool(log_snapshots), dict(options or {})
+        self.run_id: str | None = None
+        self._run: Any = None
+        self._exit_code = 0
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse to start without wandb."""
+        try:
+            import wandb  # noqa: F401
+        except ImportError as error:
+            raise ConfigurationError("WandbLogger needs wandb: pip install 'mindspore-trainer[wandb]'") from error
+        self.run_id = None
+
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Begin a run, or go on with the one of the snapshot."""
+        import wandb
+
+        folder = None if trainer.run_dir is None else Path(trainer.run_dir)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        resumed = {"id": self.run_id, "resume": "allow"} if step and self.run_id is not None else {}
+        self._exit_code = 0
+        self._run = wandb.init(
+            project=self.project,
+            name=self.name or (folder.name if folder is not None else None),
+            mode=self.mode,
+            dir=folder,
+            reinit="create_new",
+            **{**resumed, **self.options},
+        )
+        self.run_id = self._run.id
+        self._run.define_metric("global_step")
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers over the optimizer step."""
+        self._run.log({**values, "global_step": step})
+
+    def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Log the configuration."""
+        self._run.config.update(dict(values), allow_val_change=True)
+
+    def log_results(self, values: Mapping[str, float], step: int) -> None:
+        """Log last and best values as the summary."""
+        self._run.summary.update(dict(values))
+
+    def log_snapshot(self, path: Path, step: int) -> None:
+        """Upload a snapshot, or note where it is."""
+        import wandb
+
+        if self.log_snapshots:
+            artifact = wandb.Artifact(f"snapshot-{self.run_id}", type="model", metadata={"step": step})
+            artifact.add_dir(str(path))
+            self._run.log_artifact(artifact)
+        else:
+            self._run.summary["snapshot"] = str(path)
+
+    def on_exception(self, trainer: Trainer) -> None:
+        """Remember that the run failed."""
+        self._exit_code = 1
+
+    def close(self) -> None:
+        """End the run and wait until everything is sent or written."""
+        run, self._run = self._run, None
+        run.finish(exit_code=self._exit_code)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id, with which a resumed run goes on."""
+        return {"run_id": self.run_id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.run_id = state["run_id"]

@@ -1,0 +1,124 @@
+"""Every logger gets the same numbers of a run; files are read as a user would, MLflow and W&B by their own readers."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from callbacks import CSVLogger, JSONLinesLogger, MLflowLogger, ModelCheckpoint, TensorBoard, WandbLogger
+from trainer.errors import ConfigurationError
+
+from .test_tensorboard import read
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def rows_of(folder):
+    with open(folder / "log.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_several_loggers_of_one_run_hold_the_same_values(fit, tmp_path):
+    trainer = fit(JSONLinesLogger(), CSVLogger(), TensorBoard(), ModelCheckpoint(), epochs=2, sink_size=4)
+    lines, rows, events = lines_of(tmp_path), rows_of(tmp_path), read(tmp_path / "tensorboard")
+    losses = {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+    assert list(losses) == list(range(1, 17))  # each step, though a call trains four of them
+    assert losses[16] == pytest.approx(trainer.state.outputs.loss)
+    assert {int(row["step"]): float(row["train/loss"]) for row in rows} == losses
+    assert events["train/loss"] == pytest.approx(losses)
+    auc = {line["step"]: line["val/auc"] for line in lines if "val/auc" in line}
+    assert list(auc) == [8, 16]
+    assert [float(row["val/auc"]) for row in rows if row["val/auc"]] == list(auc.values())
+    assert events["val/auc"] == pytest.approx(auc)
+    (described,) = [line["hyperparameters"] for line in lines if "hyperparameters" in line]
+    assert (described["optimizer"], described["batch_size"], described["epochs"]) == ("Adam", 64, 2)
+    assert "not decided" not in described["sink_mode"]
+    (results,) = [line["results"] for line in lines if "results" in line]
+    assert results["best_val_auc"] == max(auc.values())
+    assert events["hparam/best_val_auc"][16] == pytest.approx(max(auc.values()))
+    assert [line["snapshot"] for line in lines if "snapshot" in line][-1].endswith("step_00000016")
+
+
+def test_a_resumed_run_drops_what_was_logged_after_its_snapshot(fit, tmp_path):
+    first = [JSONLinesLogger(), CSVLogger(), ModelCheckpoint(keep_last=None)]
+    fit(*first, epochs=2)
+    whole = lines_of(tmp_path)
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"step": 17, "train/lo')  # killed while it wrote
+    fit(JSONLinesLogger(), CSVLogger(), epochs=2, resume=tmp_path / "checkpoints" / "step_00000008")
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 17))
+    assert [line["val/auc"] for line in lines if "val/auc" in line] == [
+        line["val/auc"] for line in whole if "val/auc" in line
+    ]
+    assert sum("hyperparameters" in line for line in lines) == 1
+    assert [int(row["step"]) for row in rows_of(tmp_path)] == list(range(1, 17))
+
+
+def test_a_run_of_any_length_has_at_least_200_points_and_not_many_more(fit, online, tmp_path):
+    fit(JSONLinesLogger(), epochs=100, valid=False, sink_size=8)
+    points = [line for line in lines_of(tmp_path) if "train/loss" in line]
+    assert 200 <= len(points) <= 400
+    online([None] * 8, JSONLinesLogger(tmp_path / "stream.jsonl"))
+    assert sum("train/loss" in json.loads(line) for line in (tmp_path / "stream.jsonl").open()) == 8
+
+
+def test_a_log_needs_somewhere_to_go(fit):
+    with pytest.raises(ConfigurationError, match=r"CSVLogger\(path=...\) or Trainer\(run_dir=...\)"):
+        fit(CSVLogger(), run_dir=None)
+
+
+def test_histograms_of_weights_are_written_when_asked_for(fit, tmp_path):
+    trainer = fit(TensorBoard(histograms=8), epochs=1, valid=False)
+    events = read(tmp_path / "tensorboard")
+    weight = trainer.network[0].weight
+    assert events[f"weight_norm/{weight.name}"][8] == pytest.approx(np.linalg.norm(weight.asnumpy()), rel=1e-5)
+    assert f"weights/{weight.name}" in events
+
+
+def test_mlflow_holds_metrics_parameters_and_the_state_of_the_run(fit, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    logger = MLflowLogger(log_snapshots=True)
+    trainer = fit(logger, ModelCheckpoint(), epochs=2)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = client.get_run(logger.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optimizer"] == "Adam"
+    assert run.data.metrics["best_val_auc"] == trainer.history.best["val_auc"].value
+    assert [point.step for point in client.get_metric_history(logger.run_id, "train/loss")] == list(range(1, 17))
+    assert any(path.name == "manifest.json" for path in (tmp_path / "mlartifacts").rglob("*"))
+    again = MLflowLogger()
+    fit(again, epochs=3, resume=tmp_path / "checkpoints")
+    assert again.run_id == logger.run_id
+    with pytest.raises(OSError, match="disk"):
+        fit(failing := MLflowLogger(), fail_at=3)
+    assert client.get_run(failing.run_id).info.status == "FAILED"
+
+
+def test_weights_and_biases_gets_the_run_offline(fit, tmp_path):
+    logger = WandbLogger(mode="offline", options={"settings": {"silent": True}})
+    fit(logger, epochs=2)
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    records = offline_records(path)
+    losses = [record for record in records if "train/loss" in record]
+    assert [int(record["global_step"]) for record in losses] == list(range(1, 17))
+    assert logger.run_id in path.name
+
+
+def offline_records(path):
+    """Return the history records of W&B's transaction log, read by its own reader."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, found = DataStore(), []
+    store.open_for_scan(str(path))
+    while (data := store.scan_data()) is not None:
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            found.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return found
