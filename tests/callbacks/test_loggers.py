@@ -2,6 +2,7 @@
 
 import csv
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -110,15 +111,19 @@ def test_weights_and_biases_gets_the_run_offline(fit, tmp_path):
 
 
 def offline_records(path):
-    """Return the history records of W&B's transaction log, read by its own reader."""
+    """Return the history records of W&B's transaction log: LevelDB's log format after a header of seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    store, found = DataStore(), []
-    store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
-        record = Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
+    data, position, parts, found = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last of several
+            record, parts = Record.FromString(parts), b""
             items = record.history.item
             found.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
     return found
