@@ -32,6 +32,7 @@ _COMMANDS = {
     "launch": "start a command or a Python script as several processes that train together",
     "check": "tell everything that is wrong with a configuration; runs nothing",
     "show-loop": "print the training loop with the active callbacks in their places",
+    "schema": "print a JSON schema of experiments, for editors",
     "runs": "list the runs below a folder: state, best metric, time, size",
     "compare": "runs side by side: differences of configuration, final metrics",
     "models": "list the networks of trainer.models with their papers and options",
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     table_commands.init_arguments(made["init"])
     table_commands.features_arguments(made["features"])
+    made["schema"].add_argument("--output", metavar="FILE", type=Path, help="a file to write; default: print it")
     _launch_arguments(made["launch"])
     serve_command.add_arguments(made["serve"])
     versions_command.add_arguments(made["versions"])
@@ -370,6 +372,7 @@ _HANDLERS = {
     "init": table_commands.init,
     "features": table_commands.features,
     "serve": serve_command.run,
+    "schema": table_commands.schema,
     "fit": _train,
     "online": _train,
     "evaluate": _evaluate,

@@ -34,12 +34,14 @@ class Accepted:
         fits: whether a value may be given.
         convert: a value in the type the parameter wants, where a configuration cannot write that type.
         takes_object: whether a dotted string that does not fit names an object.
+        annotation: the parameter's annotation; `inspect.Parameter.empty` where it has none.
     """
 
     text: str
     fits: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
     takes_object: bool = False
+    annotation: Any = inspect.Parameter.empty
 
 
 ANYTHING = Accepted("anything", lambda value: True)
@@ -73,13 +75,14 @@ def _evaluate(annotation: Any, names: Mapping[str, Any]) -> Any:
 
 
 def _from_annotation(annotation: Any, default: Any) -> Accepted:
-    parts = _alternatives(annotation)
+    parts = alternatives(annotation)
     kinds = {typing.get_origin(part) or part for part in parts}
     return Accepted(
         describe(annotation),
         lambda value: (value is None and default is None) or fits(value, annotation),
         lambda value: _convert(value, annotation),
-        takes_object=str not in kinds and any(_is_object_type(kind) for kind in kinds),
+        takes_object=str not in kinds and any(is_object_type(kind) for kind in kinds),
+        annotation=annotation,
     )
 
 
@@ -128,13 +131,14 @@ def _from_default(default: Any) -> Accepted:
     return ANYTHING
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the parts of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(part for arg in typing.get_args(annotation) for part in _alternatives(arg))
+        return tuple(part for arg in typing.get_args(annotation) for part in alternatives(arg))
     return (annotation,)
 
 
-_LISTS = (
+LISTS = (
     list,
     tuple,
     set,
@@ -145,8 +149,8 @@ _LISTS = (
     collections.abc.Collection,
     collections.abc.Set,
 )
-_REFERENCES = (type, collections.abc.Callable)
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+REFERENCES = (type, collections.abc.Callable)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -167,11 +171,11 @@ def fits(value: Any, annotation: Any) -> bool:
         return True
     if isinstance(value, ObjectSpec):
         return _makes(value, kind)
-    if kind in _REFERENCES:
+    if kind in REFERENCES:
         return is_dotted(value) and _names(value, kind, arguments)
-    if kind in _LISTS:
+    if kind in LISTS:
         return isinstance(value, list) and _items_fit(value, kind, arguments)
-    if kind in _MAPPINGS:
+    if kind in MAPPINGS:
         of_keys, of_values = arguments if len(arguments) == 2 else (Any, Any)
         return isinstance(value, dict) and all(fits(k, of_keys) and fits(v, of_values) for k, v in value.items())
     if kind in (float, complex):
@@ -193,10 +197,10 @@ def _convert(value: Any, annotation: Any) -> Any:
         return _convert(value, fitting[0]) if fitting else value
     kind = origin or annotation
     if isinstance(value, str):
-        if kind in _REFERENCES:
+        if kind in REFERENCES:
             return resolve(value)
         return Path(value) if kind is Path else value
-    if isinstance(value, list) and kind in _LISTS and arguments:
+    if isinstance(value, list) and kind in LISTS and arguments:
         each = arguments if kind is tuple and Ellipsis not in arguments else arguments[:1] * len(value)
         value = [_convert(item, part) for item, part in zip(value, each, strict=False)]
     return kind(value) if isinstance(value, list) and kind in (tuple, set, frozenset) else value
@@ -236,8 +240,9 @@ def _makes(spec: ObjectSpec, kind: type) -> bool:
     return True
 
 
-def _is_object_type(kind: Any) -> bool:
-    plain = (bool, int, float, complex, Path, types.NoneType, *_LISTS, *_MAPPINGS, *_REFERENCES)
+def is_object_type(kind: Any) -> bool:
+    """Return whether only an object of a class can be a `kind`."""
+    plain = (bool, int, float, complex, Path, types.NoneType, *LISTS, *MAPPINGS, *REFERENCES)
     return isinstance(kind, type) and kind not in plain
 
 
@@ -268,10 +273,10 @@ def describe(annotation: Any) -> str:
     if annotation is None or annotation is types.NoneType:
         return "null"
     kind = origin or annotation
-    if kind in _REFERENCES:
+    if kind in REFERENCES:
         of = f" of {_name(arguments[0])}" if kind is type and arguments else ""
         return f"the dotted path of a {'class' if kind is type else 'function'}{of}"
-    if kind in _LISTS:
+    if kind in LISTS:
         items = dict.fromkeys(describe(argument) for argument in arguments if argument not in (Ellipsis, Any))
         return f"a list of ({', '.join(items)})" if items else "a list"
     if kind in _NAMES:

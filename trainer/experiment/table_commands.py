@@ -1,8 +1,9 @@
-"""The commands about tables: ``trainer init`` and ``features``, and ``--data`` of ``evaluate`` and ``predict``."""
+"""The commands ``init``, ``features`` and ``schema``, and ``--data`` of ``evaluate`` and ``predict``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from dataclasses import replace
@@ -76,6 +77,23 @@ def features(given: argparse.Namespace) -> int:
         config = load_config(source, given.overrides)
         run = given.run or (source if source.is_dir() else rundir.newest_run(config.run_dir))
         print(describe_features(config, run, given.data, given.rows))
+    return 0
+
+
+def schema(given: argparse.Namespace) -> int:
+    """Print the JSON schema of experiments, or write it."""
+    from ..checkpoint import durable
+    from .json_schema import experiment_schema
+
+    text = json.dumps(experiment_schema(), indent=1) + "\n"
+    if given.output is None:
+        print(text, end="")
+        return 0
+    try:
+        durable.replace_file(given.output, text.encode())
+    except OSError as error:
+        raise ConfigurationError(f"--output: {given.output} cannot be written: {error.strerror or error}") from error
+    print(f"first line of an experiment, for editors: # yaml-language-server: $schema={given.output}")
     return 0
 
 
