@@ -39,7 +39,7 @@ def experiment_schema() -> Schema:
         "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
         "run_dir": {"type": ["string", "null"]},
         "features": _optional(_features()),
-        "network": {"if": {"required": ["model"]}, "then": _models(), "else": _object_or_path()},
+        "network": {"if": {"type": "object", "required": ["model"]}, "then": _models(), "else": _object_or_path()},
         "loss": _optional(_object_or_path()),
         "optimizer": _optional(_object_or_path()),
         "metrics": _metrics(),
@@ -65,17 +65,19 @@ def experiment_schema() -> Schema:
 
 
 def _optional(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
+    # no anyOf: editors and validators then say what is wrong where it stands
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": [*kinds, "null"]}
 
 
 def _metrics() -> Schema:
     name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc", "gauc/user"
     one = {"anyOf": [name, _OBJECT]}
-    return _optional({"anyOf": [one, {"type": "array", "items": one}]})
+    return {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
 
 
 def _data() -> Schema:
-    source = _optional({"anyOf": [{"type": "string"}, _OBJECT]})
+    source = _optional({"type": ["string", "object"], "if": {"type": "object"}, "then": _OBJECT})
     return {"type": "object", "properties": dict.fromkeys(DATA_KEYS, source), "additionalProperties": False}
 
 
@@ -130,7 +132,7 @@ def _models() -> Schema:
 
 
 def _object_or_path() -> Schema:
-    return {"anyOf": [_DOTTED, _OBJECT]}
+    return {**_DOTTED, "type": ["string", "object"], "if": {"type": "object"}, "then": _OBJECT}
 
 
 def _object() -> Schema:
@@ -204,7 +206,7 @@ def _arguments(
     properties = {name: _argument(signature, name, described) for name in names}
     properties |= {name: {} for name in sorted(signature.extra_names) if name not in set(left_out)}
     schema: Schema = {"type": "object", "properties": properties}
-    if not signature.open_keywords:
+    if not signature.open_keywords or signature.extra_names:  # names that it reads from its keywords are known
         schema["additionalProperties"] = False
     required = [name for name in signature.required if name in names]
     return {**schema, "required": required} if needed and required else schema

@@ -21,7 +21,7 @@ features:
     - {kind: numeric, name: age, normalize: standard, clip: [0, null]}
     - {kind: categorical, name: city, vocabulary: [a, b]}
     - {kind: cross, name: both, columns: [age, city]}
-    - {kind: time, name: when, parts: hour}
+    - {kind: time, name: when, parts: [hour]}
     - {kind: list, name: genres, separator: "|", pooling: null}
   label: [click, buy]
   event_time: when
@@ -98,12 +98,16 @@ def test_a_typo_is_marked_where_it_stands(validator, path, value):
     inner[path[-1]] = value
     errors = list(validator.iter_errors(experiment))
     assert errors
-    assert all(error.absolute_path[0] == path[0] for error in errors if error.absolute_path)
+    assert all(list(error.absolute_path) == list(path[: len(error.absolute_path)]) for error in errors)
+    assert len(errors[0].absolute_path) >= min(len(path) - 1, 2), errors
 
 
 def test_every_model_and_its_options_are_known(validator):
     for name in MODELS:
-        experiment = {"experiment": "x", "network": {"model": name, "dim": 4, **({"item": ["a"]} if name == "two_tower" else {})}}
+        experiment = {
+            "experiment": "x",
+            "network": {"model": name, "dim": 4, **({"item": ["a"]} if name == "two_tower" else {})},
+        }
         assert validator.is_valid(experiment) is (name != "lr"), name  # which has no vectors
 
 
