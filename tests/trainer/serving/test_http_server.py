@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +22,9 @@ from trainer.serving import Publish, ServedModel
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
 
-from .serve_process import Server
+sys.path.insert(0, str(Path(__file__).parents[3]))  # benchmarks are not installed
+
+from benchmarks.serve_process import Server
 
 TOKEN = "a-token-of-the-test"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}

@@ -116,6 +116,7 @@ async def serve_socket(
         lifespan="off",
         timeout_graceful_shutdown=max(1, round(options.drain)),
         server_header=False,
+        timeout_keep_alive=75,  # clients that keep a connection must not find it closed under their hands
     )
     server, received = _server_of(config), []
     loop = asyncio.get_running_loop()

@@ -1,4 +1,6 @@
-"""`trainer serve` as a process, and a model to serve, for tests and benchmarks."""
+"""`trainer serve` as a process, for tests and benchmarks."""
+
+from __future__ import annotations
 
 import http.client
 import json
@@ -7,10 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Server:
@@ -49,6 +52,11 @@ class Server:
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, answer.headers, json.loads(content) if is_json else content
 
+    def model_process(self):
+        """Return the process that runs the model: of several workers a child, else the server itself."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return min(map(int, path.read_text().split()), default=self.process.pid)
+
     def stop(self, number=signal.SIGTERM):
         """End it and return its exit code; what it wrote is in `lines` then."""
         if self.process.poll() is None:
@@ -59,3 +67,12 @@ class Server:
         if self.connection is not None:
             self.connection.close()
         return self.process.wait(30)
+
+
+def wait_for_version(folder, seconds=120.0):
+    """Wait until something is published in a folder."""
+    until = time.monotonic() + seconds
+    while not (Path(folder) / "current.json").is_file():
+        if time.monotonic() > until:
+            raise RuntimeError(f"nothing was published in {folder} within {seconds:g} s")
+        time.sleep(0.05)
