@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 from ..checks import whole
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
+from .activations import LeakyReLU
 from .layers import LayerNorm, Perceptron, flat, flat_width
 from .sequences import history_of
 
@@ -24,7 +25,9 @@ def masked_softmax(scores, mask):
 
 
 class TransformerBlock(nn.Cell):
-    """Self-attention and a two-layer perceptron, each with a residual and layer normalization.
+    """Self-attention and a two-layer perceptron with leaky ReLU, each with a residual and layer normalization.
+
+    Equations 2 to 6 of the paper, without its dropout.
 
     Args:
         width: length of the vectors.
@@ -45,6 +48,7 @@ class TransformerBlock(nn.Cell):
         self.output = nn.Dense(width, width)
         self.norm, self.last_norm = LayerNorm(width), LayerNorm(width)
         self.expand, self.contract = nn.Dense(width, 4 * width), nn.Dense(4 * width, width)
+        self.activation = LeakyReLU()
 
     def _split(self, x):
         return x.reshape(x.shape[0], x.shape[1], self.heads, self.head_dim).swapaxes(1, 2)
@@ -56,11 +60,11 @@ class TransformerBlock(nn.Cell):
         weights = masked_softmax(scores, ops.expand_dims(ops.expand_dims(mask, 1), 1))
         attended = ops.matmul(weights, value).swapaxes(1, 2).reshape(x.shape)
         x = self.norm(x + self.output(attended))
-        return self.last_norm(x + self.contract(ops.relu(self.expand(x))))
+        return self.last_norm(x + self.contract(self.activation(self.expand(x))))
 
 
 class BST(nn.Cell):
-    """A transformer over the history with the candidate at its end, and a perceptron.
+    """A transformer over the history with the candidate at its end, and a perceptron with leaky ReLU.
 
     The candidate's output and the mean of the history's outputs go on to the perceptron, with all other features.
 
@@ -105,7 +109,7 @@ class BST(nn.Cell):
         first = np.random.default_rng(0).normal(0, 0.01, (positions, dim)).astype(np.float32)
         self.positions = Parameter(Tensor(first), name="positions")
         self.blocks = nn.CellList([TransformerBlock(dim, heads) for _ in range(blocks)])
-        self.top = Perceptron(flat_width(self.embedding) + 2 * dim, hidden, 1)
+        self.top = Perceptron(flat_width(self.embedding) + 2 * dim, hidden, 1, LeakyReLU)
 
     def construct(self, *columns):
         """Return the logits."""

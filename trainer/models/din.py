@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from mindspore import dtype as mstype
 from mindspore import nn, ops
+from mindspore.common.initializer import HeNormal
 
 from ..features import FeatureEmbedding, Features
-from .layers import Perceptron, flat, flat_width
+from .activations import activation_of
+from .layers import check_hidden, flat, flat_width
 from .sequences import history_of
+
+
+class ActivatedPerceptron(nn.Cell):
+    """Dense layers with an activation that may need to know which rows count, and a last layer without one.
+
+    Args:
+        inputs: width of the input.
+        hidden: widths of the layers.
+        activation: "dice", "relu" or "leaky_relu".
+
+    Inputs:
+        x float [N, inputs]; counted float32 [1, N], see `Dice`.
+
+    Outputs:
+        float [N, 1].
+    """
+
+    def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
+        super().__init__()
+        widths = [inputs, *check_hidden(hidden)]
+        layers = [nn.Dense(*pair, weight_init=HeNormal(nonlinearity="relu")) for pair in pairwise(widths)]
+        self.layers = nn.CellList(layers)
+        place = "DIN(activation=...)"
+        self.activations = nn.CellList([activation_of(place, activation, width) for width in widths[1:]])
+        self.last = nn.Dense(widths[-1], 1)
+
+    def construct(self, x, counted):
+        """Return the last layer's output."""
+        for index in range(len(self.layers)):
+            x = self.activations[index](self.layers[index](x), counted)
+        return self.last(x)
 
 
 class ActivationUnit(nn.Cell):
     """A weight for each item of a history by a perceptron of (item, candidate, difference, product).
 
-    The interest is the sum of the weighted items (equation 3).
-
-    Weights are not normalized: their sum says how strong the interest is.
+    The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum says how strong
+    the interest is.
 
     Args:
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
+        activation: see `ActivatedPerceptron`; padding does not count in the statistics of Dice.
 
     Inputs:
         candidate float [N, dim]; history float [N, L, dim]; mask bool [N, L].
@@ -29,22 +64,26 @@ class ActivationUnit(nn.Cell):
         float [N, dim]: the weighted sum of the history.
     """
 
-    def __init__(self, dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, dim: int, hidden: Sequence[int], activation: str = "dice") -> None:
         super().__init__()
-        self.weight = Perceptron(4 * dim, hidden, 1)
+        self.weight = ActivatedPerceptron(4 * dim, hidden, activation)
 
     def construct(self, candidate, history, mask):
         """Return the interest in the candidate."""
         batch, length, dim = history.shape
         candidate = ops.broadcast_to(ops.expand_dims(candidate, 1), (batch, length, dim))
         pairs = ops.concat((history, candidate, history - candidate, history * candidate), 2)
-        weights = self.weight(pairs.reshape(batch * length, 4 * dim)).reshape(batch, 1, length)
-        weights = weights * ops.cast(ops.expand_dims(mask, 1), history.dtype)
+        counted = ops.cast(mask, mstype.float32).reshape(1, batch * length)
+        weights = self.weight(pairs.reshape(batch * length, 4 * dim), counted)
+        weights = weights.reshape(batch, 1, length) * ops.cast(ops.expand_dims(mask, 1), history.dtype)
         return ops.matmul(weights, history).reshape(batch, dim)
 
 
 class DIN(nn.Cell):
-    """A history summed up by its relevance to the candidate, and a perceptron.
+    """A history summed up by its relevance to the candidate (equation 3), and a perceptron.
+
+    Both have Dice (equation 9) behind their hidden layers. The paper's regularization of the rows of a batch (equation
+    5) is not part of it.
 
     Args:
         features: the declared columns; one list without pooling is the history, and a categorical feature that shares
@@ -53,6 +92,7 @@ class DIN(nn.Cell):
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
         attention_hidden: widths of the activation unit's layers.
+        activation: of all hidden layers: "dice" (equation 9), which normalizes over the batch, "relu" or "leaky_relu".
 
     Inputs:
         the columns of `Features.inputs`.
@@ -71,17 +111,19 @@ class DIN(nn.Cell):
         dim: int = 16,
         hidden: Sequence[int] = (200, 80),
         attention_hidden: Sequence[int] = (64, 32),
+        activation: str = "dice",
     ) -> None:
         super().__init__()
         candidate = history_of(features, "DIN", candidate)
         self.embedding = FeatureEmbedding(features, dim)
         self.candidate = self.embedding.field_index(candidate)
-        self.attention = ActivationUnit(dim, attention_hidden)
-        self.top = Perceptron(flat_width(self.embedding) + dim, hidden, 1)
+        self.attention = ActivationUnit(dim, attention_hidden, activation)
+        self.top = ActivatedPerceptron(flat_width(self.embedding) + dim, hidden, activation)
 
     def construct(self, *columns):
         """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
         history, mask = sequences[0]
         interest = self.attention(fields[:, self.candidate], history, mask)
-        return self.top(ops.concat((flat(fields, numbers), interest), 1)).reshape(-1)
+        x = ops.concat((flat(fields, numbers), interest), 1)
+        return self.top(x, ops.ones((1, x.shape[0]), mstype.float32)).reshape(-1)

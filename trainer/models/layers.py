@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +17,13 @@ from ..features import FeatureEmbedding, Features
 
 
 class Perceptron(nn.Cell):
-    """Dense layers with ReLU.
+    """Dense layers with an activation.
 
     Args:
         inputs: width of the input.
         hidden: widths of the layers.
         outputs: width of a last layer without activation; None: there is none.
+        activation: class of the cell behind each hidden layer.
 
     Inputs:
         float [N, inputs].
@@ -31,12 +32,18 @@ class Perceptron(nn.Cell):
         float [N, outputs], or [N, last hidden width].
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int | None = None) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int | None = None,
+        activation: Callable[[], nn.Cell] = nn.ReLU,
+    ) -> None:
         super().__init__()
         widths = [inputs, *check_hidden(hidden)]
         layers: list[nn.Cell] = []
         for fan_in, fan_out in pairwise(widths):
-            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), nn.ReLU()]
+            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), activation()]
         if outputs is not None:
             layers.append(nn.Dense(widths[-1], outputs))
         self.layers = nn.SequentialCell(layers)

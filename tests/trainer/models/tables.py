@@ -32,7 +32,7 @@ def make_features(labels="click", pooling="mean"):
             Numeric("price"),
             Categorical("user", dtype="int64"),
             Categorical("item", dtype="int64", table="items"),
-            ListFeature("genres"),
+            ListFeature("genres", max_length=3),
             ListFeature("history", dtype="int64", table="items", pooling=pooling, max_length=4),
         ],
         label=labels,

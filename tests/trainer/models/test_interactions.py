@@ -5,6 +5,7 @@ import pytest
 from mindspore import Tensor
 
 from trainer.models import InBatchSoftmax
+from trainer.models.activations import Dice
 from trainer.models.autoint import InteractingLayer
 from trainer.models.bst import TransformerBlock, masked_softmax
 from trainer.models.dcn import CrossNetwork
@@ -98,13 +99,38 @@ def test_a_mask_block():
 MASK = np.array([[True, True, True], [True, False, False], [False, False, False]])
 
 
-def test_an_activation_unit_passes_over_padding():
-    cell, candidate, history = perturbed(ActivationUnit(2, [4])), draw(3, 2), draw(3, 3, 2)
-    wanted = np.zeros((3, 2))
-    for row, item in np.argwhere(MASK):
-        h, c = history[row, item], candidate[row]
-        wanted[row] += perceptron(cell.weight, np.concatenate([h, c, h - c, h * c])[None])[0, 0] * h
-    close(run(cell, candidate, history, MASK), wanted)
+def dice(cell, x, counted):
+    rows = x[counted.reshape(-1) > 0]
+    p = 1 / (1 + np.exp(-(x - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)))
+    return p * x + (1 - p) * cell.alpha.asnumpy() * x
+
+
+@pytest.mark.parametrize("activation", ["dice", "relu", "leaky_relu"])
+def test_an_activation_unit_passes_over_padding(activation):
+    cell, candidate, history = perturbed(ActivationUnit(2, [4], activation)), draw(3, 2), draw(3, 3, 2)
+    candidates = np.repeat(candidate[:, None], 3, 1)
+    pairs = np.concatenate([history, candidates, history - candidates, history * candidates], 2).reshape(9, 8)
+    x = dense(cell.weight.layers[0], pairs)
+    counted = MASK.reshape(1, 9).astype(np.float32)
+    if activation == "dice":
+        x = dice(cell.weight.activations[0], x, counted)
+    else:
+        x = np.where(x > 0, x, (0.01 if activation == "leaky_relu" else 0) * x)
+    weights = dense(cell.weight.last, x).reshape(3, 3) * MASK
+    cell.set_train(True)
+    close(run(cell, candidate, history, MASK), np.einsum("nl,nld->nd", weights, history))
+
+
+def test_dice_moves_its_averages_in_training_and_uses_them_afterwards():
+    cell, x = Dice(3), 2 + draw(50, 3)
+    counted = np.r_[np.ones(40), np.zeros(10)].astype(np.float32)[None]
+    cell.alpha.set_data(Tensor(draw(3)))
+    cell.set_train(True)
+    for _ in range(120):
+        got = run(cell, x, counted)
+    close(got, dice(cell, x, counted))
+    cell.set_train(False)
+    close(run(cell, x[:7], counted[:, :7]), got[:7])
 
 
 def test_a_softmax_of_what_is_not_masked():
@@ -125,7 +151,8 @@ def test_a_transformer_block_passes_over_padding():
             query, key, value = (dense(part, items)[:, head] for part in (cell.query, cell.key, cell.value))
             heads.append(softmax(query @ key.T / np.sqrt(2)) @ value)
         middle = normalized(cell.norm, items + dense(cell.output, np.concatenate(heads, 1)))
-        inner = np.maximum(dense(cell.expand, middle), 0)
+        inner = dense(cell.expand, middle)
+        inner = np.where(inner > 0, inner, 0.01 * inner)
         close(got[row, mask[row]], normalized(cell.last_norm, middle + dense(cell.contract, inner)))
 
 
