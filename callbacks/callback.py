@@ -183,7 +183,7 @@ class CallbackList:
         """Return the bound methods that override `hook`, in calling order."""
         return self._hooks[hook]
 
-    def call(self, hook: str, trainer: Trainer) -> None:
+    def call(self, hook: str, trainer: object) -> None:
         """Call `hook` of every callback that overrides it.
 
         An exception keeps its type; the callback, the hook and the training position are added to it as
@@ -207,7 +207,7 @@ class CallbackList:
             logger.warning("%s cannot report (%s); training goes on", type(callback).__name__, error)
         return True
 
-    def call_all(self, hook: str, trainer: Trainer) -> list[Exception]:
+    def call_all(self, hook: str, trainer: object) -> list[Exception]:
         """Call `hook` of every callback even when some raise; return what they raised."""
         raised: list[Exception] = []
         for method in self._hooks[hook]:

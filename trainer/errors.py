@@ -62,7 +62,8 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
         choices: what is accepted.
         similarity: least similarity, 0 to 1 as difflib has it; None is returned where no choice reaches it.
     """
-    wanted, texts = str(name).lower(), {}
+    wanted = str(name).lower()
+    texts: dict[str, str] = {}
     for choice in map(str, choices):
         texts.setdefault(choice.lower(), choice)
     words = set(wanted.split("_"))

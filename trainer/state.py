@@ -12,7 +12,8 @@ import numpy as np
 
 from .checks import any_number, whole
 
-NUMPY_DTYPES = {"Float32": np.float32, "Float16": np.float16}  # by MindSpore's names, so that no import of it is needed
+# by MindSpore's names, so that no import of it is needed
+NUMPY_DTYPES: dict[str, type[np.floating[Any]]] = {"Float32": np.float32, "Float16": np.float16}
 
 
 class Phase(str, Enum):

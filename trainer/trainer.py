@@ -334,6 +334,7 @@ class Trainer:
         Returns:
             The `History` of the run.
         """
+        checks.boolean("dataset_sink_mode", dataset_sink_mode)
         checks.whole("sink_size", sink_size)  # rows wait for a call to be full, so how many is not to be guessed
         from .run import online  # what it needs of streams is of no use to `fit`
 
@@ -341,7 +342,7 @@ class Trainer:
             self,
             stream,
             callbacks,
-            checks.sink_steps(dataset_sink_mode, sink_size),
+            sink_size if dataset_sink_mode else 1,
             batch_size=batch_size,
             window=window,
             max_steps=max_steps,
@@ -482,8 +483,8 @@ class Trainer:
     def metric_directions(self) -> dict[str, bool | None]:
         """Metric -> whether higher is better, for what the run under way measures; None where a metric does not say."""
         if self.run is None:
-            return produced_metrics(self, ("",), None)
-        return produced_metrics(self, self.run.valid_sets or ("",), self.run.online)
+            return produced_metrics(self.metrics, self.tasks, ("",), None)
+        return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Put the report of a drift detector into `state.drift` and call `on_drift`."""

@@ -93,19 +93,19 @@ def test_a_metric_says_which_direction_is_better_whatever_its_name(cancer):
         **{"val_all_auc": "max", "val_all_log_loss": "min", "val_mine": "max", "val_loss": "min", "loss": "min"},
         **{"val_loss_free_3": "max"},  # of one label
     }
-    produced = produced_metrics(trainer, ("",), None)
+    produced = produced_metrics(trainer.metrics, trainer.tasks, ("",), None)
     for name, mode in modes.items():
         stopping, checkpoint = EarlyStopping(name), ModelCheckpoint(monitor=name)
         trainer.callbacks = CallbackList([stopping, checkpoint])
-        check_monitors(trainer, produced)
+        check_monitors(trainer.callbacks, produced)
         assert (stopping.watched.mode, checkpoint.watched.mode) == (mode, mode), name
     for name in ("val_unknown", "val_all_calibration"):
         trainer.callbacks = CallbackList([EarlyStopping(name)])
         with pytest.raises(ValueError, match=rf"cannot tell whether more or less of '{name}' is better.*mode='min'"):
-            check_monitors(trainer, produced)
+            check_monitors(trainer.callbacks, produced)
         given = EarlyStopping(name, mode="max")
         trainer.callbacks = CallbackList([given])
-        check_monitors(trainer, produced)
+        check_monitors(trainer.callbacks, produced)
         assert given.watched.mode == "max"
 
 

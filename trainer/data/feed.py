@@ -67,7 +67,7 @@ class Feed:
         gate: Callable[[bool], bool] | None = None,
         *,
         inline: bool = False,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
 
         Args:

@@ -125,6 +125,10 @@ class Source:
         """Return a chunk's position in the form that goes into a snapshot."""
         return position
 
+    def lag(self) -> int | None:
+        """Return the rows that wait upstream, or None where that is not known."""
+        return None
+
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, where the next call continues: streams are read ahead of training.
 

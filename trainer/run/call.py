@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from callbacks import Callback, CallbackList, History, ProgressBar, adapt
 
@@ -19,10 +19,8 @@ from ..mindspore_internals.compilation import notebook_sources, redirect_graph_d
 from ..mindspore_internals.execution import check_not_forked
 from ..state import Phase
 from . import loop
+from .owner import Owner
 from .signals import StopOnSignal
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 
 
 @contextlib.contextmanager
-def call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     """Install `callbacks` and signal handlers for the call of a verb, and clean up after it.
 
     A callback of a training under way may evaluate or predict; the training then goes on undisturbed.
@@ -74,7 +72,7 @@ def only_thread(verb: str) -> Iterator[None]:
             _calls.remove(entry)
 
 
-def _call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def _call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     if phase not in _TRAINING and state.phase in _TRAINING:
         yield from _nested(trainer, phase, callbacks)
@@ -111,7 +109,7 @@ def _call(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSign
             trainer.saver.close()
 
 
-def _wind_up(trainer: Trainer) -> None:
+def _wind_up(trainer: Owner) -> None:
     if trainer.run is not None and not trainer.run.ended:
         trainer.callbacks = trainer.run.callbacks  # an evaluation in the middle has its own
         loop.end(trainer.run)
@@ -119,7 +117,7 @@ def _wind_up(trainer: Trainer) -> None:
     trainer.saver.close()
 
 
-def _nested(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def _nested(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     kept = trainer.callbacks, trainer.history, state.phase, state.metrics
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
@@ -131,7 +129,7 @@ def _nested(trainer: Trainer, phase: Phase, callbacks: Any) -> Iterator[StopOnSi
         trainer.callbacks, trainer.history, state.phase, state.metrics = kept
 
 
-def check_idle(trainer: Trainer) -> None:
+def check_idle(trainer: Owner) -> None:
     """Check that nothing is under way.
 
     Raises:
@@ -161,20 +159,20 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     return CallbackList(adapted), history
 
 
-def _report(trainer: Trainer, error: BaseException) -> None:
+def _report(trainer: Owner, error: BaseException) -> None:
     progress = trainer.state.progress
     position = f"epoch {progress.epoch}, step {progress.global_step}"
     if trainer.position:
         position += f", data position {trainer.position}"
-    where = getattr(error, "failed_callback", None)
-    where = f" in {where}.{error.failed_hook}" if where else ""
+    callback = getattr(error, "failed_callback", None)
+    where = f" in {callback}.{getattr(error, 'failed_hook', '')}" if callback else ""
     text = f"the run ended by {type(error).__name__}{where} at {position}"
     logger.error("%s: %s", text, error)
     if hasattr(error, "add_note"):
         error.add_note(text)
 
 
-def snapshot_folders(trainer: Trainer, callbacks: Iterable[Callback]) -> list[Path]:
+def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:
     """Return the folders that may hold snapshots of a run: that of the run folder, those of its callbacks."""
-    folders = [trainer.run_dir / FOLDER] if trainer.run_dir else []
+    folders = [] if run_dir is None else [run_dir / FOLDER]
     return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]

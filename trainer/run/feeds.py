@@ -27,11 +27,11 @@ from ..metrics.registry import group_of
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
 from .job_checks import check_training
+from .owner import Model
 
 if TYPE_CHECKING:
     from mindspore import nn
 
-    from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def steps_per_epoch(source: Source, accumulate: int) -> int | None:
 
 
 def run_options(
-    trainer: Trainer, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
+    trainer: Model, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
 ) -> StepOptions:
     """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
     policies = {callback.non_finite for callback in callbacks} - {None}
@@ -58,7 +58,7 @@ def run_options(
     )
 
 
-def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_per_call: int | None) -> Feed:
+def training_feed(trainer: Model, source: Source, options: StepOptions, steps_per_call: int | None) -> Feed:
     """Return the feed of a training.
 
     Args:
@@ -87,7 +87,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
         batches_per_call,
         trainer.accumulate,
         check=check,
-        arguments=arguments_of(trainer, trainer.network)[2],
+        arguments=arguments_of(trainer.features, trainer.network)[2],
         list_types=None if source.endless else trainer.builder.list_types,
         order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
@@ -121,7 +121,7 @@ def training_feed(trainer: Trainer, source: Source, options: StepOptions, steps_
     return feed
 
 
-def _check_with_labels(trainer: Trainer) -> column_checks.ColumnCheck:
+def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
     loss = trainer.loss_fn
     losses = loss.losses if isinstance(loss, MultiTaskLoss) else (loss,)
     class_losses = [takes_class_numbers(loss) for loss in losses]
@@ -130,10 +130,11 @@ def _check_with_labels(trainer: Trainer) -> column_checks.ColumnCheck:
     )
 
 
-def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
+def inference_feed(trainer: Model, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
     """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
-    chosen = {"batch_size": batch_size, "seed": trainer.seed, "fitting": True}
-    source = make_shard(dataset, trainer.group, whole_batches=True, **chosen)
+    source = make_shard(
+        dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed, fitting=True
+    )
     if predict:
         check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     elif trainer.eval_network is not None:
@@ -141,7 +142,7 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
     else:
         check = _check_with_labels(trainer)
     network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
-    _, most, arguments = arguments_of(trainer, network)
+    _, most, arguments = arguments_of(trainer.features, network)
     counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count
     options = FeedOptions(
         columns=most if predict else None,
@@ -166,10 +167,10 @@ def inference_feed(trainer: Trainer, dataset: Any, batch_size: int | None, *, pr
 
 
 def column_order(
-    trainer: Trainer, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
+    trainer: Model, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
 ) -> ColumnOrder | None:
     """Return what puts the columns of a batch in the order of network and loss, or None where nothing has names."""
-    least, most, arguments = arguments_of(trainer, network)
+    least, most, arguments = arguments_of(trainer.features, network)
     by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
     inputs = arguments[:least] if by_name else ()
     names = () if trainer.tasks is None or not labels else trainer.tasks.label_names
@@ -182,14 +183,14 @@ def column_order(
     return order or None
 
 
-def read_tables(trainer: Trainer, feed: Feed) -> None:
+def read_tables(trainer: Model, feed: Feed) -> None:
     """Let `feed` translate the ids of sparse tables for programs that only read them."""
     find_tables(trainer, feed)
     if trainer.tables is not None:
         feed.options.transform = trainer.tables.reading
 
 
-def find_tables(trainer: Trainer, feed: Feed) -> None:
+def find_tables(trainer: Model, feed: Feed) -> None:
     """Determine once, from the first batch, which columns hold the ids of the sparse tables."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return
@@ -197,7 +198,7 @@ def find_tables(trainer: Trainer, feed: Feed) -> None:
 
     with contextlib.nullcontext() if feed.source.read_mode.agrees_while_reading else DATA_WAIT:
         sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
-    takes = arguments_of(trainer, trainer.network)[1] or len(sample) - trainer.label_count
+    takes = arguments_of(trainer.features, trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(
         trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate, trainer.group
     )

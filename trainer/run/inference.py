@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +21,15 @@ from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
 from .feeds import inference_feed, read_tables
+from .owner import Model, Owner
 from .tally import Tally, host_columns
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
-def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
+def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
     """Do what `Trainer.evaluate` says."""
-    feed = inference_feed(trainer, declared_features.prepare(trainer, dataset), batch_size)
+    feed = inference_feed(trainer, declared_features.prepare(trainer.features, dataset), batch_size)
     alone = (
         trainer.state.phase is Phase.IDLE
     )  # else a callback asks, who is given results even when a signal wants the run to end
@@ -44,7 +42,7 @@ def evaluate(trainer: Trainer, dataset: Any, callbacks: Any, batch_size: int | N
     return results
 
 
-def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate_feed(trainer: Owner, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
     """Evaluate once on `feed` and return the results; empty when a signal asked to leave."""
     read_tables(trainer, feed)
     average_statistics(trainer.group, trainer.network)
@@ -56,8 +54,8 @@ def evaluate_feed(trainer: Trainer, feed: Feed, *, interruptible: bool = True) -
     return results
 
 
-def try_metrics(trainer: Trainer, feed: Feed) -> None:
-    """Let the metrics read the first batch of validation arrays, before the first step of a training.
+def try_metrics(trainer: Model, feeds: Iterable[Feed]) -> None:
+    """Let the metrics read the first batch of all validation arrays, before the first step of a training.
 
     Other data is left alone: to read its first batch twice may change what it delivers.
 
@@ -65,8 +63,12 @@ def try_metrics(trainer: Trainer, feed: Feed) -> None:
         DataError: a metric cannot read these predictions and labels.
     """
     metrics = [metric for metric in trainer.metrics.values() if not isinstance(metric, Loss)]
-    if not metrics or not isinstance(feed.source, ArraySource) or trainer.group.size > 1:
-        return
+    for feed in feeds:
+        if metrics and isinstance(feed.source, ArraySource) and trainer.group.size == 1:
+            _try_metrics(trainer, feed)
+
+
+def _try_metrics(trainer: Model, feed: Feed) -> None:
     read_tables(trainer, feed)
     cell, tally = trainer.builder.evaluate_cell(), _tally(trainer)
     chunks = feed.chunks(Position())
@@ -86,14 +88,14 @@ def try_metrics(trainer: Trainer, feed: Feed) -> None:
         raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
 
 
-def _tally(trainer: Trainer) -> Tally:
+def _tally(trainer: Model) -> Tally:
     loss_fn = trainer.loss_fn if trainer.eval_network is None else None
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
 
 
-def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
+def predict(trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
     """Do what `Trainer.predict` says."""
-    data = tuple([declared_features.prepare(trainer, item, labelled=False) for item in data])
+    data = tuple([declared_features.prepare(trainer.features, item, labelled=False) for item in data])
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))
@@ -101,15 +103,14 @@ def predict(trainer: Trainer, data: tuple[Any, ...], batch_size: int | None, str
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
     feed = inference_feed(trainer, data[0], batch_size, predict=True)
     padding, source = trainer.builder.row_padding, feed.source
-    alone = isinstance(source, ArraySource) and trainer.group.size == 1
-    size = _choose_size(padding, source) if alone else None
+    size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
     if size is not None and padding.exact:
         feed.options.fill_up_to = lambda rows: size
     batches = _predictions(trainer, feed)
     if stream:
         return batches
     predictions = _concatenate(list(batches))
-    if size is not None and padding.exact is None:
+    if isinstance(source, ArraySource) and size is not None and padding.exact is None:
         tail = source.tail(min(source.last_rows, MAX_TRIED))
         if tail.varies():
             feed = inference_feed(trainer, tail, None, predict=True)
@@ -140,7 +141,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     return None if size == rows else size
 
 
-def _predictions(trainer: Trainer, feed: Feed) -> Iterator[Any]:
+def _predictions(trainer: Owner, feed: Feed) -> Iterator[Any]:
     with contextlib.closing(feed):
         read_tables(trainer, feed)
         average_statistics(trainer.group, trainer.network)

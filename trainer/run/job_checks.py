@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspore import get_auto_parallel_context, nn
 
@@ -13,15 +13,13 @@ from ..data.source import ReadMode, Source
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
 from ..streams import Stream
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
+from .owner import Model
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
-def check_settings(trainer: Trainer, source: Source, limits: Mapping[str, Any]) -> None:
+def check_settings(trainer: Model, source: Source, limits: Mapping[str, Any]) -> None:
     """Check that all processes train the same network in the same way on the same data; all call it together.
 
     Initial weights may differ: those of rank 0 are taken. Data may where the user has divided it, or a stream is.
@@ -51,7 +49,7 @@ def check_settings(trainer: Trainer, source: Source, limits: Mapping[str, Any]) 
             )
 
 
-def _settings_of(trainer: Trainer) -> dict[str, Any]:
+def _settings_of(trainer: Model) -> dict[str, Any]:
     options, scaler = trainer.step_options, trainer.scaler
     return {
         "seed": trainer.seed,
@@ -88,7 +86,7 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
     return {what: type(cell).__name__, **{f"{what} {name}": value for name, value in plain.items()}}
 
 
-def _learning_rate(trainer: Trainer) -> dict[str, Any]:
+def _learning_rate(trainer: Model) -> dict[str, Any]:
     rate = trainer.learning_rate
     schedule = getattr(trainer.optimizer, "learning_rate", None)
     if rate is None and isinstance(schedule, nn.Cell):

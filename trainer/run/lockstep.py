@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def lockstep_chunks(
     hooks: StopHooks,
     open_chunks: Callable[[Callable[[], bool]], Iterator[Chunk]],
     meet: Callable[[], None],
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """Yield as many chunks of one batch on every process, without rows once its own end.
 
     `all_samples` counts the rows of all processes. The epoch ends with the last chunk of any process. The iteration
@@ -95,9 +95,9 @@ def lockstep_chunks(
         rows = int(messages[:, 0].sum())
         if rows == 0:
             return
-        if chunk is None and last is None:
-            raise DataError(f"rank {group.rank} has no rows to train on, and others have; give every process some")
         if chunk is None:
+            if last is None:
+                raise DataError(f"rank {group.rank} has no rows to train on, and others have; give every process some")
             chunk = dataclasses.replace(last, num_samples=0)
         if last is None:
             done = chunk.position.batch - 1 if not chunk.ends_epoch else 0

@@ -22,11 +22,11 @@ from ..data.waiting import Interrupted
 from ..distributed.packing import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
-from ..state import EvaluationState
+from ..state import EvaluationState, StepOutputs
+from .owner import Owner
 from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
     from .run import Run
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def end(run: Run) -> None:
     run.ended = True
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     if run.online is not None:
-        ended = state.stop_reason.kind in ("stream_end", "idle")
+        ended = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
         window = run.online.finish(ended, state.progress.samples_seen)
         if window is not None:
             state.window = window
@@ -85,8 +85,8 @@ def _train_epoch(run: Run) -> bool:
                 state.chunk = chunk
                 call("on_train_step_begin", trainer)
                 state.chunk = None
-            state.outputs = run.step(chunk)
-            _after_step(run, chunk)
+            state.outputs = outputs = run.step(chunk)
+            _after_step(run, chunk, outputs)
             if chunk.ends_epoch:
                 run.agree()
                 return True
@@ -99,14 +99,14 @@ def _train_epoch(run: Run) -> bool:
     return not source.endless
 
 
-def _after_step(run: Run, chunk: Chunk) -> None:
+def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     run.advance(chunk)
     trainer.saver.check()
     if run.online is None:
-        run.cursor.meter.add(state.outputs)
+        run.cursor.meter.add(outputs)
     else:
-        window = run.online.after_step(chunk, state.outputs, state.progress.samples_seen)
+        window = run.online.after_step(chunk, outputs, state.progress.samples_seen)
         if window is not None:
             state.window = window
             if not run.options.guard:
@@ -129,7 +129,7 @@ def _after_step(run: Run, chunk: Chunk) -> None:
     call("on_checkpoint", trainer)
 
 
-def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate(trainer: Owner, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
     """Run one evaluation up to its end and return its metrics; "loss" is the mean over samples.
 
     Returns an empty dict when a signal asked to leave in the middle. One that is not `interruptible` goes on as long as
@@ -175,13 +175,13 @@ def evaluate(trainer: Trainer, feed: Feed, cell: Any, tally: Tally, *, interrupt
     return results
 
 
-def evaluated(trainer: Trainer, results: dict[str, float]) -> None:
+def evaluated(trainer: Owner, results: dict[str, float]) -> None:
     """Make the results of `Trainer.evaluate` known."""
     trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
 
 
-def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
+def predict(trainer: Owner, feed: Feed, cell: Any) -> Iterator[Any]:
     """Yield the host copy of the network's output for each batch, until a signal asks to leave."""
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
@@ -204,7 +204,7 @@ def predict(trainer: Trainer, feed: Feed, cell: Any) -> Iterator[Any]:
     call("on_predict_end", trainer)
 
 
-def warn_of_loss(trainer: Trainer, loss: float | None) -> None:
+def warn_of_loss(trainer: Owner, loss: float | None) -> None:
     """Say once per call that a mean loss is not finite, and what would help."""
     if loss is not None and not math.isfinite(loss):
         _warn_of_non_finite(
@@ -214,13 +214,13 @@ def warn_of_loss(trainer: Trainer, loss: float | None) -> None:
         )
 
 
-def _warn_of_non_finite(trainer: Trainer, text: str) -> None:
+def _warn_of_non_finite(trainer: Owner, text: str) -> None:
     if not trainer.state.warned_of_non_finite:
         trainer.state.warned_of_non_finite = True
         logger.warning("step %d: %s", trainer.state.progress.global_step, text)
 
 
-def _leaver(trainer: Trainer) -> Callable[[], bool]:
+def _leaver(trainer: Owner) -> Callable[[], bool]:
     """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave.
 
     One process of several only ends its own part: the others wait for it where outputs are put together.
@@ -244,37 +244,37 @@ def _host(outputs: Any, rows: int | None) -> Any:
 # -- around the loop ---------------------------------------------------------------------------------------------------
 
 
-def setup(trainer: Trainer) -> None:
+def setup(trainer: Owner) -> None:
     """Let callbacks prepare themselves, before the first compile and before a snapshot is restored."""
     trainer.callbacks.call("setup", trainer)
 
 
-def restored(trainer: Trainer, path: Path, *, resumed: bool = False) -> None:
+def restored(trainer: Owner, path: Path, *, resumed: bool = False) -> None:
     """Take note of the snapshot that was restored; callbacks learn of one that a run is `resumed` from."""
     trainer.state.snapshot = path
     if resumed:
         trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
-def saved(trainer: Trainer, path: Path) -> None:
+def saved(trainer: Owner, path: Path) -> None:
     """Tell callbacks that a snapshot has become durable."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
-def drifted(trainer: Trainer, drift: dict[str, Any]) -> None:
+def drifted(trainer: Owner, drift: dict[str, Any]) -> None:
     """Tell callbacks of a drift that a detector reports."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
-def failed(trainer: Trainer, error: BaseException) -> None:
+def failed(trainer: Owner, error: BaseException) -> None:
     """Tell callbacks that an exception is leaving the call; all of them are called."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)
 
 
-def teardown(trainer: Trainer) -> None:
+def teardown(trainer: Owner) -> None:
     """Let all callbacks clean up, whatever happened."""
     for error in trainer.callbacks.call_all("teardown", trainer):
         logger.error("teardown failed: %s", error)

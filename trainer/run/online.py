@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,14 @@ from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs, StopReason
 from ..streams import Stream
 from . import declared_features
-from .call import call
+from .call import call, make_callbacks, snapshot_folders
 from .cursor import Cursor
 from .feeds import run_options, training_feed
 from .job_checks import check_stream
+from .owner import Owner
 from .run import train
 from .scoring import Scoring
 from .tally import LossMeter
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +125,7 @@ class OnlineMetrics(Stateful):
         return dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
 
     def _close_window(self, rows_seen: int) -> dict[str, float]:
-        results = {"window_loss": self.loss.value(), **self._task_losses()}
+        results = self._losses()
         if self.scoring is not None:
             results |= self.scoring.close_window(self.group)
         results |= self.figures(rows_seen)
@@ -146,13 +144,11 @@ class OnlineMetrics(Stateful):
         if ended:
             return self._close_window(rows_seen)
         scored = {} if self.scoring is None else self.scoring.peek(self.group)
-        losses = self._task_losses(keep=True)
-        return {"window_loss": self.loss.value(), **losses, **scored, **self.figures(rows_seen)}
+        return {**self._losses(keep=True), **scored, **self.figures(rows_seen)}
 
-    def _task_losses(self, *, keep: bool = False) -> dict[str, float]:
-        if self.tasks is None:
-            return {}
-        return {f"window_{name}": value for name, value in self.tasks.read_losses(keep=keep).items()}
+    def _losses(self, *, keep: bool = False) -> dict[str, Any]:
+        tasks = {} if self.tasks is None else self.tasks.read_losses(keep=keep)
+        return {"window_loss": self.loss.value(), **{f"window_{name}": value for name, value in tasks.items()}}
 
     def merge_on_main(self, group: Group) -> None:
         """Move the open window of all processes to rank 0; the mean loss and the clock are the same on all."""
@@ -188,7 +184,7 @@ class OnlineMetrics(Stateful):
 
 
 def online_train(
-    trainer: Trainer,
+    trainer: Owner,
     stream: Any,
     callbacks: Any,
     steps_per_call: int,
@@ -212,7 +208,9 @@ def online_train(
         scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count, trainer.prediction_activations)
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
-    declared_features.restore(trainer, resume, callbacks)
+    declared_features.restore(
+        trainer.features, resume, trainer.saver, lambda: snapshot_folders(trainer.run_dir, make_callbacks(callbacks)[0])
+    )
     features, raw_rows = trainer.features, as_stream(stream)
     label = window.label if isinstance(window.label, str) else None
     if features is not None and label is None and len(features.labels) == 1:
@@ -221,7 +219,7 @@ def online_train(
     rows = StreamSource(
         raw_rows,
         batch_size,
-        inputs=declared_features.arguments_of(trainer, trainer.network)[2],
+        inputs=declared_features.arguments_of(trainer.features, trainer.network)[2],
         labelled=trainer.label_count > 0,
         label=label,
         labels=() if tasks is None else tasks.label_names,
@@ -229,7 +227,7 @@ def online_train(
         extras=() if scoring is None else scoring.groups,
         counted=None if tasks is None else tasks.rows,
         list_types=trainer.builder.list_types,
-        transform=declared_features.stream_transform(trainer, raw_rows),
+        transform=declared_features.stream_transform(trainer.features, raw_rows),
         flush_after=flush_after,
         idle_timeout=idle_timeout if trainer.group.size == 1 else None,
         # Lists and functions begin again with every call; an iterator, or an object with a state, goes on.
@@ -262,10 +260,11 @@ def online_train(
         finally:
             del trainer.parts["online"]
     signals.leave(complete=True)
+    assert trainer.history is not None  # `call` made it
     return trainer.history
 
 
-def _hooks(trainer: Trainer) -> JobHooks:
+def _hooks(trainer: Owner) -> JobHooks:
     """Return what agreements on a stream have to know of the run under way."""
 
     def wish() -> StopReason | None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter
+from mindspore import Parameter, nn
+
+from callbacks import Callback
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..distributed.agreement import StopHooks, agree_to_stop
 from ..distributed.dense_state import align
 from ..errors import ConfigurationError, did_you_mean
-from ..graph.builder import TrainRunner
 from ..graph.dropout import repeatable
+from ..graph.graph_call import TrainRunner
+from ..graph.multi_task import MultiTaskLoss
 from ..graph.program import StepOptions
 from ..metrics.registry import directions
 from ..metrics.window_metric import Direction
@@ -31,9 +34,9 @@ from .feeds import steps_per_epoch
 from .job_checks import check_settings
 from .limits import Limits
 from .lockstep import all_go_on, lockstep_chunks
+from .owner import Owner
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
     from .online import OnlineMetrics
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Run:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Owner,
         feed: Feed,
         options: StepOptions,
         limits: Limits,
@@ -103,7 +106,9 @@ class Run:
         if scoring is not None:
             if not self._runners:  # the first rows decide what windows count
                 scoring.decide(chunk, self._sample(chunk), self.group)
-                check_monitors(self.trainer, produced_metrics(self.trainer, (), self.online))
+                check_monitors(
+                    self.callbacks, produced_metrics(self.trainer.metrics, self.trainer.tasks, (), self.online)
+                )
             options = dataclasses.replace(options, keep_predictions=scoring.wanted)
         size = len(chunk.arrays[0]) if chunk.stacked else None
         return self.trainer.builder.train(options, size, chunk, self.feed.options.filling)
@@ -177,7 +182,7 @@ class Run:
             state.stop_reason = StopReason("limit", reached)
         return reached is not None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the chunks from the cursor's position to the end of the epoch; as many on every process."""
         position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
         if self.group.size == 1:
@@ -224,7 +229,7 @@ class Run:
 
 
 def train(
-    trainer: Trainer,
+    trainer: Owner,
     feed: Feed,
     options: StepOptions,
     cursor: Cursor,
@@ -254,9 +259,10 @@ def train(
     seen: int | None = None
     try:
         loop.setup(trainer)
-        check_monitors(trainer, produced_metrics(trainer, valid_sets, online))
+        produced = produced_metrics(trainer.metrics, trainer.tasks, valid_sets, online)
+        check_monitors(trainer.callbacks, produced, produced_metrics(trainer.metrics, trainer.tasks, ("",), None))
         trainer.builder.train_step(options)  # the snapshot restores its parameters
-        folders = snapshot_folders(trainer, trainer.callbacks)
+        folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
         snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)
         if snapshot is not None:
             loop.restored(trainer, snapshot.path, resumed=True)
@@ -265,7 +271,7 @@ def train(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
-        align(trainer.group, trained_parameters(trainer))
+        align(trainer.group, trained_parameters(trainer.network, trainer.optimizer))
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.window.forget()  # left by a training that was stopped inside one
@@ -292,19 +298,21 @@ def train(
             feed.go_back(cursor.position, state.progress.samples_seen - seen)
 
 
-def trained_parameters(trainer: Trainer) -> list[Parameter]:
+def trained_parameters(network: nn.Cell, optimizer: nn.Cell | None) -> list[Parameter]:
     """Return the parameters of network and optimizer, which all processes must begin with alike."""
-    cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
+    cells = [cell for cell in (network, optimizer) if cell is not None]
     return list({id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}.values())
 
 
-def produced_metrics(trainer: Trainer, valid_sets: Sequence[str], online: OnlineMetrics | None) -> dict[str, Direction]:
+def produced_metrics(
+    metrics: Mapping[str, Any], tasks: MultiTaskLoss | None, valid_sets: Sequence[str], online: OnlineMetrics | None
+) -> dict[str, Direction]:
     """Return the metrics a run produces, by name: training losses, each validation set's, windows.
 
     The values say whether higher is better; None where the metric does not say.
     """
-    losses = {} if trainer.tasks is None else dict.fromkeys((f"{task}_loss" for task in trainer.tasks.tasks), False)
-    evaluated = {"loss": False, **losses, **directions(trainer.metrics)}
+    losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
+    evaluated = {"loss": False, **losses, **directions(metrics)}
     produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
     for part in valid_sets:
         prefix = f"val_{part}_" if part else "val_"
@@ -312,13 +320,20 @@ def produced_metrics(trainer: Trainer, valid_sets: Sequence[str], online: Online
     return {**produced, **({} if online is None else online.directions())}
 
 
-def check_monitors(trainer: Trainer, produced: Mapping[str, Direction]) -> None:
+def check_monitors(
+    callbacks: Iterable[Callback], produced: Mapping[str, Direction], validated: Container[str] = ()
+) -> None:
     """Check that every metric a callback monitors is produced, and tell the callback which direction is better.
+
+    Args:
+        callbacks: those of the run.
+        produced: the metrics of the run, see `produced_metrics`.
+        validated: names of those that a validation set would add.
 
     Raises:
         ConfigurationError: one is not; the nearest name is given.
     """
-    for callback in trainer.callbacks:
+    for callback in callbacks:
         monitor = callback.monitor
         if monitor is None:
             continue
@@ -327,7 +342,7 @@ def check_monitors(trainer: Trainer, produced: Mapping[str, Direction]) -> None:
             callback.use_direction(produced.get(monitor, produced.get(base)))
             continue
         hint = did_you_mean(monitor, produced)
-        if monitor in produced_metrics(trainer, ("",), None):
+        if monitor in validated:
             hint = "; it comes from validation, and no valid_dataset was given"
         raise ConfigurationError(
             f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "

@@ -94,7 +94,7 @@ class Scoring:
         if sliced is None:
             return metrics
         by_slice = BySlice(sliced, column, self.window.max_groups, prefix="")
-        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), by_slice.name)
+        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), str(by_slice.name))
         return {**metrics, f"{name.partition('/')[0]}/{column}": by_slice}
 
     @property
@@ -155,9 +155,9 @@ class Scoring:
         if group.size > 1:
             predictions, labels, groups = _first_rows(group, predictions, labels, groups, made_up=not chunk.num_samples)
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            rows = slice(None) if rows is None else rows
-            of_rows = {name: values[rows] for name, values in groups.items()}
-            self._decide_task(task, prediction[rows], label[rows], of_rows)
+            kept = slice(None) if rows is None else rows
+            of_rows = {name: values[kept] for name, values in groups.items()}
+            self._decide_task(task, prediction[kept], label[kept], of_rows)
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None

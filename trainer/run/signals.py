@@ -159,13 +159,13 @@ class _Watcher:
 
     def __init__(self) -> None:
         self._guarded: StopOnSignal | None = None
-        self._pipe: tuple[int, int] | None = None
+        self._pipe = (-1, -1)
         self._fd_before = -1
         self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def begin(self, guarded: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
         """Watch on behalf of `guarded`; return what `end` restores."""
-        if self._pipe is None:
+        if self._pipe[0] < 0:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
             for target in (self._read, self._watch):

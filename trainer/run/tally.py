@@ -89,8 +89,10 @@ def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
     for name in names:
         if name in chunk.names:
             columns[name] = chunk.rows(chunk.names.index(name))
-        elif chunk.extras and all(of_batch and name in of_batch for of_batch in chunk.extras):
-            columns[name] = np.concatenate([of_batch[name] for of_batch in chunk.extras])
+            continue
+        parts = [of_batch[name] for of_batch in chunk.extras if of_batch and name in of_batch]
+        if parts and len(parts) == len(chunk.extras):
+            columns[name] = np.concatenate(parts)
     return columns
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from callbacks import History
 
@@ -18,19 +18,17 @@ from ..data.position import Position
 from ..errors import ConfigurationError, DataError
 from ..state import Phase
 from . import declared_features
-from .call import call, check_idle, make_callbacks, only_thread
+from .call import call, check_idle, make_callbacks, only_thread, snapshot_folders
 from .cursor import Cursor
 from .feeds import inference_feed, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Every
+from .owner import Owner
 from .run import train
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 
 def fit(
-    trainer: Trainer,
+    trainer: Owner,
     train_dataset: Any,
     epochs: int,
     valid_dataset: Any,
@@ -48,12 +46,14 @@ def fit(
 ) -> History:
     """Do what `Trainer.fit` says; `first_epoch` is the number of the first epoch of this call, as callbacks see it."""
     checks.epochs(epochs)
-    declared_features.restore(trainer, resume, callbacks)
+    declared_features.restore(
+        trainer.features, resume, trainer.saver, lambda: snapshot_folders(trainer.run_dir, make_callbacks(callbacks)[0])
+    )
     if sharded:
-        declared_features.check_shared(trainer)
-    batch_size = declared_features.batch_size_for(trainer, train_dataset, batch_size)
-    train_dataset = declared_features.prepare(trainer, train_dataset, fit=True)
-    valid_dataset = declared_features.prepare(trainer, valid_dataset)
+        declared_features.check_shared(trainer.features, trainer.group.size)
+    batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
+    train_dataset = declared_features.prepare(trainer.features, train_dataset, fit=True)
+    valid_dataset = declared_features.prepare(trainer.features, valid_dataset)
     with contextlib.ExitStack() as opened:
         valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, opened)
         in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
@@ -79,10 +79,11 @@ def fit(
                 max_steps=max_steps,
                 max_seconds=max_seconds,
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
-                before_first_step=lambda: [try_metrics(trainer, feed) for feed in valid.values()],
+                before_first_step=lambda: try_metrics(trainer, valid.values()),
                 valid_sets=tuple(valid),
             )
     signals.leave(complete=True)
+    assert trainer.history is not None  # `call` made it
     return trainer.history
 
 
@@ -110,7 +111,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _validation_feeds(
-    trainer: Trainer, train_dataset: Any, valid_dataset: Any, batch_size: int | None, opened: contextlib.ExitStack
+    trainer: Owner, train_dataset: Any, valid_dataset: Any, batch_size: int | None, opened: contextlib.ExitStack
 ) -> dict[str, Feed]:
     feeds = {}
     for name, data in named_sets(valid_dataset).items():
@@ -120,7 +121,7 @@ def _validation_feeds(
     return feeds
 
 
-def _validate(trainer: Trainer, feeds: Mapping[str, Feed]) -> dict[str, float]:
+def _validate(trainer: Owner, feeds: Mapping[str, Feed]) -> dict[str, float]:
     """Return the results of every validation set, by its name and theirs; empty when a signal asked to leave."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
@@ -132,7 +133,7 @@ def _validate(trainer: Trainer, feeds: Mapping[str, Feed]) -> dict[str, float]:
 
 
 def compile_program(
-    trainer: Trainer, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
+    trainer: Owner, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
 ) -> None:
     """Do what `Trainer.compile` says."""
     source = make_source(sample, batch_size=batch_size, seed=trainer.seed)

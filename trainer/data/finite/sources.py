@@ -82,7 +82,7 @@ class ArraySource(Source):
         self.batch_size = batch_size or max(1, min(_MOST_ROWS, _MOST_BYTES * self.rows // max(1, nbytes)))
         self.shuffle = shuffle
         self.seed = seed
-        self.size = -(-self.rows // self.batch_size)
+        self.size: int = -(-self.rows // self.batch_size)
         if nbytes <= INSPECTED_BYTES:
             problem = describe_non_finite(self._columns, self.names)
             if problem is not None:
