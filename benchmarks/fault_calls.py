@@ -1,9 +1,9 @@
-"""Calls to the outside, counted and made to fail: files, folders, mappings, sockets, pyarrow and Kafka.
+"""Calls to the outside, counted and made to fail: files, folders, mappings, sockets, pyarrow, Redis and Kafka.
 
 `Faults` replaces the functions through which Python code reaches the system while it is active. It counts the calls
-that concern one folder (files below it), those on Unix sockets and the Kafka client's, by kind, and lets those that a
-`Plan` names fail as the system would: a write leaves half of its bytes behind, a close has closed, all else did
-nothing.
+that concern one folder (files below it), those on Unix sockets and those of the clients of brokers, by kind, and lets
+those that a `Plan` names fail as the system would: a write leaves half of its bytes behind, a close has closed, and
+all else did nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-WRITING = ("open", "write", "flush", "fsync", "rename", "make folder")
+from benchmarks import fault_brokers
+
+WRITING = ("open", "write", "flush", "fsync", "rename", "make folder", *fault_brokers.REQUESTS)
 ERRORS: dict[str, tuple[str, ...]] = {
     "open": ("EACCES", "EIO", "EMFILE"),
     "read": ("EIO",),
@@ -40,7 +42,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "receive": ("ECONNRESET", "ETIMEDOUT"),
     "pyarrow open": ("EIO",),
     "pyarrow read": ("EIO",),
-    "Kafka": ("_ALL_BROKERS_DOWN", "_TRANSPORT"),
+    **fault_brokers.ERRORS,
 }
 
 
@@ -67,32 +69,46 @@ class Faults:
     """Counts calls that concern `folder` and lets those of a plan fail.
 
     Attributes:
+        cluster: the `MockKafka` whose answers fail too, or None.
         calls: how many there were since `arm`, by kind.
         fired: the kinds that failed since `arm`.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = os.path.realpath(folder) + os.sep
+        self.cluster: Any = None
         self.calls: Counter[str] = Counter()
         self.fired: list[str] = []
         self._plan: Plan | None = None
         self._armed = False
         self._later = 0
+        self._lift_requests: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def arm(self, plan: Plan | None) -> Iterator[None]:
         """Count, and let the calls of `plan` fail, for a while."""
         self.calls, self.fired, self._plan, self._later = Counter(), [], plan, 0
-        self._armed = True
-        try:
-            yield
-        finally:
-            self._armed = False
+        with contextlib.ExitStack() as requests:
+            if self.cluster is not None:
+                fault_brokers.requests(self.cluster)
+            if plan is not None and plan.kind in fault_brokers.REQUESTS:
+                failing = fault_brokers.failing_requests(self.cluster, plan.kind, plan.number, plan.error, plan.lasting)
+                requests.enter_context(failing)
+            self._lift_requests, self._armed = requests.close, True
+            try:
+                yield
+            finally:
+                self._armed = False
+        if self.cluster is not None:
+            self.calls += fault_brokers.requests(self.cluster)
+            if plan is not None and plan.kind in fault_brokers.REQUESTS and self.calls[plan.kind] > plan.number:
+                self.fired.append(plan.kind)
 
     def lift(self) -> None:
         """Let nothing fail any more."""
         self._plan = None
+        self._lift_requests()
 
     def concerns(self, path: Any) -> bool:
         """Return whether a path or descriptor leads into the folder."""
@@ -162,7 +178,7 @@ class Faults:
         for name, kind in (("connect", "connect"), ("sendall", "send"), ("recv", "receive"), ("recv_into", "receive")):
             yield socket.socket, name, self._of_socket(getattr(socket.socket, name), kind)
         yield from self._of_pyarrow()
-        yield from self._of_kafka()
+        yield from fault_brokers.replacements(self.check)
 
     def _before(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def failing(path: Any, *args: Any, **named: Any) -> Any:
@@ -247,23 +263,6 @@ class Faults:
 
         return failing
 
-    def _of_kafka(self) -> Iterator[tuple[Any, str, Any]]:
-        import confluent_kafka
-
-        faults, names = self, ("consume", "assign", "get_watermark_offsets", "list_topics", "seek", "commit")
-
-        class Consumer(confluent_kafka.Consumer):
-            pass
-
-        for name in names:
-
-            def failing(consumer: Any, *args: Any, _name: str = name, **named: Any) -> Any:
-                faults.check("Kafka")
-                return getattr(confluent_kafka.cimpl.Consumer, _name)(consumer, *args, **named)
-
-            setattr(Consumer, name, failing)
-        yield confluent_kafka, "Consumer", Consumer
-
 
 class _File:
     """A file whose calls are counted and may fail."""
@@ -323,11 +322,7 @@ _REAL = {"readlink": os.readlink}
 
 
 def _error(name: str) -> Exception:
-    if name.startswith("_"):
-        import confluent_kafka
-
-        return confluent_kafka.KafkaException(
-            confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name), "injected")
-        )
+    if not hasattr(errno, name):
+        return fault_brokers.error(name)
     number = getattr(errno, name)
     return OSError(number, f"{os.strerror(number)} (injected)")

@@ -31,6 +31,7 @@ class Source:
         open: returns a stream over it with dead letters at a path; of finite data, what `fit` takes.
         finite: whether it is trained on by `fit`.
         letters: whether bad rows are among the rows.
+        cluster: the `MockKafka` that it reads, whose answers can be made to fail.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Source:
     open: Callable[[Path, Path], Any]
     finite: bool = False
     letters: bool = True
+    cluster: Any = None
 
 
 def record(number: int) -> dict[str, Any]:
@@ -151,19 +153,41 @@ def redis(folder: Path) -> Iterator[Source]:
 
 
 @contextlib.contextmanager
-def kafka(folder: Path) -> Iterator[Source]:
+def changed(module: Any, **values: Any) -> Iterator[None]:
+    """Change values of a module for a while."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+@contextlib.contextmanager
+def kafka(folder: Path, name: str = "Kafka", ahead: int = 1000, **given: Any) -> Iterator[Source]:
     """Run a cluster for a while; the source reads two partitions of a topic."""
     from benchmarks import servers
     from trainer.streams import DeadLetter, KafkaStream
+    from trainer.streams.sources import kafka as module
 
     payloads = [json.dumps(row).encode() for row in records()]
+    # Short waits of the client, which tries again by itself.
+    waits = ("fetch.wait.max.ms", "retry.backoff.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms")
+    waits += ("retry.backoff.max.ms", "fetch.error.backoff.ms", "topic.metadata.refresh.fast.interval.ms")
 
     def make(_: Path, letters: Path) -> Any:
-        options = {"quota": 5, "dead_letter": DeadLetter(letters, 1.0), "give_up_after": 0.3}
-        return KafkaStream("rows", SCHEMA, servers=address, **options)
+        options = {"quota": 5, "dead_letter": DeadLetter(letters, 1.0), "give_up_after": 0.3, **given}
+        return KafkaStream("rows", SCHEMA, servers=cluster.servers, config=dict.fromkeys(waits, 10), **options)
 
-    with servers.kafka(payloads, "rows", 2) as address:
-        yield Source("Kafka", lambda folder: None, make)
+    with servers.kafka_cluster(payloads, "rows", 2) as cluster, changed(module, _ASK_SECONDS=0.3, _AHEAD=ahead):
+        yield Source(name, lambda folder: None, make, cluster=cluster)
+
+
+@contextlib.contextmanager
+def kafka_group(folder: Path) -> Iterator[Source]:
+    """Do as `kafka`, with the calls that it does not make: committed offsets, partitions paused and resumed."""
+    with kafka(folder, "Kafka, committed", ahead=1, start="committed", order="arrival", quota=1) as source:
+        yield source
 
 
 def _segment_source(name: str, suffix: str) -> Source:
@@ -180,9 +204,10 @@ PLAIN = {
     "parquet": _segment_source("Parquet", "parquet"),
     "join": Source("join", _fill_join, _join),
 }
-SERVED = {"redis": redis, "kafka": kafka}
+SERVED = {"redis": redis, "kafka": kafka, "kafka-group": kafka_group}
 NAMES = (*PLAIN, *SERVED)
 FINITE = ("fit", "fit-parquet")
+READ_ONLY = ("kafka-group",)  # what is trained on is read as by another source
 
 
 @contextlib.contextmanager

@@ -37,8 +37,9 @@ from mindspore import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fault_brokers import REQUESTS  # noqa: E402
 from benchmarks.fault_calls import ERRORS, WRITING, Faults, Plan  # noqa: E402
-from benchmarks.fault_sources import BAD, BATCH, EPOCHS, FINITE, NAMES, ROWS, STEPS, Source, bad_rows, opened  # noqa: E402
+from benchmarks.fault_sources import BAD, BATCH, EPOCHS, FINITE, NAMES, READ_ONLY, ROWS, STEPS, Source, bad_rows, opened  # noqa: E402
 from benchmarks.ledger import Ledger, surviving  # noqa: E402
 from callbacks import HealthFile, ModelCheckpoint, TensorBoard  # noqa: E402
 from trainer import Trainer, checkpoint  # noqa: E402
@@ -325,7 +326,7 @@ def cases(name: str, calls: dict[str, int], given: argparse.Namespace) -> Iterat
     for number, plan in enumerate(plans[: given.most] if given.most else plans[:: given.every]):
         yield plan
         if number < given.pairs:
-            kind = choose.choice(sorted(calls))
+            kind = choose.choice(sorted(calls.keys() - REQUESTS))
             plan = Plan(kind, choose.randrange(calls[kind]), choose.choice(ERRORS[kind]))
             yield replace(plan, second=choose.randrange(12))
 
@@ -335,6 +336,7 @@ def run_source(name: str, folder: Path, given: argparse.Namespace) -> Tallies:
     tallies: Tallies = defaultdict(Tally)
     bench = Bench(folder / "work", given.publish)
     with opened(name, folder / "server") as source, bench.log.listening(), bench.faults.active():
+        bench.faults.cluster = source.cluster
         bench.warm_up(source)
         outcome, outputs = bench.run(source, None, False)
         if outcome.named or outcome.lost or outcome.repeated:
@@ -358,6 +360,7 @@ def read_source(name: str, folder: Path, given: argparse.Namespace) -> Tallies:
     tallies: Tallies = defaultdict(Tally)
     reading = Reading(folder / "reads")
     with opened(name, folder / "served") as source, reading.log.listening(), reading.faults.active():
+        reading.faults.cluster = source.cluster
         outcome = reading.run(source, None, False)
         if outcome.named or outcome.lost or outcome.repeated or outcome.altered:
             raise RuntimeError(f"{name}: undisturbed reading went wrong: {outcome}")
@@ -397,12 +400,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=0, help="at most so many single failures a source")
     parser.add_argument("--pairs", type=int, default=100, help="pairs of failures a source")
     parser.add_argument("--seconds", type=float, default=0.0, help="for each source at most; 0: as long as it takes")
+    parser.add_argument("--only-reading", action="store_true", help="train on nothing")
     parser.add_argument("--publish", action="store_true", help="publish versions as well")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(argv)
     total: Tallies = defaultdict(Tally)
     for name in given.source:
-        for run in (run_source,) if name in FINITE else (read_source, run_source):
+        for run in (
+            (run_source,) if name in FINITE else (read_source,) if name in READ_ONLY else (read_source, run_source)
+        ):
             with tempfile.TemporaryDirectory(prefix="faults-") as folder:
                 started = time.monotonic()
                 tallies = run(name, Path(folder), given)

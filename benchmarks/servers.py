@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from examples.movielens_stream import NAME, publish_to_kafka, publish_to_redis
 
@@ -53,11 +54,18 @@ def redis(folder: Path, payloads: Sequence[bytes], key: str = NAME) -> Iterator[
 @contextlib.contextmanager
 def kafka(payloads: Sequence[bytes], topic: str = NAME, partitions: int = 1) -> Iterator[str]:
     """Run a one-broker cluster in this process; its topic's partitions hold `payloads` in turn. Gives its address."""
+    with kafka_cluster(payloads, topic, partitions) as cluster:
+        yield cluster.servers
+
+
+@contextlib.contextmanager
+def kafka_cluster(payloads: Sequence[bytes], topic: str = NAME, partitions: int = 1) -> Iterator[Any]:
+    """Do as `kafka`, and give the `MockKafka`, whose answers can be made to fail."""
     cluster = _brokers().MockKafka(topic, partitions)
     try:
         for partition in range(partitions):
             publish_to_kafka(payloads[partition::partitions], cluster.servers, topic, partition)
-        yield cluster.servers
+        yield cluster
     finally:
         cluster.close()
 

@@ -57,6 +57,8 @@ class Retry:
     def failed(self, error: BaseException | str) -> None:
         """Record a failure and plan the next attempt; warn of the first in a row.
 
+        Failures reported before the attempt planned are of the one before, and do not lengthen the wait.
+
         Raises:
             StreamError: the source has been failing for `give_up_after` seconds.
         """
@@ -71,6 +73,8 @@ class Retry:
                 f"{self.what} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
                 f"longer than give_up_after={self.give_up_after} s; the last error: {text}"
             ) from cause
+        if self.failures and now < self._next:  # a further sign of the same failure, not of another attempt
+            return
         wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
         self._next = now + wait * (1 - self.jitter * self._random.random())
         self.failures += 1

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 
@@ -90,6 +91,24 @@ class MockKafka:
                 [ctypes.c_void_p, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)],
             ),
             (
+                "rd_kafka_mock_clear_request_errors",
+                None,
+                [ctypes.c_void_p, ctypes.c_int16],
+            ),
+            ("rd_kafka_mock_start_request_tracking", None, [ctypes.c_void_p]),
+            ("rd_kafka_mock_clear_requests", None, [ctypes.c_void_p]),
+            (
+                "rd_kafka_mock_get_requests",
+                ctypes.POINTER(ctypes.c_void_p),
+                [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)],
+            ),
+            ("rd_kafka_mock_request_api_key", ctypes.c_int16, [ctypes.c_void_p]),
+            (
+                "rd_kafka_mock_request_destroy_array",
+                None,
+                [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t],
+            ),
+            (
                 "rd_kafka_mock_partition_delete_records",
                 ctypes.c_int,
                 [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64],
@@ -132,8 +151,27 @@ class MockKafka:
 
     def fail_fetches(self, *codes):
         """Answer the next fetches with these error codes."""
+        self.fail_requests(self.FETCH, codes)
+
+    def fail_requests(self, api, codes):
+        """Answer the next requests of one kind with these error codes; 0 answers as usual."""
         array = (ctypes.c_int * len(codes))(*codes)
-        self.lib.rd_kafka_mock_push_request_errors_array(self.cluster, self.FETCH, len(codes), array)
+        self.lib.rd_kafka_mock_push_request_errors_array(self.cluster, api, len(codes), array)
+
+    def stop_failing(self, api):
+        """Answer requests of one kind as usual again."""
+        self.lib.rd_kafka_mock_clear_request_errors(self.cluster, api)
+
+    def count_requests(self):
+        """Return how many requests of each kind came since the last call, and go on counting."""
+        count = ctypes.c_size_t()
+        requests = self.lib.rd_kafka_mock_get_requests(self.cluster, ctypes.byref(count))
+        apis = [self.lib.rd_kafka_mock_request_api_key(requests[number]) for number in range(count.value)]
+        if requests:
+            self.lib.rd_kafka_mock_request_destroy_array(requests, count.value)
+        self.lib.rd_kafka_mock_start_request_tracking(self.cluster)
+        self.lib.rd_kafka_mock_clear_requests(self.cluster)
+        return Counter(apis)
 
     def delete_before(self, offset, partition=0):
         """Remove the messages before `offset`, as retention does."""

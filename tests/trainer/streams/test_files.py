@@ -402,3 +402,17 @@ def test_a_segment_is_compared_with_the_checksum_beside_it(folder, schema, rows,
         read(FileStream(folder, schema, end="at_last"))
     written.unlink()
     assert read(FileStream(folder, schema, end="at_last")).rows == 8
+
+
+def test_a_segment_that_cannot_be_read_for_too_long_is_an_error_that_names_it(tmp_path, schema, rows, read):
+    path = tmp_path / "0.jsonl"
+    path.symlink_to("/proc/self/mem")  # whose first page gives EIO
+    stream = FileStream(tmp_path, schema, poll_interval=0.01, give_up_after=0.3)
+    with pytest.raises(StreamError, match=rf"failing for .* give_up_after=0\.3 s; .* '{path}'"):
+        read(stream, timeout=20.0)
+    path.unlink()
+    path.write_bytes(jsonl(rows(0, 10)))
+    assert read(stream, timeout=1.0).columns["user"].tolist() == list(range(10))
+    stream.close()
+    with pytest.raises(ConfigurationError, match="give_up_after takes a number > 0 or None"):
+        FileStream(tmp_path, schema, give_up_after=0)

@@ -195,6 +195,33 @@ def test_a_broker_that_comes_back_without_its_data_is_an_error(
         reader.poll(5, LONG)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_end_that_the_broker_does_not_tell_is_not_taken_for_an_empty_partition(
+    number, make_kafka, stream, rows, read
+):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 10)])
+    for _ in range(3):  # whether the client notices is a matter of timing
+        one = stream(cluster)
+        cluster.fail_requests(2, [0] * number + [6])  # not the leader
+        assert read(one, timeout=LONG, rows=10).columns["user"].tolist() == list(range(10))
+        cluster.stop_failing(2)
+        one.close()
+
+
+def test_partitions_paused_when_a_delivery_fails_are_read_on(make_kafka, stream, rows, read, monkeypatch, tmp_path):
+    monkeypatch.setattr("trainer.streams.sources.kafka._AHEAD", 1)
+    cluster = make_kafka("clicks")
+    cluster.produce(["broken", *(json.dumps(row) for row in rows(0, 40))])
+    (tmp_path / "bad").mkdir()
+    one = stream(cluster, quota=1, order="arrival", dead_letter=tmp_path / "bad", max_bad_share=None)
+    with pytest.raises(StreamError, match="dead-letter file"):
+        one.poll(5, LONG)
+    (tmp_path / "bad").rmdir()
+    one.dead_letter.max_bad_share = 1.0
+    assert read(one, timeout=LONG, rows=40).columns["user"].tolist() == list(range(40))
+
+
 def test_messages_deleted_unread_are_an_error_that_names_the_first_one_left(make_kafka, stream, rows, read):
     cluster = make_kafka("clicks")
     cluster.produce([json.dumps(row) for row in rows(0, 10)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...checks import choice
+from ...checks import choice, number
 from ...errors import ConfigurationError, StreamError
 from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
@@ -64,6 +64,8 @@ class FileStream(BufferedStream):
             go on with the next one.
         on_change: what to do with a segment that is not the one that was begun: "error", or "restart" to read what
             it holds now from its start.
+        give_up_after: seconds of unbroken failure to list, open or read, after which StreamError names the file; None:
+            never.
         names: CSV field names; None: the first line of each segment has them.
         delimiter: CSV field delimiter; None: a tab for ``.tsv``, else a comma.
         list_delimiter: between the values of a CSV field that holds a list.
@@ -88,6 +90,7 @@ class FileStream(BufferedStream):
         max_bad_share: float | None = None,
         on_missing: str = "error",
         on_change: str = "error",
+        give_up_after: float | None = 300.0,
         names: list[str] | None = None,
         delimiter: str | None = None,
         list_delimiter: str = " ",
@@ -116,7 +119,8 @@ class FileStream(BufferedStream):
             from ..formats import arrow
 
             arrow.require()
-        self._retry = Retry(f"folder {self.folder}")
+        number("give_up_after", give_up_after, above=0, optional=True)
+        self._retry = Retry(f"folder {self.folder}", give_up_after=give_up_after)
         self._listing: list[str] = []
         self._done = False
         self._finished: dict[str, tuple[int, str]] = {}
@@ -208,6 +212,8 @@ class FileStream(BufferedStream):
                     if moved:
                         continue
             except OSError as error:
+                if error.filename is None and self._name:  # a read names no file
+                    error = OSError(error.errno, error.strerror or str(error), str(self.folder / self._name))
                 self._retry.failed(error)
             left = deadline - monotonic()
             if self._ended or left <= 0:

@@ -14,7 +14,7 @@ from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream
-from .kafka_client import connect, content_of, library, partitions_of
+from .kafka_client import connect, content_of, ends_of, library, partitions_of
 from .read_marks import Mark, ReadMarks, checksum, to_mark
 from .round_robin_merger import RoundRobinMerger
 
@@ -28,6 +28,8 @@ _BLOCK_SECONDS = 0.2
 _ASK_SECONDS = 3.0
 # Between looks for partitions that were added to the topic, and at whether it is still the same one.
 _LOOK_SECONDS = 60.0
+# Messages, of which eight times as many of a partition are held before it is paused.
+_AHEAD = 1000
 
 
 class KafkaStream(BrokerStream):
@@ -198,7 +200,7 @@ class KafkaStream(BrokerStream):
         ends: dict[int, int] = {}
         for tp in topics:
             name = self._name(tp.partition)
-            low, high = self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
+            low, high = ends_of(self._consumer, self.topic, tp.partition, _ASK_SECONDS)
             ends[tp.partition] = high
             if name in self._target:
                 cursor = self._target[name]
@@ -227,6 +229,8 @@ class KafkaStream(BrokerStream):
         position[_START] = {"quota": turns["quota"], "offsets": offsets}
         with self._lock:
             if not self._closed:
+                if self._paused:  # which outlasts an assignment
+                    self._consumer.resume([self._kafka.TopicPartition(self.topic, number) for number in self._paused])
                 self._consumer.assign(topics)
         self._clear()
         self._turns = RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, self.order == "round_robin")
@@ -318,7 +322,7 @@ class KafkaStream(BrokerStream):
             # a later offset: that message was compacted, which says nothing
             if offset == mark.offset and checksum(content_of(message)) != mark.checksum:
                 name = self._name(partition)
-                low, high = self._watermarks(partition)
+                low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
                 self._lost(
                     f"offset {offset} of {name} holds another message than the one that was read there: the topic was "
                     f"deleted and created again, or is another one; it holds {high - low} messages from offset {low} "
@@ -326,10 +330,6 @@ class KafkaStream(BrokerStream):
                 )
                 self._restart(name, low)
         return self._assigned and offset >= self._turns.next[partition]
-
-    def _watermarks(self, partition: int) -> tuple[int, int]:
-        tp = self._kafka.TopicPartition(self.topic, partition)
-        return self._consumer.get_watermark_offsets(tp, timeout=_ASK_SECONDS)
 
     def _restart(self, name: str, low: int) -> None:
         """Read a partition from offset `low` on, the others from where they are."""
@@ -344,7 +344,7 @@ class KafkaStream(BrokerStream):
             self._failed(error)
             return
         partition = message.partition()
-        low, high = self._watermarks(partition)
+        low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
         fetched = self._turns.fetched(partition)
         if low <= fetched <= high:  # only the mark is gone, or the topic was created again and has grown since
             self._go_back()
@@ -355,7 +355,7 @@ class KafkaStream(BrokerStream):
 
     def _balance(self) -> None:
         """Pause partitions that are far ahead of their turn; resume those that have been used up."""
-        limit = 8 * max(self.quota, 1000)
+        limit = 8 * max(self.quota, _AHEAD)
         held = {number: self._turns.held(number) for number in self._turns.next}
         for action, chosen in (
             (self._consumer.pause, {n for n, count in held.items() if count > limit} - self._paused),
@@ -423,4 +423,7 @@ class KafkaStream(BrokerStream):
 
     def _disconnect(self) -> None:
         self._commit_now()
-        self._consumer.close()
+        try:
+            self._consumer.close()
+        except self._kafka.KafkaException as error:
+            logger.warning("%s: the client could not be closed: %s", self._retry.what, error)

@@ -74,6 +74,25 @@ def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeo
     return list(chosen)
 
 
+def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[int, int]:
+    """Return the first offset of a partition and the one after its last.
+
+    Not `get_watermark_offsets`, which asks for both at once and, when one answer is an error, may give the other one
+    twice: an empty partition, whose messages would be passed over.
+
+    Raises:
+        KafkaException: the brokers did not answer within `timeout` seconds, or with an error.
+    """
+    kafka = library()
+    ends = []
+    for end in (kafka.OFFSET_BEGINNING, kafka.OFFSET_END):
+        (answer,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, end)], timeout=timeout)
+        if answer.error is not None:
+            raise kafka.KafkaException(answer.error)
+        ends.append(answer.offset)
+    return ends[0], ends[1]
+
+
 def content_of(message: Any) -> tuple[bytes | None, ...]:
     """Return what makes a message another one at the same offset: its time, key and value."""
     return str(message.timestamp()[1]).encode(), message.key(), message.value()
