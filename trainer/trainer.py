@@ -562,6 +562,29 @@ class Trainer:
         if snapshot is not None and not weights_only:
             loop.restored(self, snapshot.path)
 
+    def init_from(
+        self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
+    ) -> None:
+        """Begin with what another training has learned: weights, rows of sparse tables, what features learned.
+
+        Counters, optimizer state and the position in the data stay those of a new training, so the optimizer, the data
+        and the verb may be others: `online_train` goes on from what `fit` has learned.
+
+        Args:
+            path: a snapshot, a folder of snapshots, a run folder, a .ckpt file or a published model.
+            parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
+                leaves it as it is. Names that are not mapped are the same there.
+            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise what
+                fits is taken, with a warning. What is there besides is passed over.
+
+        Raises:
+            ConfigurationError: `parameter_map` is no such mapping.
+            CheckpointError: nothing sound to read. CheckpointMismatchError: it does not fit; nothing has changed.
+        """
+        from .run import initial_state
+
+        initial_state.init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
+
     def rollback(self) -> None:
         """Put weights, optimizer and step state back to the newest snapshot of this run."""
         self.saver.rollback()

@@ -26,6 +26,7 @@ from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values
 from .loader import BETTER
+from .resolve import expand
 from .tree import dump
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
     learns = command == "online" and not resume and config.features is not None
     experiment = build(config, (*splits, "train") if learns else splits)
+    if config.init_from is not None and not resume:
+        begin = {name: value for name, value in config.init_from.items() if value is not None}
+        experiment.trainer.init_from(**{**begin, "path": expand(str(begin["path"]), "path")})
     if learns:
         _learn_features(experiment)
     with contextlib.ExitStack() as held:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
-from .experiment_config import ExperimentConfig, ObjectSpec
+from .experiment_config import INIT_KEYS, ExperimentConfig, ObjectSpec
 from .instantiate import instantiate, make_features
 from .problems import ConfigErrors, Problem, show
 from .resolve import UnresolvedError, has_reference, resolve
@@ -180,3 +180,22 @@ def _of_feature(node: Node, path: str) -> Iterator[Problem]:
         entry = entries.get(argument.group(1)) if argument else None
         place = node.place if entry is None else entry.place
         yield Problem(place, path if entry is None else join(path, argument.group(1)), str(error))
+
+
+def initial_problems(node: Node, path: str) -> list[Problem]:
+    """Return what is wrong with the section `init_from`: a path, or a mapping of `INIT_KEYS`."""
+    if node.value is None or isinstance(node.value, str):
+        return []
+    if not isinstance(node.value, dict):
+        accepted = f"a path, or a mapping with the keys {', '.join(INIT_KEYS)}"
+        return [Problem(node.place, path, f"received {show(node.plain())}; accepts {accepted}")]
+    words = {"path": (str, "a path"), "parameter_map": (dict, "a mapping of names"), "strict": (bool, "true or false")}
+    problems = [] if node.get("path") is not None else [Problem(node.place, join(path, "path"), "is missing")]
+    for key, entry in node.value.items():
+        if key not in words:
+            message = f"unknown key; accepts {', '.join(INIT_KEYS)}{did_you_mean(str(key), INIT_KEYS)}"
+            problems.append(Problem(entry.place, join(path, key), message))
+        elif entry.node.value is not None and not isinstance(entry.node.value, words[key][0]):
+            message = f"received {show(entry.node.plain())}; accepts {words[key][1]}"
+            problems.append(Problem(entry.node.place, join(path, key), message))
+    return problems

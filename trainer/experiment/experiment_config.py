@@ -70,6 +70,7 @@ class ExperimentConfig:
         experiment: name of the experiment: letters, digits, ``_``, ``-`` and ``.``.
         network: the network.
         features: arguments of `Features`, its features under "columns"; None: data are the network's inputs.
+        init_from: arguments of `Trainer.init_from`, applied before `fit` and `online`; None: a training from the start.
         seed: seed of every random number generator; 0 to 2**32 - 1. Default: 0.
         run_dir: folder of the run. Default: ``runs/<experiment>``.
         loss: the loss, or None when the network returns it.
@@ -88,6 +89,7 @@ class ExperimentConfig:
     experiment: str
     network: ObjectSpec
     features: Mapping[str, Any] | None = None
+    init_from: Mapping[str, Any] | None = None
     seed: int = 0
     run_dir: Path = Path("runs")
     loss: ObjectSpec | None = None
@@ -115,6 +117,7 @@ SECTIONS: tuple[str, ...] = (
     "experiment",
     "seed",
     "run_dir",
+    "init_from",
     "features",
     "network",
     "loss",
@@ -128,6 +131,7 @@ SECTIONS: tuple[str, ...] = (
     "report",
 )
 REQUIRED: tuple[str, ...] = ("experiment", "network")
+INIT_KEYS: tuple[str, ...] = ("path", "parameter_map", "strict")
 DATA_KEYS: tuple[str, ...] = tuple(entry.name for entry in fields(DataConfig))
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, TrainerError
 from .experiment_config import ExperimentConfig, ObjectSpec
+from .extends import read_extended
 from .problems import ConfigErrors, Place, Problem
 from .resolve import UnresolvedError, expand, has_reference, resolve
 from .sections import wrong_result
 from .signature import Signature, real_signature
-from .tree import apply_overrides, parse_tree, read_tree
+from .tree import apply_overrides, parse_tree
 
 if TYPE_CHECKING:
     from ..features import Features
@@ -244,7 +245,7 @@ def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
     key = message.partition(":")[0].partition("=")[0].strip()
     if config.source is None:
         return Problem(Place("configuration"), section, message)
-    root, _ = apply_overrides(read_tree(config.source), config.overrides)
+    root, _ = apply_overrides(read_extended(config.source), config.overrides)
     node = root.get(section) or root
     inner = node.get(key)
     if inner is None:

@@ -38,6 +38,7 @@ def experiment_schema() -> Schema:
         "experiment": {"type": "string", "pattern": r"^[A-Za-z0-9_][\w.-]*$"},
         "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
         "run_dir": {"type": ["string", "null"]},
+        "init_from": _init_from(),
         "features": _optional(_features()),
         "network": {"if": {"type": "object", "required": ["model"]}, "then": _models(), "else": _object_or_path()},
         "loss": _optional(_object_or_path()),
@@ -50,12 +51,15 @@ def experiment_schema() -> Schema:
     }
     described = _documented(ExperimentConfig)
     properties = {name: {"description": described.get(name, ""), **sections[name]} for name in SECTIONS}
+    paths = {"type": ["string", "array"], "items": {"type": "string"}}
+    properties["extends"] = {"description": "an experiment, or several, that this one changes", **paths}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "An experiment of mindspore-trainer",
         "type": "object",
         "properties": properties,
-        "required": list(REQUIRED),
+        "if": {"not": {"required": ["extends"]}},
+        "then": {"required": list(REQUIRED)},
         "additionalProperties": False,
         "definitions": {"object": _object()},
     }
@@ -74,6 +78,15 @@ def _metrics() -> Schema:
     name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc", "gauc/user"
     one = {"anyOf": [name, _OBJECT]}
     return {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
+
+
+def _init_from() -> Schema:
+    from ..trainer import Trainer
+
+    signature = real_signature(Trainer.init_from)
+    assert signature is not None
+    schema = _arguments(signature, ("self",), _documented(Trainer.init_from))
+    return {**schema, "type": ["string", "object", "null"], "required": ["path"]}
 
 
 def _data() -> Schema:

@@ -17,8 +17,17 @@ from ..errors import did_you_mean, nearest
 from ..masking import is_masked, remember_credentials
 from ..models import MODELS
 from . import rundir
-from .declared import FEATURES_KEYS, feature_problems, is_path_of_rows
-from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, DataConfig, ExperimentConfig, ObjectSpec, to_plain
+from .declared import FEATURES_KEYS, feature_problems, initial_problems, is_path_of_rows
+from .experiment_config import (
+    DATA_KEYS,
+    REQUIRED,
+    SECTIONS,
+    DataConfig,
+    ExperimentConfig,
+    ObjectSpec,
+    to_plain,
+)
+from .extends import read_extended
 from .problems import ConfigErrors, Place, Problem, show
 from .resolve import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
 from .sections import (
@@ -31,7 +40,7 @@ from .sections import (
     wrong_kind,
 )
 from .signature import Signature, real_signature
-from .tree import Entry, Node, apply_overrides, join, read_tree
+from .tree import Entry, Node, apply_overrides, join
 
 BETTER = "or name it as ${env:NAME} in the configuration from the start"
 MOST_PROBLEMS = 200
@@ -51,7 +60,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     path, overrides = Path(path), tuple(overrides)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
-    root, problems = apply_overrides(read_tree(path), overrides)
+    root, problems = apply_overrides(read_extended(path), overrides)
     reader = _Reader(problems)
     with rundir.project_paths(path):
         config = reader.read(root, path, overrides)
@@ -93,6 +102,7 @@ class _Reader:
             "metrics": self._metrics,
             "data": self._data,
             "features": self._features,
+            "init_from": self._init_from,
             "callbacks": self._callbacks,
             **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
             **dict.fromkeys(("network", "loss", "optimizer", "report"), self._section_object),
@@ -126,6 +136,11 @@ class _Reader:
         if isinstance(text, str) and text.strip() and text.isprintable() and not has_reference(text):
             return Path(text)
         return self.refuse(node, path, "the path of a folder")
+
+    def _init_from(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        for problem in initial_problems(node, path):
+            self.add(problem.place, problem.path, problem.message)
+        return {"path": node.value} if isinstance(node.value, str) else node.plain()
 
     def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
         if node.value is None:
@@ -165,9 +180,12 @@ class _Reader:
     def _source(self, node: Node, path: str) -> ObjectSpec | None:
         """Read a dataset or stream; where there are features, the path of a file or folder of raw rows is one."""
         text = node.value
-        if not self.has_features or not isinstance(text, str) or not is_path_of_rows(text):
+        named = isinstance(text, str) and (has_reference(text) or is_path_of_rows(text))
+        if not self.has_features or not named:
             return self._object(node, path, section="data")
-        if not Path(text).exists():
+        if wrong := wrong_reference(text):
+            return self.add(node.place, path, wrong)
+        if not has_reference(text) and not Path(text).exists():
             return self.refuse(node, path, "a file or folder of raw rows that exists, or class_path and init_args")
         kind = "trainer.streams.FileStream" if path == "data.stream" else "trainer.features.RawFiles"
         return ObjectSpec(kind, {"path": text}, place=node.place, path=path)

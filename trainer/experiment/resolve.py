@@ -161,8 +161,14 @@ def has_reference(value: Any) -> bool:
 
 def wrong_reference(text: str) -> str:
     """Return what is wrong with the references in a text, or an empty string."""
-    wrong = [name for name in _REFERENCE.findall(text) if not name.isidentifier()]
+    wrong = [name for name, _, _ in map(_parts_of, _REFERENCE.findall(text)) if not name.isidentifier()]
     return f"${{env:{wrong[0]}}} names no environment variable; accepts letters, digits and '_'" if wrong else ""
+
+
+def _parts_of(inner: str) -> tuple[str, str, str]:
+    """Return the name of a variable, "," where a default follows, and the default."""
+    name, comma, default = inner.partition(",")
+    return name.strip(), comma, default.strip()
 
 
 def expand(text: str, name: object = "") -> str:
@@ -173,14 +179,17 @@ def expand(text: str, name: object = "") -> str:
         name: the name of the argument or key it is for.
 
     Raises:
-        ConfigurationError: a variable is not set.
+        ConfigurationError: a variable is not set, and the reference has no default.
     """
 
     def look_up(found: re.Match[str]) -> str:
-        variable = found[1]
-        value = os.environ.get(variable)
+        variable, comma, default = _parts_of(found[1])
+        value = os.environ.get(variable, default if comma else None)
         if value is None:
-            raise ConfigurationError(f"the environment variable {variable} is not set, which {found[0]} stands for")
+            raise ConfigurationError(
+                f"the environment variable {variable} is not set, which {found[0]} stands for; set it, or give a "
+                f"default: ${{env:{variable},default}}"
+            )
         if is_secret(variable) or is_secret(name):
             remember_secret(value)
         return value

@@ -31,7 +31,7 @@ from .tracing import find_fields
 _logger = logging.getLogger(__name__)
 
 
-def _name_by_path(network: nn.Cell, cells: Sequence[Embedding]) -> None:
+def name_by_path(network: nn.Cell, cells: Sequence[Embedding]) -> None:
     """Name unnamed tables after their first cell's attribute path, as parameters are named."""
     paths = {id(cell): path for path, cell in cells_and_names(network)}
     for cell in cells:
@@ -83,7 +83,7 @@ class SparseTables(nn.Cell):
         fields = find_fields(network, columns, names)
         cells = embedding_cells(network)
         heads = head_cells(cells)
-        _name_by_path(network, heads)
+        name_by_path(network, heads)
         table_names = [cell.spec.name for cell in heads]
         if repeated := {name for name in table_names if table_names.count(name) > 1}:
             raise ConfigurationError(f"table names must differ; {', '.join(sorted(repeated))} occurs more than once")

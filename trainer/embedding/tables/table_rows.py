@@ -177,8 +177,11 @@ class TableRows:
         ids, rows = self.map.items()
         weights = np.empty((len(rows), self.spec.dim), np.float32)
         self.store.read_part(rows, weights)
+        default = np.empty((1, self.spec.dim), np.float32)
+        self.store.read_part(np.array([DEFAULT_ROW]), default)
         self.store.close()
         self.__init__(self.spec, first_slots, shards)
+        self.store.write(np.array([DEFAULT_ROW]), self.packed(default))
         return ids, weights
 
     def discard(self, ids: np.ndarray) -> None:

@@ -1,0 +1,228 @@
+"""What a training begins with that another one has learned: weights, rows of tables, and what its features learned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import nn
+
+from .. import checkpoint
+from ..checkpoint import capture, durable
+from ..checkpoint.ckpt_files import compare, load_ckpt
+from ..checkpoint.content import Content
+from ..checkpoint.saver import groups_of, snapshots_of
+from ..embedding.layers.embedding_cells import embedding_cells, head_cells
+from ..errors import CheckpointMismatchError, ConfigurationError, did_you_mean
+from ..features import Features
+
+logger = logging.getLogger(__name__)
+
+Rows = dict[str, np.ndarray]  # ids int64 [n], weights float32 [n, dim], default float32 [0 or 1, dim]
+
+
+@dataclass
+class Learned:
+    """What a snapshot, a .ckpt file or a published model holds of a network.
+
+    Attributes:
+        where: its path.
+        weights: by the name of the parameter.
+        tables: rows by the name of the table; None: this kind of file has none.
+        features: the state of the features, or None.
+    """
+
+    where: Path
+    weights: Mapping[str, np.ndarray]
+    tables: dict[str, Rows] | None = None
+    features: Mapping[str, Any] | None = None
+
+
+def init_from(
+    content: Content,
+    features: Features | None,
+    path: str | Path,
+    parameter_map: Mapping[str, str | None] | None,
+    *,
+    strict: bool,
+) -> None:
+    """Do what `Trainer.init_from` says.
+
+    Args:
+        content: of the trainer.
+        features: its features, or None.
+        path, parameter_map, strict: see there.
+    """
+    mapping = _checked_map(parameter_map)
+    learned = read_learned(path)
+    expected = capture.named_parameters(content)[capture.MODEL]
+    sources = {name: _source_of(name, mapping) for name in expected}
+    wanted = {name: source for name, source in sources.items() if source is not None}
+    found = {
+        name: _as_dtype_of(learned.weights[source], expected[name])
+        for name, source in wanted.items()
+        if source in learned.weights
+    }
+    problems = compare({name: expected[name] for name in wanted}, found)
+    if problems and strict:
+        raise _error(problems, learned)
+    if problems:
+        logger.warning("init_from: %s", problems.message(str(learned.where), "the network"))
+    tables = _tables_to_fill(content.network, learned, mapping, strict)
+    if features is not None and learned.features is not None and features.statistics:
+        try:
+            features.load_state_dict(learned.features)
+        except CheckpointMismatchError as error:
+            if strict:
+                raise
+            logger.warning("init_from: %s", error)
+    capture.assign((expected[name], found[name]) for name in problems.matching)
+    for cell, rows in tables:
+        _fill(cell.host_table(), rows)
+    counts = f"{len(problems.matching)} parameters" + (f" and the rows of {len(tables)} tables" if tables else "")
+    logger.info("begins with %s of %s", counts, learned.where)
+
+
+def read_learned(path: str | Path) -> Learned:
+    """Return what a snapshot, a folder of snapshots, a run folder, a .ckpt file or a published model holds.
+
+    Raises:
+        CheckpointError: there is nothing sound to read.
+    """
+    from ..serving.published import CURRENT  # of no use to other trainings
+
+    path = durable.resolved(path)
+    if path.suffix == ".ckpt":
+        return Learned(path, load_ckpt(path))
+    if (path / CURRENT).is_file():
+        return _read_published(path)
+    snapshot = checkpoint.find(snapshots_of(path))
+    states = capture.part_states(snapshot, "features")
+    tables: dict[str, Rows] = {}
+    for state in capture.part_states(snapshot, "tables"):
+        for name, about in state["json"].items():
+            tables[name] = _merged(
+                None if about["full"] else tables.get(name), _saved_rows(name, about, state["arrays"])
+            )
+    weights = groups_of(snapshot).get(capture.MODEL, {})
+    return Learned(snapshot.path, weights, tables, states[-1] if states else None)
+
+
+def _saved_rows(name: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> Rows:
+    rows, values = np.asarray(arrays[f"{name}/rows"]), np.asarray(arrays[f"{name}/values"])[:, : about["dim"]]
+    own = rows > 0  # row 0 is what ids without one read
+    return {
+        "ids": np.asarray(arrays[f"{name}/ids"])[own],
+        "weights": values[own],
+        "default": values[~own][:1],
+        "removed": np.asarray(arrays[f"{name}/removed"]),
+    }
+
+
+def _read_published(root: Path) -> Learned:
+    from ..serving.graph_export import FEATURES, read_features
+    from ..serving.packed_rows import unpack_rows
+    from ..serving.published import GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, held, table_rows
+
+    current = Current.read(root)
+    with held(root, current):
+        graph = Folder(root, GRAPH, current.graph)
+        graph.verify()
+        folders = [Folder(root, VERSION, part) for part in current.chain]
+        tables: dict[str, Rows] = {}
+        for place, folder in enumerate(folders):
+            file = current.full if place == 0 else ROWS
+            tensors = folder.tensors(file)
+            names = {key.rpartition("/")[0]: tensors[key].shape[1] for key in tensors if key.endswith("/weights")}
+            for name, arrays in table_rows(tensors, names, str(folder.path / file)).items():
+                tables[name] = _merged(tables.get(name), {**arrays, "weights": unpack_rows(arrays)})
+        features = read_features(graph.path) if (graph.path / f"{FEATURES}.json").is_file() else None
+        state = None if features is None else features.state_dict()
+        return Learned(root, folders[-1].tensors(WEIGHTS), tables, state)
+
+
+def _merged(before: Rows | None, rows: Rows) -> Rows:
+    """Return the rows of a table after a change of them."""
+    if before is None:
+        return rows
+    kept = ~np.isin(before["ids"], np.concatenate([rows["removed"], rows["ids"]]))
+    return {
+        "ids": np.concatenate([before["ids"][kept], rows["ids"]]),
+        "weights": np.concatenate([before["weights"][kept], rows["weights"]]),
+        "default": rows["default"] if len(rows["default"]) else before["default"],
+        "removed": rows["removed"],
+    }
+
+
+def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    mapping = {} if parameter_map is None else parameter_map
+    if not isinstance(mapping, Mapping) or not all(
+        isinstance(name, str) and name and (source is None or isinstance(source, str))
+        for name, source in mapping.items()
+    ):
+        raise ConfigurationError(
+            "init_from(parameter_map=...) takes a mapping from names of this network, or beginnings of them, to those "
+            f"of the other one, or None to leave them as they are; received {parameter_map!r}"
+        )
+    return dict(mapping)
+
+
+def _source_of(name: str, mapping: Mapping[str, str | None]) -> str | None:
+    """Return the name that the longest entry of the mapping gives for `name`; None where that leaves it out."""
+    entries = [entry for entry in mapping if name == entry or (entry.endswith(".") and name.startswith(entry))]
+    if not entries:
+        return name
+    entry = max(entries, key=len)
+    source = mapping[entry]
+    return None if source is None else source + name[len(entry) :]
+
+
+def _as_dtype_of(value: np.ndarray, parameter: Any) -> np.ndarray:
+    dtype = parameter.asnumpy().dtype
+    return value.astype(dtype) if value.dtype.kind == dtype.kind == "f" else value
+
+
+def _error(problems: Any, learned: Learned) -> CheckpointMismatchError:
+    error = problems.error(str(learned.where), "the network")
+    return CheckpointMismatchError(
+        f"init_from: {error}; parameter_map={{name here: name there}} renames, and {{name here: None}} leaves out"
+    )
+
+
+def _tables_to_fill(
+    network: nn.Cell, learned: Learned, mapping: Mapping[str, str | None], strict: bool
+) -> list[tuple[Any, Rows]]:
+    """Return the cells of sparse tables with the rows they begin with."""
+    from ..embedding.layers.network_tables import name_by_path
+
+    heads = head_cells(embedding_cells(network))
+    name_by_path(network, heads)
+    filled: list[tuple[Any, Rows]] = []
+    for cell in heads:
+        source = None if cell.is_dense else _source_of(cell.spec.name, mapping)
+        if source is None or learned.tables is None:
+            continue
+        rows = learned.tables.get(source)
+        problem = ""
+        if rows is None:
+            known = ", ".join(sorted(learned.tables)) or "none"
+            problem = f"has no table {source!r}; it has {known}{did_you_mean(source, learned.tables)}"
+        elif rows["weights"].shape[1] != cell.dim:
+            problem = f"has vectors of length {rows['weights'].shape[1]} in table {source!r}, not of {cell.dim}"
+        if problem and strict:
+            raise CheckpointMismatchError(f"init_from: {learned.where} {problem}; strict=False leaves it as it is")
+        if problem:
+            logger.warning("init_from: %s %s; the table starts empty", learned.where, problem)
+        elif rows is not None:
+            filled.append((cell, rows))
+    return filled
+
+
+def _fill(table: Any, rows: Rows) -> None:
+    if len(rows["default"]):
+        table.store.write(np.zeros(1, np.int64), table.packed(np.asarray(rows["default"], np.float32)))
+    table.put(np.array(rows["ids"]), np.asarray(rows["weights"], np.float32))
