@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +27,13 @@ from ..embedding.planning.planner import Planner
 from ..embedding.planning.sparse_plan import ReadSize, TablePlan
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
+from ..errors import ConfigurationError
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide, parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 
+_PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
 NETWORK, ABOUT, FEATURES = "network.mindir", "graph.json", "features"
 
 
@@ -69,13 +73,39 @@ def export_network(
         with _windows_of_fixed_size(network, about["tables"]) as windows:
             for index, window in enumerate(windows):
                 step.insert_param_to_cell(f"window_{index}", window)
-            with tempfile.TemporaryDirectory() as plain:  # MindSpore refuses spaces and other characters in a path
+            with plain_folder(folder) as plain:
                 ms.export(step, *map(Tensor, inputs), file_name=f"{plain}/{NETWORK}", file_format="MINDIR")
-                shutil.copy(f"{plain}/{NETWORK}", folder / NETWORK)
+                shutil.move(f"{plain}/{NETWORK}", folder / NETWORK)
     finally:
         network.set_train(training)
         ms.set_context(jit_syntax_level=syntax)  # an export that fails, as on a full disk, leaves it changed
     return about
+
+
+@contextlib.contextmanager
+def plain_folder(folder: Path) -> Iterator[str]:
+    """Make a temporary folder that `mindspore.export` takes: it refuses paths with spaces, accents and the like.
+
+    Args:
+        folder: where the exported file is to go; the temporary folder is in it if its path is plain.
+
+    Raises:
+        ConfigurationError: neither it nor a folder for temporary files can be used.
+    """
+    places = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
+    plain = [place for place in places if _PLAIN.fullmatch(place)]
+    for place in plain:
+        try:
+            made = tempfile.TemporaryDirectory(dir=place)
+        except OSError:
+            continue
+        with made:
+            yield made.name
+        return
+    raise ConfigurationError(
+        f"MindSpore exports to paths of letters, digits and . _ - @ / only, which {folder} is not; no such folder for "
+        f"temporary files can be written ({', '.join(places)}): set TMPDIR to one"
+    )
 
 
 def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import catalog, durable, manifest, tensor_file
+from ..checkpoint.manifest import FolderWriter
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 CURRENT = "current.json"
@@ -153,6 +154,14 @@ def seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no time")
     return float(value)
+
+
+def place(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
+    """Seal a folder that has been written and put it in its place; OSError when the file system refuses."""
+    part = Part(name, manifest.digest(folder.seal(kind, body)))
+    os.rename(folder.path, root / name)
+    durable.sync_folder(root)
+    return part
 
 
 class Folder:

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +20,15 @@ import numpy as np
 from callbacks import Callback
 
 from ..cadence import Every
-from ..checkpoint import catalog, durable, strict_json, tensor_file
+from ..checkpoint import catalog, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
-from ..checkpoint.manifest import FolderWriter, digest
+from ..checkpoint.manifest import FolderWriter
 from ..checks import choice, whole
-from ..data.ragged import Ragged, RaggedInput
-from ..embedding.layers.network_tables import SparseTables
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
-from ..features.feature import Kind
-from ..features.features import Features
-from ..metrics.defaults import BINARY, meaning_of
 from ..mindspore_internals.cell_structure import parameters_of
-from .graph_export import ABOUT, export_network, write_features
 from .packed_rows import ROW_TYPES, RedisRows, pack_tables
-from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions, remove
+from .published import CURRENT, FULL, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions, place, remove
+from .published_graph import check_folder, check_publishable, publish_network
 from .version_records import VersionRecords, changing, version_name
 
 if TYPE_CHECKING:
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONSUMER = "serving"
+_LONGEST_PAUSE = 60.0
 
 
 class Publish(Callback):
@@ -50,8 +45,9 @@ class Publish(Callback):
 
     The first version holds everything and exports the network, which holds training for the time of a compilation.
     Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
-    that cannot be written is logged and leaves nothing behind, and the next one holds everything again: training does
-    not end for it. While it publishes, nobody else may publish to the same folder. Of several processes rank 0
+    that cannot be written leaves nothing behind, and the next one holds everything again. Training does not end for it
+    unless `on_error` says so; after several failures in a row the pauses between tries grow to a minute. While it
+    publishes, nobody else may publish to the same folder. Of several processes rank 0
     publishes; where there are tables, all hold on while they give it their rows.
 
     Args:
@@ -65,10 +61,16 @@ class Publish(Callback):
         compact: versions of changes after which all rows are written once more.
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
             default: `compact`. Pinned and kept versions stay whatever their age.
+        on_error: "warn" logs a version that cannot be written and goes on; "raise" ends the run with it.
+
+    Attributes:
+        problem: why the newest version could not be written, or None.
 
     Raises:
-        ConfigurationError: an argument cannot work, or (at `setup`) the folder cannot be written.
+        ConfigurationError: an argument cannot work, or (at `setup`, before the first step) the folder cannot be
+            written.
         FolderInUseError: at `setup`, another run publishes there.
+        CheckpointError: with `on_error="raise"`, a version cannot be written.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class Publish(Callback):
         prefix: str = "model",
         compact: int = 32,
         keep: int | None = None,
+        on_error: str = "warn",
     ) -> None:
         choice("Publish(rows=...)", rows, ROW_TYPES)
         whole("Publish(batch=...)", batch)
         whole("Publish(compact=...)", compact)
+        choice("Publish(on_error=...)", on_error, ("warn", "raise"))
         self.root = Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
         if keep is not None:
@@ -102,32 +106,48 @@ class Publish(Callback):
         self._full = ROWS
         self._version = 0
         self._tried = False
+        self.on_error = on_error
+        self.problem: str | None = None
+        self._error: Exception | None = None
+        self._failures = 0
+        self._next_try = 0.0
         self.hold_seconds: list[float] = []
 
     def setup(self, trainer: Trainer) -> None:
         """Take the folder, remove what killed runs left in it, and go on after its newest version."""
         if trainer.features is not None:
             check_publishable(trainer.features)
-        trainer.group.from_main(self._take_folder)
+        trainer.group.from_main(lambda: self._take_folder(trainer.network))
         self._chain, self._graph, self._tried = [], None, False
+        self.problem, self._error, self._failures, self._next_try = None, None, 0, 0.0
 
-    def _take_folder(self) -> None:
+    def _take_folder(self, network: Any) -> None:
         self._lock = claim(self.root, "publish folder")
         self.root = self._lock.folder
         self._records = VersionRecords(self.root)
         catalog.recover(self.root, alone=True)
         self._sweep()
         self._version = max(known_versions(self.root), default=0)
+        try:
+            check_folder(self.root, sum(parameter.nbytes for parameter in parameters_of(network)))
+        except BaseException:
+            self._lock.release()
+            self._lock = None
+            raise
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish the first version at once, and each later one when it is due; of many processes rank 0 decides."""
         due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
         if due:
-            self._try(lambda: self.publish(trainer))
+            self._try(trainer, lambda: self.publish(trainer))
 
     def _is_due(self, trainer: Trainer) -> bool:
-        busy = self._thread is not None and self._thread.is_alive()
-        due = not busy and (self.every.due(trainer.state.progress) or not self._tried)
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        if self._failure is not None and self.on_error == "raise":
+            return True
+        due = self.every.due(trainer.state.progress) or not self._tried
+        due = due and (not self._next_try or time.monotonic() >= self._next_try)
         self._tried = self._tried or due
         return due
 
@@ -136,18 +156,41 @@ class Publish(Callback):
         if trainer.state.outputs is None or not _takes_part(trainer):
             return
         for _ in range(2):  # no later version makes up for a failure of the last one
-            written = self._try(lambda: self.publish(trainer)) and self._try(self.wait)
+            written = self._try(trainer, lambda: self.publish(trainer)) and self._try(trainer, self.wait)
             if _decide(trainer, lambda result=written: result):
                 return
 
-    def _try(self, action: Callable[[], None]) -> bool:
-        """Publish or wait; return whether that went well."""
+    def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
+        """Publish or wait; return whether that went well.
+
+        Raises:
+            CheckpointError: it did not and `on_error` is "raise": on all processes that take part.
+        """
         try:
             action()
-            return True
-        except (CheckpointError, OSError) as error:
-            logger.error("%s; the next version will hold everything", error)
-            return False
+            success = True
+        except Exception as error:
+            if isinstance(error, ConfigurationError) and not isinstance(error, FolderInUseError):
+                raise
+            self._note_failure(error)
+            success = False
+        if self.on_error == "raise":
+            _decide(trainer, self._raise_error)
+        return success
+
+    def _note_failure(self, error: Exception) -> None:
+        self.problem = str(error) or repr(error)
+        self._error = error if self.on_error == "raise" else None
+        self._failures += 1
+        if self._failures > 1:
+            self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
+        logger.error("%s; the next version will hold everything", self.problem)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            known = isinstance(error, CheckpointError)
+            raise error if known else CheckpointError(f"publishing to {self.root} failed: {error!r}") from error
 
     def teardown(self, trainer: Trainer) -> None:
         """Wait for the version being written and give the folder back."""
@@ -204,9 +247,14 @@ class Publish(Callback):
 
     def _begin(self, trainer: Trainer) -> tuple[bool, bool]:
         """Wait for the version before; return whether to start over and whether to write all rows besides."""
-        self._try(self.wait)
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if self.on_error == "raise":
+                raise
+            self._note_failure(error)
         if self._graph is None:
-            self._graph = self._export(trainer, trainer.tables.tables if trainer.tables is not None else None)
+            self._graph = publish_network(trainer, self.root, self.batch)
         full = not self._chain
         return full, not full and len(self._chain) > self.compact
 
@@ -217,9 +265,9 @@ class Publish(Callback):
             if self._lock is not None:
                 self._lock.check()
             changed = pack_tables(saved, self.rows)
-            files = {WEIGHTS: weights, ROWS: changed} | (
-                {FULL: pack_tables(everything, self.rows)} if everything else {}
-            )
+            files = {WEIGHTS: weights, ROWS: changed}
+            if everything:
+                files[FULL] = pack_tables(everything, self.rows)
             full = (FULL if everything else ROWS) if restart else self._full
             about |= {"time": time.time()}
             part = self._write({**about, "graph": self._graph.to_json(), "restart": restart, "full": full}, files)
@@ -233,6 +281,7 @@ class Publish(Callback):
             self._chain, self._full = chain, full
             if self._redis is not None:
                 self._redis.send(now.version, changed)
+            self.problem, self._failures, self._next_try = None, 0, 0.0
             self._sweep()
         except BaseException as error:
             self._failure = error
@@ -243,13 +292,7 @@ class Publish(Callback):
             for file, tensors in files.items():
                 folder.write(f"{file}.safetensors", tensor_file.blocks(tensors))
             before = self._chain[-1].to_json() if self._chain else None
-            return self._place(folder, VERSION, name, {**about, "before": before})
-
-    def _place(self, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
-        part = Part(name, digest(folder.seal(kind, body)))
-        os.rename(folder.path, self.root / name)
-        durable.sync_folder(self.root)
-        return part
+            return place(self.root, folder, VERSION, name, {**about, "before": before})
 
     def _sweep(self) -> None:
         """Remove what no server needs; while a version is being pinned the next sweep does."""
@@ -271,78 +314,6 @@ class Publish(Callback):
         for name in os.listdir(self.root):
             if name not in needed and is_proven(self.root / name):
                 remove(self.root / name)
-
-    # -- the network ---------------------------------------------------------------------------------------------
-
-    def _export(self, trainer: Trainer, tables: SparseTables | None) -> Part:
-        """Write the network for servers."""
-        chunk = trainer.state.outputs.chunk
-        ragged = ragged_inputs(trainer)
-        names = chunk.names[: len(chunk.names) - trainer.label_count]
-        blank: dict[str, np.ndarray] = {}
-        for name, array in zip(names, chunk.arrays, strict=False):
-            dtype = np.int64 if array.dtype.kind in "USO" else array.dtype
-            shape = array.shape[2:] if chunk.stacked else array.shape[1:]
-            if name in ragged:
-                within = shape if "_offsets" in ragged[name].suffixes else shape[1:]
-                empty = Ragged(np.zeros((0, *within), dtype), np.zeros(self.batch + 1, np.int64))
-                numbers = ragged[name]._replace(padding=0)
-                blank |= numbers.arrays(name, empty, numbers.capacity(self.batch))
-            elif name not in blank:
-                blank[name] = np.zeros((self.batch, *shape), dtype)
-        columns = [blank[name] for name in names]
-        name = f"graph-{uuid.uuid4().hex[:12]}"
-        with FolderWriter(self.root / name) as folder:
-            cast = trainer.builder.cast
-            about = export_network(trainer.network, tables, columns, folder.path, batch=self.batch, cast=cast)
-            about["columns"] = list(names)
-            about["ragged"] = {name: [list(made), *rest] for name, (made, *rest) in ragged.items()}
-            for file in os.listdir(folder.path):
-                folder.adopt(file)
-            about["activation"] = activation_name(trainer)
-            about["features"] = trainer.features is not None
-            if trainer.features is not None:
-                write_features(trainer.features, folder)
-            folder.write(ABOUT, [strict_json.dumps(about).encode()])
-            return self._place(folder, GRAPH, name, {})
-
-
-def ragged_inputs(trainer: Trainer) -> dict[str, RaggedInput]:
-    """Return what the network takes of ragged columns, by name.
-
-    Raises:
-        ConfigurationError: a column has no longest row: a published program has one length.
-    """
-    found = {} if trainer.run is None else dict(trainer.run.feed.ragged.inputs)
-    for name, wanted in found.items():
-        if wanted.length is None:
-            raise ConfigurationError(
-                f"Publish: rows of column {name!r} may have any length, and a published program has one; give "
-                "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
-            )
-    return found
-
-
-def check_publishable(features: Features) -> None:
-    """Check that raw rows can be transformed elsewhere, before anything is trained.
-
-    Raises:
-        ConfigurationError: a list has no longest row, or a custom function cannot be imported.
-    """
-    features.declaration()
-    for feature in features.features:
-        if any(output.kind is Kind.LIST for output in feature.outputs()) and feature.max_length is None:
-            raise ConfigurationError(
-                f"Publish: lists of feature {feature.name!r} may have any length, and a published program has one; "
-                "give max_length, as ListFeature(..., max_length=50)"
-            )
-
-
-def activation_name(trainer: Trainer) -> str | None:
-    """Return the name of what turns the network's output into the quantity of the label; None where none is known."""
-    meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
-    activation = meaning.activation or ("identity" if meaning.target == BINARY else None)
-    return activation if isinstance(activation, str) else None
 
 
 def _takes_part(trainer: Trainer) -> bool:

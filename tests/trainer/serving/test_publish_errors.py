@@ -1,0 +1,95 @@
+"""A folder that cannot be published to is refused before training; what fails later ends a run where that was asked."""
+
+import logging
+import tempfile
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from tests.trainer.serving.test_published import Net, clicks, tmpfs
+from trainer import Trainer
+from trainer.errors import CheckpointError, ConfigurationError
+from trainer.serving import Publish, ServedModel
+
+QUESTION = np.arange(12).reshape(6, 2)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    ms.set_seed(1)
+    network = Net()
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.1))
+
+
+@pytest.mark.parametrize("name", ["my models", "modèles-日本", "it's (new) [v2] + $HOME"])
+def test_a_folder_whose_name_mindspore_refuses_is_published_to(trainer, tmp_path, monkeypatch, name):
+    temporary = tmp_path / f"temporary {name}"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # as TMPDIR sets it
+    root = tmp_path / name / "served"
+    trainer.online_train(clicks, max_steps=2, callbacks=[Publish(root, every=1e-6, batch=8, on_error="raise")])
+    with ServedModel(root, follow=False) as model:
+        assert model.step == trainer.state.progress.global_step
+        np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_full_disk_is_named_before_the_first_step(trainer, tmp_path):
+    before = trainer.state.progress.global_step
+    with tmpfs(tmp_path / "disk", "12k") as disk:
+        (disk / "ballast").write_bytes(bytes(4096))
+        with pytest.raises(ConfigurationError, match=r"cannot write .*disk/root.*No space left on device.*free space"):
+            trainer.online_train(clicks, max_steps=1, callbacks=[Publish(disk / "root", batch=8)])
+        assert [path.name for path in disk.iterdir()] == ["ballast"]
+    assert trainer.state.progress.global_step == before
+
+
+def test_little_room_is_a_warning_before_the_first_step(tmp_path, caplog):
+    network = nn.Dense(64, 64)
+    trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params()))
+    publish = Publish(tmp_path / "disk" / "root", batch=8)
+    with tmpfs(tmp_path / "disk", "16k"), caplog.at_level(logging.WARNING):
+        publish.setup(trainer)
+        publish.teardown(trainer)
+    assert "bytes free; a version takes 16,640 at least" in caplog.text
+
+
+def test_a_failing_version_ends_the_run_where_that_was_asked(trainer, tmp_path):
+    before = trainer.state.progress.global_step
+    with tmpfs(tmp_path / "disk", "56k") as disk:
+        publish = Publish(disk / "root", every=1e-6, batch=8, compact=50, on_error="raise")
+        with pytest.raises(CheckpointError, match=r"publishing to .*disk/root failed.*No space left"):
+            trainer.online_train(clicks, max_steps=4000, callbacks=[publish])
+        assert trainer.state.progress.global_step < before + 4000
+        with ServedModel(disk / "root", follow=False) as model:
+            assert np.isfinite(model.predict(QUESTION)).all()
+
+
+class NotExported(nn.Cell):
+    """Runs operator by operator: MindSpore compiles no function that is made inside a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = Parameter(Tensor(np.ones(1, np.float32)), name="scale")
+
+    def construct(self, x):
+        return (lambda value: value * self.scale)(float(1) * x).sum(1) + len(str(x.shape)) * 0
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_network_that_cannot_be_exported_is_named_once_in_a_while(tmp_path, caplog, on_error):
+    network = NotExported()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), compile=False)
+    data = {"x": np.ones((320, 3), np.float32), "y": np.ones(320, np.float32)}
+    publish = Publish(tmp_path, every=1e-6, batch=8, on_error=on_error)
+    if on_error == "raise":
+        with pytest.raises(CheckpointError, match=r"publishing to .* failed"):
+            trainer.fit(data, epochs=1, batch_size=8, callbacks=[publish])
+        assert trainer.state.progress.global_step == 1
+    else:
+        trainer.fit(data, epochs=1, batch_size=8, callbacks=[publish])
+        assert trainer.state.progress.global_step == 40
+        assert publish.problem
+        assert 2 <= caplog.text.count("the next version will hold everything") < 40
