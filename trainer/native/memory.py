@@ -76,6 +76,7 @@ class Memory:
 
     def array(self, dtype: np.dtype | type, count: int) -> np.ndarray:
         """Return the first `count` elements of type `dtype` as an array [count] over this memory."""
+        assert self._map is not None  # there is none before `grow`
         return np.frombuffer(self._map, dtype, count)
 
     def close(self) -> None:
