@@ -249,7 +249,7 @@ class CallbackList:
 def _name_the_place(error: BaseException, method: Any, hook: str) -> None:
     if not hasattr(error, "failed_callback"):
         try:
-            error.failed_callback = type(method.__self__).__name__
-            error.failed_hook = hook
+            error.failed_callback = type(method.__self__).__name__  # type: ignore[attr-defined]
+            error.failed_hook = hook  # type: ignore[attr-defined]
         except AttributeError:  # an exception with __slots__; it still propagates as it is
             pass

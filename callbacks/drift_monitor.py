@@ -61,7 +61,7 @@ class DriftMonitor(Callback):
         self.lr_factor = number("DriftMonitor(lr_factor=...)", lr_factor, above=0, optional=True)
         self.lr_windows = whole("DriftMonitor(lr_windows=...)", lr_windows, 1)
         if function("DriftMonitor(on_drift=...)", on_drift) is not None:
-            self.on_drift = on_drift
+            self.on_drift = on_drift  # type: ignore[method-assign, assignment]
         self.count = 0
         self._windows_left = 0
 

@@ -102,7 +102,7 @@ class _TrainNetwork(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = network
         self.optimizer = optimizer
-        vars(self)["_program"] = program
+        self.__dict__["_program"] = program
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the network where this cell has none: it may be a training cell of the user's."""
@@ -149,8 +149,8 @@ class AdaptedCallback(Callback):
         self._epoch_length: int | None = None
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
             # A callback without step hooks costs nothing per step, but the epoch's begin must still reach it.
-            self.on_train_step_begin = self._first_step_begin
-            self.on_train_step_end = Callback.on_train_step_end.__get__(self)
+            self.on_train_step_begin = self._first_step_begin  # type: ignore[method-assign]
+            self.on_train_step_end = Callback.on_train_step_end.__get__(self)  # type: ignore[method-assign]
 
     def _defines(self, hook: str, *, alias: bool = True) -> bool:
         names = (hook, _OLD_NAMES[hook]) if alias else (hook,)

@@ -82,7 +82,7 @@ class ModelCheckpoint(Callback):
         self._saved_step: int | None = None
 
     @property
-    def snapshot_root(self) -> Path | None:
+    def snapshot_root(self) -> Path | None:  # type: ignore[override]
         """The folder, once `setup` has decided on it."""
         return self.root
 
@@ -108,7 +108,7 @@ class ModelCheckpoint(Callback):
     def _begin(self, trainer: Trainer) -> None:
         self._due, self._measured = False, None
         self._saved_step = trainer.state.progress.global_step
-        if self.every != "window":
+        if isinstance(self.every, Every):
             self.every.start(trainer.state.progress)
 
     def on_eval_end(self, trainer: Trainer) -> None:
@@ -127,7 +127,7 @@ class ModelCheckpoint(Callback):
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Take a snapshot when due, or when what was just measured is among the best."""
-        if self.every != "window":
+        if isinstance(self.every, Every):
             due = self.every.due(trainer.state.progress)
             # clocks differ between processes, and all take part in a snapshot
             self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due

@@ -140,7 +140,8 @@ class SkipNonFinite(_NonFinite):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here."""
         super().on_train_begin(trainer)
-        self._position = None if trainer.run is None else trainer.run.cursor.position
+        run: Any = trainer.run
+        self._position = None if run is None else run.cursor.position
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Note where the data of this call lies; look when due."""

@@ -70,7 +70,7 @@ class WandbLogger(Logger):
         self._run = wandb.init(
             project=self.project,
             name=self.name or (folder.name if folder is not None else None),
-            mode=self.mode,
+            mode=self.mode,  # type: ignore[arg-type]
             dir=folder,
             reinit="create_new",
             **{**resumed, **self.options},

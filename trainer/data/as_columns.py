@@ -12,12 +12,12 @@ from ..errors import DataError, did_you_mean
 from ..streams.batch import columns_of, is_frame
 from .ragged import Ragged, given_names
 
-Columns = tuple[np.ndarray, ...]
+Columns = tuple[Any, ...]  # arrays, or `Ragged`
 _KINDS = "biuf"
 _TEXT_KINDS = "US"
 
 
-def as_array(value: Any, name: str) -> np.ndarray:
+def as_array(value: Any, name: str) -> Any:
     """Return one column as a NumPy array, or as a `Ragged` one where its rows are lists of different lengths.
 
     float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and

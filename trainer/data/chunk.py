@@ -164,3 +164,10 @@ def stack(items: Sequence[Item], size: int) -> Columns:
         out[len(items) :] = 0
         stacked.append(out)
     return tuple(stacked)
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
+    if not array.flags.carray:
+        array = np.array(array, order="C")
+    return Tensor.from_numpy(array)

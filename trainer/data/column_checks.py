@@ -162,7 +162,8 @@ def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, lis
     keys = batch_keys(network)
     if keys:
         return len(keys), len(keys), list(keys)
-    least, most, names = _arguments_of((network if isinstance(network, type) else type(network)).construct)
+    kind: Any = network if isinstance(network, type) else type(network)
+    least, most, names = _arguments_of(kind.construct)
     return least, most, list(names)
 
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor
 
 from ..errors import DataError, TrainerError
 from .as_columns import Columns, check_dtype, form_of
 from .batch_sizes import BatchShapes, padded, row_weights
-from .chunk import Chunk, FeedOptions, newest_event_time, stack
+from .chunk import Chunk, FeedOptions, newest_event_time, stack, to_tensor
 from .column_checks import rows_instead_of_batches
 from .position import Position
 from .ragged import RaggedColumns
@@ -225,7 +224,8 @@ class Feed:
                     group = []
                 continue
             if not self._size:
-                self._size = self.options.batches_per_call(item)
+                count: Any = self.options.batches_per_call
+                self._size = count(item)
             self._vary = self._vary or changed
             odd = self.options.filling is not None and self._is_odd(item)
             most = 1 if self._vary or odd else self._size
@@ -395,10 +395,3 @@ class Feed:
         chunk.signature = self._signature
         chunk.tensors = tuple([to_tensor(column) for column in columns])
         chunk.items = []  # their columns would be kept beside the stacked ones
-
-
-def to_tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
-    if not array.flags.carray:
-        array = np.array(array, order="C")
-    return Tensor.from_numpy(array)

@@ -65,6 +65,6 @@ class Position:
         Raises:
             ConfigurationError: a count is not a whole number >= 0.
         """
-        counts = [whole(f"position {name}", value.get(name, 0), 0) for name in ("epoch", "batch", "fill")]
+        epoch, batch, fill = (whole(f"position {name}", value.get(name, 0), 0) for name in ("epoch", "batch", "fill"))
         dealt = value.get("dealt")
-        return cls(*counts, value.get("state"), None if dealt is None else tuple(map(tuple, dealt)))
+        return cls(epoch, batch, fill, value.get("state"), None if dealt is None else tuple(map(tuple, dealt)))

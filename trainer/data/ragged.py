@@ -62,7 +62,10 @@ class ListLengths(NamedTuple):
 
     def joined(self, other: ListLengths | None) -> ListLengths:
         """Return the maxima of both."""
-        return self if other is None else ListLengths(*map(max, self, other))
+        if other is None:
+            return self
+        longest, most = max(self.longest, other.longest), max(self.most, other.most)
+        return ListLengths(longest, most, max(self.per_octave, other.per_octave), self.ragged or other.ragged)
 
 
 class ListTypes:

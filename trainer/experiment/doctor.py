@@ -13,17 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 OK, NOTE, WRONG = "ok", "note", "WRONG"
-_RANGES = {"mindspore": ((2, 7), (2, 11)), "numpy": ((1, 25), (2,))}
-_REQUIRED = ("pyyaml", "safetensors", "tensorboardX", "tqdm")
-_EXTRAS = {
-    "examples": ("matplotlib", "scikit-learn"),
-    "redis": ("redis",),
-    "kafka": ("confluent-kafka",),
-    "arrow": ("pyarrow",),
-    "retrieval": ("faiss-cpu",),
-    "prometheus": ("prometheus_client",),
-}
+_REASONS = {"numpy": "; MindSpore's binaries are built against NumPy 1"}
+_OWN = "mindspore-trainer"
+_FOR_DEVELOPERS = ("test", "dev")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
 # e_machine of an ELF header, by the names platform.machine() uses
 _ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
@@ -87,20 +82,23 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, (low, high) in _RANGES.items():
-        accepted = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
-        version = installed(name)
-        if version is None:
-            yield Finding(name, "not installed", WRONG, f"pip install '{name}{accepted}'")
-            continue
-        fits = low <= release(version) < high
-        reason = "; MindSpore's binaries are built against NumPy 1" if name == "numpy" else ""
-        advice = "" if fits else f"pip install '{name}{accepted}'{reason}"
-        yield Finding(name, version, OK if fits else WRONG, advice)
-    yield Finding("mindspore-trainer", installed("mindspore-trainer") or "not installed; running from a source folder")
-    for name in _REQUIRED:
-        version = installed(name)
-        yield Finding(name, version or "missing", OK if version else WRONG, "" if version else f"pip install {name}")
+    for requirement in _requirements().get("", []):
+        version = installed(requirement.name)
+        fits = version is not None and requirement.specifier.contains(version, prereleases=True)
+        wanted = f"{requirement.name}{requirement.specifier}"
+        advice = "" if fits else f"pip install '{wanted}'{_REASONS.get(requirement.name, '')}"
+        yield Finding(requirement.name, version or "not installed", OK if fits else WRONG, advice)
+    yield Finding(_OWN, installed(_OWN) or "not installed; running from a source folder")
+
+
+def _requirements() -> dict[str, list[Requirement]]:
+    """Return what the installed package needs, by extra; under "" what it always needs."""
+    needed: dict[str, list[Requirement]] = {}
+    for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
+        requirement = Requirement(text)
+        extra = re.search(r"extra == [\"'](\w+)", str(requirement.marker))
+        needed.setdefault(extra[1] if extra else "", []).append(requirement)
+    return needed
 
 
 def installed(name: str) -> str | None:
@@ -109,12 +107,6 @@ def installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: (2, 10, 0) of "2.10.0rc1"."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 def _architecture() -> Iterator[Finding]:
@@ -234,11 +226,13 @@ def _graph() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, names in _EXTRAS.items():
-        have = {name: installed(name) for name in names}
-        missing = [name for name, version in have.items() if version is None]
+    for extra, requirements in _requirements().items():
+        if extra in ("", *_FOR_DEVELOPERS):
+            continue
+        have = {requirement.name: installed(requirement.name) for requirement in requirements}
+        missing = None in have.values()
         text = ", ".join(f"{name} {version or '(missing)'}" for name, version in have.items())
-        advice = f"pip install 'mindspore-trainer[{extra}]'" if missing else ""
+        advice = f"pip install '{_OWN}[{extra}]'" if missing else ""
         yield Finding(f"extra {extra}", text, NOTE if missing else OK, advice)
 
 

@@ -104,7 +104,7 @@ class _Builder:
             except ConfigurationError as error:
                 self.problems.append(locate(config, "features", str(error)))
                 return None
-        supplied = {} if features is None else {"features": features}
+        supplied: dict[str, Any] = {} if features is None else {"features": features}
         network = self.make(config.network, "network", supplied)
         loss = self.make(config.loss, "loss")
         optimizer = None

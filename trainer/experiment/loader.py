@@ -107,9 +107,9 @@ class _Reader:
             **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
             **dict.fromkeys(("network", "loss", "optimizer", "report"), self._section_object),
         }
-        values = {name: readers[name](node, name) for name, node in given.items() if node is not None}
         # a section that is null or was refused keeps its default
-        values = {name: value for name, value in values.items() if value is not None}
+        given = {name: node for name, node in given.items() if node and (node.value is not None or name in REQUIRED)}
+        values = {name: value for name, node in given.items() if (value := readers[name](node, name)) is not None}
         if not all(name in values for name in REQUIRED):
             return None
         values.setdefault("run_dir", Path("runs") / values["experiment"])
@@ -123,15 +123,11 @@ class _Reader:
         return self.refuse(node, path, "a name of letters, digits, '_', '-' and '.', as in wide_deep_movielens")
 
     def _seed(self, node: Node, path: str) -> int | None:
-        if node.value is None:
-            return None
-        if is_whole(node.value) and 0 <= node.value < 2**32:
+        if isinstance(node.value, int) and is_whole(node.value) and 0 <= node.value < 2**32:
             return node.value
         return self.refuse(node, path, "a whole number from 0 to 4294967295")
 
     def _run_dir(self, node: Node, path: str) -> Path | None:
-        if node.value is None:
-            return None
         text = node.value
         if isinstance(text, str) and text.strip() and text.isprintable() and not has_reference(text):
             return Path(text)
@@ -143,8 +139,6 @@ class _Reader:
         return {"path": node.value} if isinstance(node.value, str) else node.plain()
 
     def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
-        if node.value is None:
-            return None
         if isinstance(node.value, dict) and "class_path" not in node.value:
             return self.refuse(node, path, "a list of metrics, each a name, or class_path and init_args")
         items = node.value if isinstance(node.value, tuple) else (node,)
@@ -163,8 +157,6 @@ class _Reader:
         return tuple(item for item in found if item is not None)
 
     def _data(self, node: Node, path: str) -> DataConfig | None:
-        if node.value is None:
-            return None
         if not isinstance(node.value, dict):
             return self.refuse(node, path, f"a mapping with the keys {', '.join(DATA_KEYS)}")
         self._check_keys(node, path, DATA_KEYS)
@@ -179,7 +171,7 @@ class _Reader:
 
     def _source(self, node: Node, path: str) -> ObjectSpec | None:
         """Read a dataset or stream; where there are features, the path of a file or folder of raw rows is one."""
-        text = node.value
+        text: Any = node.value
         named = isinstance(text, str) and (has_reference(text) or is_path_of_rows(text))
         if not self.has_features or not named:
             return self._object(node, path, section="data")
@@ -191,8 +183,6 @@ class _Reader:
         return ObjectSpec(kind, {"path": text}, place=node.place, path=path)
 
     def _features(self, node: Node, path: str) -> Mapping[str, Any] | None:
-        if node.value is None:
-            return None
         if not isinstance(node.value, dict):
             return self.refuse(node, path, f"a mapping with the keys {', '.join(FEATURES_KEYS)}")
         self._check_keys(node, path, FEATURES_KEYS)
@@ -205,21 +195,15 @@ class _Reader:
         return node.plain()
 
     def _callbacks(self, node: Node, path: str) -> tuple[ObjectSpec, ...] | None:
-        if node.value is None:
-            return None
         if not isinstance(node.value, tuple):
             return self.refuse(node, path, "a list of callbacks, each with class_path and init_args")
         found = [self._object(item, join(path, i), section="callbacks") for i, item in enumerate(node.value)]
         return tuple(spec for spec in found if spec is not None)
 
     def _section_object(self, node: Node, path: str) -> ObjectSpec | None:
-        if node.value is None and path not in REQUIRED:
-            return None
         return self._object(node, path, section=path)
 
     def _keywords(self, node: Node, path: str) -> Mapping[str, Any] | None:
-        if node.value is None:
-            return None
         if not isinstance(node.value, dict):
             return self.refuse(node, path, "a mapping")
         signature, elsewhere = section_signature(path)
@@ -259,7 +243,7 @@ class _Reader:
             return self.refuse(class_node, class_place, "a dotted path as in mindspore.nn.Adam")
         target: Any = None
         try:
-            target = resolve(class_node.value, lambda value: not wrong_kind(value, class_node.value, section))
+            target = resolve(class_node.value, lambda value: not wrong_kind(value, str(class_node.value), section))
         except UnresolvedError as error:
             self.add(class_node.place, class_place, f"received {show(class_node.value)}; {error}")
         if target is not None:

@@ -50,8 +50,8 @@ def run(given: argparse.Namespace) -> int:
 
     check_installed()
     root = published_folder(Path(given.source), given.wait)
-    names = ("host", "port", "workers", "batch_rows", "batch_delay", "request_rows", "body_bytes", "queue_rows")
-    names += ("timeout", "drain", "max_age", "insecure", "wait")
+    names: tuple[str, ...] = ("host", "port", "workers", "batch_rows", "batch_delay", "request_rows", "body_bytes")
+    names += ("queue_rows", "timeout", "drain", "max_age", "insecure", "wait")
     options = ServeOptions(
         **{name: getattr(given, name) for name in names},
         name=given.name or default_name(root),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Node:
         place: where the value begins.
     """
 
-    value: Scalar | tuple[Node, ...] | dict[Scalar, Entry]
+    value: Scalar | tuple[Node, ...] | dict[Any, Entry]
     place: Place
 
     @property
@@ -261,8 +261,8 @@ class _Converter:
     def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> Node:
         if node.tag != "tag:yaml.org,2002:map":
             return self.add(node, path, _tag_refused(node.tag))
-        own: dict[Scalar, Entry] = {}
-        merged: dict[Scalar, Entry] = {}
+        own: dict[Any, Entry] = {}
+        merged: dict[Any, Entry] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 for entries in self._merged(value_node, path, above):
@@ -271,7 +271,7 @@ class _Converter:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.add(key_node, path, "a key is a plain word or number; received a list or a mapping")
                 continue
-            key = self._scalar(key_node, path).value
+            key: Any = self._scalar(key_node, path).value
             place = self.place(key_node)
             if key is None:
                 self.add(key_node, path, "a key is missing (null) here")
@@ -284,7 +284,7 @@ class _Converter:
         inherited = {key: entry for key, entry in merged.items() if key not in own}
         return Node({**inherited, **own}, self.place(node))
 
-    def _merged(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> list[Mapping[Scalar, Entry]]:
+    def _merged(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> list[dict[Any, Entry]]:
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         found = []
         for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def _compare(versions: Any, given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps(report))
         return
-    shown: list[Sequence[str]] = [["", "served", "shadow"]]
+    shown = [["", "served", "shadow"]]
     for name, value in report["served"].items():
         shown.append([name, _cell(value), _cell(report["shadow"][name])])
     print("\n".join(table(shown)))

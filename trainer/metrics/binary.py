@@ -8,7 +8,7 @@ the metric is their unweighted mean ("macro"); labels that do not define a value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..errors import DataError
 from .binary_counts import AucCounts, BinarySums, Counts, JointCounts
 from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS
 from .predictions import (
+    LINKS,
     activate,
     binary_scores,
     check_link,
@@ -60,8 +61,9 @@ class BinaryMetric(RowMetric):
     def link(self) -> str:
         """How predictions become scores: the link given, else what the loss says."""
         activation = self.meaning.activation
-        known = self._link == "auto" and activation in ("identity", "sigmoid", "softmax")
-        return activation if known else self._link
+        if self._link == "auto" and isinstance(activation, str) and activation in LINKS:
+            return activation
+        return self._link
 
     def clear(self) -> None:
         """Forget everything."""
@@ -127,7 +129,7 @@ class BinaryMetric(RowMetric):
     def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
         for counts in self._counts:
-            counts.scale(factor)
+            counts.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array}}``."""
@@ -184,7 +186,7 @@ class BinarySumMetric(BinaryMetric):
         BinarySums(check_link(link), *self._sampling)  # checks them
         super().__init__(link)
 
-    def make_counts(self, labels: int) -> BinarySums:
+    def make_counts(self, labels: int) -> Counts:
         """Return empty sums."""
         return BinarySums(self.link, *self._sampling)
 
@@ -238,7 +240,12 @@ class BinaryMetrics(BinarySumMetric):
 
     name = "binary"
     parts = ("auc", "log_loss", "normalized_entropy", "calibration")
-    higher_is_better: ClassVar = {"auc": True, "log_loss": False, "normalized_entropy": False, "calibration": None}
+    higher_is_better = {  # noqa: RUF012 (never changed)
+        "auc": True,
+        "log_loss": False,
+        "normalized_entropy": False,
+        "calibration": None,
+    }
 
     def __init__(
         self,

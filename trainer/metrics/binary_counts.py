@@ -14,14 +14,11 @@ import numpy as np
 
 from ..checks import number
 from .histogram import RowBuffer, ScoreHistogram
-from .predictions import check_link, joined_states, outside_unit, split_states
+from .predictions import Sums, check_link, joined_states, outside_unit, split_states
 
 
 class Counts(Protocol):
     """The counts that a metric keeps of one binary label."""
-
-    def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Add rows: scores, labels and weights [N]."""
 
     def restart(self) -> None:
         """Forget all rows, but not how predictions are read."""
@@ -29,7 +26,7 @@ class Counts(Protocol):
     def merge(self, other: Any) -> None:
         """Add what `other` has counted."""
 
-    def scale(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -39,8 +36,8 @@ class Counts(Protocol):
         """Restore what `state_dict` returned."""
 
 
-class BinarySums:
-    """Sums from which log loss, normalized entropy and calibration follow; mergeable, and scalable for decay.
+class BinarySums(Sums):
+    """Sums from which log loss, normalized entropy and calibration follow; they can be merged and decayed.
 
     With link "auto" and predictions of one column both readings are kept, until a prediction outside [0, 1] decides for
     logits, so the result depends neither on the order of batches nor on how they were cut.
@@ -52,7 +49,7 @@ class BinarySums:
             p / (p + (1 - p) / r). False when training weighted the negatives by 1 / r already.
     """
 
-    _SUMS = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
+    sums = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
@@ -66,8 +63,7 @@ class BinarySums:
 
     def restart(self) -> None:
         """Forget all rows; that predictions are logits, once seen, stays known."""
-        for name in self._SUMS:
-            setattr(self, name, 0.0)
+        self.clear()
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add rows.
@@ -82,18 +78,18 @@ class BinarySums:
             weights = np.ones(len(labels))
         if self.rate != 1.0:
             weights = weights * (labels + (1.0 - labels) / self.rate)
-        self.weight += float(weights.sum())
-        self.positives += float(np.dot(weights, labels))
+        self.total["weight"] += float(weights.sum())
+        self.total["positives"] += float(np.dot(weights, labels))
         if self.link == "auto" and not self.logits_seen:
             self.logits_seen = outside_unit(scores)
         if not self.logits_seen:
             loss, predicted = self._from_probabilities(scores, labels, weights)
-            self.loss_identity += loss
-            self.predicted_identity += predicted
+            self.total["loss_identity"] += loss
+            self.total["predicted_identity"] += predicted
         if self.link != "identity":
             loss, predicted = self._from_logits(scores.astype(np.float64), labels, weights)
-            self.loss_sigmoid += loss
-            self.predicted_sigmoid += predicted
+            self.total["loss_sigmoid"] += loss
+            self.total["predicted_sigmoid"] += predicted
 
     def _from_probabilities(self, p: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         eps = float(np.finfo(p.dtype).eps)
@@ -113,14 +109,8 @@ class BinarySums:
 
     def merge(self, other: BinarySums) -> None:
         """Add the sums of `other`, which stays as it is."""
-        for name in self._SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        super().merge(other)
         self.logits_seen = self.logits_seen or other.logits_seen
-
-    def scale(self, factor: float) -> None:
-        """Multiply every sum by `factor`."""
-        for name in self._SUMS:
-            setattr(self, name, getattr(self, name) * factor)
 
     @property
     def log_loss(self) -> float:
@@ -128,14 +118,12 @@ class BinarySums:
 
         Probabilities are clipped to [eps, 1 - eps], eps that of their dtype; logits need no clipping.
         """
-        loss = self.loss_sigmoid if self.logits_seen else self.loss_identity
-        return loss / self.weight if self.weight else float("nan")
+        return self.mean("loss_sigmoid" if self.logits_seen else "loss_identity")
 
     @property
     def calibration(self) -> float:
         """Sum of predicted probabilities over sum of labels; 1 is perfect, NaN without positives."""
-        predicted = self.predicted_sigmoid if self.logits_seen else self.predicted_identity
-        return predicted / self.positives if self.positives else float("nan")
+        return self.mean("predicted_sigmoid" if self.logits_seen else "predicted_identity", "positives")
 
     @property
     def normalized_entropy(self) -> float:
@@ -143,20 +131,19 @@ class BinarySums:
 
         NaN when all labels are the same, for then the entropy is 0.
         """
-        rate = self.positives / self.weight if self.weight else 0.0
+        rate = self.mean("positives")
         if not 0.0 < rate < 1.0:
             return float("nan")
         return self.log_loss / -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": the sums, "arrays": {}}``."""
-        sums = {name: getattr(self, name) for name in self._SUMS}
-        return {"json": {**sums, "logits_seen": self.logits_seen}, "arrays": {}}
+        state = super().state_dict()
+        return {**state, "json": {**state["json"], "logits_seen": self.logits_seen}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in self._SUMS:
-            setattr(self, name, float(state["json"][name]))
+        super().load_state_dict(state)
         self.logits_seen = bool(state["json"]["logits_seen"])
 
 
@@ -201,10 +188,10 @@ class AucCounts:
         self._histogram.merge(other._histogram)
         self._nan_seen = self._nan_seen or other._nan_seen
 
-    def scale(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
         self._fold()
-        self._histogram.scale(factor)
+        self._histogram.decay(factor)
 
     def _fold(self) -> None:
         if self._buffer is not None and self._buffer.rows:
@@ -246,10 +233,10 @@ class JointCounts:
         for name, counts in self.parts.items():
             counts.merge(other.parts[name])
 
-    def scale(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
         for counts in self.parts.values():
-            counts.scale(factor)
+            counts.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array}}``."""

@@ -93,8 +93,9 @@ class Accuracy(SumMetric):
         columns = (predictions.reshape(-1), labels.reshape(-1)) if several else (predictions, labels)
         scores, flat, _ = binary_scores(*columns, "auto" if several else self._link)
         positive = hard_labels(flat)
-        right = [((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0)]
-        self._count(*(rows.all(axis=1) if rows.ndim > 1 else rows for rows in right), weights)
+        right = (((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0))
+        identity, logits = (rows.all(axis=1) if several else rows for rows in right)
+        self._count(identity, logits, weights)
         if len(scores) and (scores.min() < 0 or scores.max() > 1):
             self.total["outside_unit"] += 1.0
 

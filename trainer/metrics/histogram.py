@@ -22,7 +22,7 @@ _NEGLIGIBLE = 1e-12
 
 
 class ScoreHistogram:
-    """Weights of positives and negatives by score; mergeable, and scalable for exponential decay.
+    """Weights of positives and negatives by score; mergeable, and can be decayed.
 
     Args:
         buckets: most score values kept; memory is at most 24 bytes times `buckets`.
@@ -67,7 +67,7 @@ class ScoreHistogram:
         if len(other.scores):
             self._insert(other.scores, other.positives, other.negatives, _merge_sort)
 
-    def scale(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         """Multiply every weight by `factor`; buckets left with under 1e-12 of the weight are dropped."""
         self.positives = self.positives * factor
         self.negatives = self.negatives * factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -244,3 +244,41 @@ def hard_labels(labels: np.ndarray) -> np.ndarray:
         row = int(np.flatnonzero(~(positive | (labels == 0)))[0])
         raise DataError(f"labels of a binary metric are 0 or 1; received {labels[row]!r} in row {row}")
     return positive
+
+
+class Sums:
+    """Sums over rows: counts, or a number or an array such as one number per output.
+
+    Attributes:
+        sums: names of the sums.
+        total: each sum by name.
+    """
+
+    sums: ClassVar[tuple[str, ...]] = ()
+    total: dict[str, Any]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.total = dict.fromkeys(self.sums, 0.0)
+
+    def merge(self, other: Any) -> None:
+        """Add the sums of `other`, which stays as it is."""
+        self.total = {name: value + other.total[name] for name, value in self.total.items()}
+
+    def decay(self, factor: float) -> None:
+        """Multiply every sum by `factor`."""
+        self.total = {name: value * factor for name, value in self.total.items()}
+
+    def mean(self, name: str, weight: str = "weight") -> Any:
+        """Return one sum over another, NaN when that is 0."""
+        return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"json": sums that are numbers, "arrays": the others}``."""
+        arrays = {name: value for name, value in self.total.items() if isinstance(value, np.ndarray)}
+        return {"json": {n: v for n, v in self.total.items() if n not in arrays}, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        numbers, arrays = state["json"], state["arrays"]
+        self.total = {n: np.array(arrays[n]) if n in arrays else float(numbers[n]) for n in self.sums}

@@ -94,7 +94,7 @@ class GroupMetric(RowMetric):
         keys = group_hashes(groups, len(scores))
         weights = row_weights(weights, len(scores))
         weights = np.ones(len(scores)) if weights is None else weights
-        columns = (keys, scores, self._read_labels(labels), weights)
+        columns: tuple[np.ndarray, ...] = (keys, scores, self._read_labels(labels), weights)
         if self._every > 1:
             first, self._seen = -self._seen % self._every, self._seen + len(scores)
             columns = tuple(column[first :: self._every] for column in columns)

@@ -40,7 +40,7 @@ def _named() -> dict[str, type[Any]]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
 
-    def kinds(base: type) -> Iterator[type]:
+    def kinds(base: type[RowMetric]) -> Iterator[type[RowMetric]]:
         for kind in base.__subclasses__():
             yield kind
             yield from kinds(kind)

@@ -10,13 +10,12 @@ A metric with a `name` in a file of this folder can be asked for by that name; n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from mindspore.train import Metric
 
 from ..errors import DataError
-from .predictions import Meaning, activate, to_numpy
+from .predictions import Meaning, Sums, activate, to_numpy
 
 Direction = bool | None
 
@@ -132,42 +131,9 @@ class RowMetric(Metric):
         self.meaning = meaning
 
 
-class SumMetric(RowMetric):
-    """Base of metrics that follow from sums over rows.
-
-    Attributes:
-        sums: names of the sums.
-        total: each sum, a number or an array such as one number per output.
-    """
-
-    sums: ClassVar[tuple[str, ...]] = ()
+class SumMetric(Sums, RowMetric):
+    """Base of metrics that follow from `Sums` over rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.total: dict[str, Any] = dict.fromkeys(self.sums, 0.0)
-
-    def merge(self, other: SumMetric) -> None:
-        """Add the sums of `other`, which stays as it is."""
-        self.total = {name: value + other.total[name] for name, value in self.total.items()}
-
-    def decay(self, factor: float) -> None:
-        """Multiply every sum by `factor`."""
-        self.total = {name: value * factor for name, value in self.total.items()}
-
-    def mean(self, name: str, weight: str = "weight") -> Any:
-        """Return one sum over another, NaN when that is 0."""
-        return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": sums that are numbers, "arrays": the others}``."""
-        arrays = {name: value for name, value in self.total.items() if isinstance(value, np.ndarray)}
-        return {"json": {n: v for n, v in self.total.items() if n not in arrays}, "arrays": arrays}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        numbers, arrays = state["json"], state["arrays"]
-        self.total = {n: np.array(arrays[n]) if n in arrays else float(numbers[n]) for n in self.sums}

@@ -73,7 +73,7 @@ class DeadLetter:
     @classmethod
     def of(cls, value: DeadLetter | str | Path | None, max_bad_share: float | None = None) -> DeadLetter:
         """Return `value` itself, or a DeadLetter for that path and share (None: the default share)."""
-        if isinstance(value, cls):
+        if isinstance(value, DeadLetter):
             return value
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
 

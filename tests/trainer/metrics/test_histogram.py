@@ -118,11 +118,11 @@ def test_scaling_weights_the_past_down(rows):
     x, labels = x[:4000].astype(np.float32), labels[:4000]
     histogram = ScoreHistogram()
     histogram.fold(x[:2000], labels[:2000])
-    histogram.scale(0.25)
+    histogram.decay(0.25)
     histogram.fold(x[2000:], labels[2000:])
     weights = np.repeat([0.25, 1.0], 2000)
     assert histogram.auc() == pytest.approx(roc_auc_score(labels, x, sample_weight=weights), abs=1e-12)
     for _ in range(30):
-        histogram.scale(0.1)
+        histogram.decay(0.1)
         histogram.fold(x[:3], np.array([True, False, True]))
     assert len(histogram.scores) == 3

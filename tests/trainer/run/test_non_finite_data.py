@@ -105,6 +105,11 @@ def test_columns_that_may_hold_nan_are_let_through(tmp_path, caplog):
         assert stream.dead_letter.bad == 4 - seen
 
 
+def test_allow_nan_false_lets_no_column_through():
+    stream = ReplayStream(poisoned(), allow_nan=False)
+    assert trained(stream).state.progress.samples_seen == ROWS - len(BAD)
+
+
 def test_labels_that_a_task_masks_may_be_nan():
     def two_tasks():
         mse = nn.MSELoss

@@ -93,7 +93,7 @@ class EveryNth(Source):
             )
 
     @property
-    def names(self) -> tuple[str, ...] | None:
+    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Column names."""
         return self.source.names
 

@@ -226,7 +226,8 @@ class IterableSource(Source):
     def __init__(
         self, data: Iterable[Any] | Callable[[], Iterable[Any]], *, read_mode: ReadMode = ReadMode.COMMON
     ) -> None:
-        self.data, self.read_mode = data, read_mode
+        self.data: Any = data
+        self.read_mode = read_mode
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
         self.one_shot = not self._is_factory and iter_is_self(data)

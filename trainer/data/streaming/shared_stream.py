@@ -7,7 +7,6 @@ without a batch takes part with made-up rows that weigh nothing.
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import time
@@ -33,8 +32,6 @@ from ..source import Item, ReadMode, Source
 from ..waiting import DATA_WAIT, Interrupted, Prefetch
 from .agreed_lists import AgreedLists, made_up
 from .stream_source import POLL_SECONDS, StreamSource, SummedSource
-
-logger = logging.getLogger(__name__)
 
 _WAITING, _PASSED_OVER, _ENDED = range(3)
 
@@ -105,7 +102,7 @@ class SharedStream(Source):
         self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
         if self.divided:
             local.stream.deal(group.rank, group.size)
-        self._template: Columns | None = None
+        self._template: Any = None  # columns, once they are known
         self._columns_sum = 0
         self._lists = AgreedLists(group)
         self._reader: Prefetch | None = None
@@ -122,7 +119,7 @@ class SharedStream(Source):
         return self.rows_of.stream
 
     @property
-    def names(self) -> tuple[str, ...] | None:
+    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Column names."""
         return self.rows_of.names
 
@@ -142,8 +139,6 @@ class SharedStream(Source):
             return None
         return int(lags.sum() if self.divided else lags[0])
 
-    # -- positions -----------------------------------------------------------------------------------------------------
-
     def of_all(self, position: Position) -> Position:
         """Return the position of all processes with their partitions; all call this together."""
         own = self.rows_of.resolve(position)
@@ -158,8 +153,6 @@ class SharedStream(Source):
         elif self.group.is_main:
             self.rows_of.commit(position)
 
-    # -- reading -------------------------------------------------------------------------------------------------------
-
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """Return the columns of the first rows of any process; called by all together.
 
@@ -172,7 +165,7 @@ class SharedStream(Source):
             if own is not None:
                 self._learn(own)
             rounds = self._exchange(ready=int(own is not None), ended=own is None and self.stream.exhausted)
-            if self._stopped(rounds):
+            if self.hooks.decide([sent.stop for sent in rounds]):
                 raise Interrupted
             if any(sent.ready for sent in rounds):
                 self._share_template(rounds)
@@ -192,7 +185,7 @@ class SharedStream(Source):
             while True:
                 self._fill(items)
                 rounds = self._exchange(len(self._leading()), self._over)
-                if self._stopped(rounds):
+                if self.hooks.decide([sent.stop for sent in rounds]):
                     return
                 count = self._agreed_count(rounds)
                 if count:
@@ -285,9 +278,6 @@ class SharedStream(Source):
                 f"must read the same stream; here they are {list(self.names or ())}"
             )
 
-    def _stopped(self, rounds: list[_Round]) -> bool:
-        return self.hooks.decide([sent.stop for sent in rounds])
-
     def _agreed_count(self, rounds: list[_Round]) -> int:
         """Return the number of batches of the next steps; 0 to wait."""
         ready = [sent.ready for sent in rounds if sent.ready]
@@ -322,8 +312,6 @@ class SharedStream(Source):
         return bool(waiting) and min(waiting) >= 1000 * self.idle_timeout
 
     def _step(self, rounds: list[_Round], count: int) -> Iterator[Item | None]:
-        if any(sent.ready and not sent.columns for sent in rounds):
-            raise DataError("a process has rows and does not know their columns")
         if not all(sent.columns for sent in rounds):
             self._share_template(rounds)
         kind = tuple(sent.rows for sent in rounds)

@@ -19,6 +19,10 @@ from ..position import Position
 from ..ragged import ListTypes, Ragged, given_names
 from ..source import Item, Source
 
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+DEFAULT_BATCH_SIZE = 1024
 Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
@@ -51,7 +55,8 @@ class SoundRows:
         """
         reasons: dict[int, str] = {}
         for name in names:
-            if name not in self._declared and self.stream.allow_nan is not True and name not in self.stream.allow_nan:
+            allowed = self.stream.allow_nan
+            if name not in self._declared and not (allowed if isinstance(allowed, bool) else name in allowed):
                 for row in self._bad_rows(batch, name, names):
                     reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
         dead_letter = self.stream.dead_letter
@@ -96,12 +101,6 @@ class SoundRows:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-logger = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.1
-DEFAULT_BATCH_SIZE = 1024
 
 
 def as_stream(data: Any) -> Stream:
@@ -190,7 +189,7 @@ class StreamSource(Source):
         self.last_row = time.monotonic()
         self._stopped = False
         self._finish: str | None = None
-        self._read_rows = 0  # rows
+        self._read_rows = 0
         self._peeked: Batch | None = None
 
     def when_slow(self) -> str:
@@ -366,7 +365,7 @@ class SummedSource(Source):
         self.thread_bound = source.thread_bound
 
     @property
-    def names(self) -> tuple[str, ...] | None:
+    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Column names."""
         return self.source.names
 

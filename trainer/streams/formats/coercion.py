@@ -49,7 +49,8 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
         missing: what stands for a missing row.
     """
     if isinstance(values, Ragged) and not column.ragged:
-        values = [row if len(row) else MISSING for row in values]
+        rows: Any = values
+        values = [row if len(row) else MISSING for row in rows]
     if isinstance(values, Ragged):
         if values.dtype.kind == column.dtype.kind:
             return values
@@ -198,6 +199,6 @@ def _as_integer(value: Any, missing: Any) -> Any:
             return missing
         unsigned = digits.removeprefix("-")
         return int(digits) if unsigned.isascii() and unsigned.isdigit() and len(unsigned) < 19 else value
-    if isinstance(value, float | np.floating) and float(value).is_integer() and abs(value) < 2**53:
+    if isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < 2**53:
         return int(value)
     return value

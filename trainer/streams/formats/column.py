@@ -96,7 +96,11 @@ class Column:
     def blank(self, rows: int) -> Any:
         """Return a column of `rows` zeros, or empty lists."""
         if self.ragged:
-            options = {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
+            options: dict[str, Any] = {
+                "padding": self.padding,
+                "max_length": self.max_length,
+                "per_octave": self.per_octave,
+            }
             return Ragged(np.empty((0, *self.shape[1:]), self.dtype), np.zeros(rows + 1, np.int64), **options)
         return np.zeros((rows, *self.shape), self.dtype)
 

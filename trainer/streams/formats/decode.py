@@ -114,7 +114,7 @@ class Decoder:
         for name, column in self.schema.fields.items():
             key = name.encode()
             held = [messages[number].get(key) for number in numbers]
-            cells = [MISSING if cell is None else cell.decode("utf-8") for cell in held]
+            cells: list[Any] = [MISSING if cell is None else cell.decode("utf-8") for cell in held]
             if column.shape:
                 cells = [cell if cell is MISSING else column.cells(cell, list_delimiter) for cell in cells]
             values[name] = cells

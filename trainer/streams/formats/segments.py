@@ -220,8 +220,8 @@ class TableReader:
         if magic[:4] == b"PAR1":
             counts, ends = self._open_parquet(size)
         elif magic == self._messages.MAGIC:
-            file = self._messages.FooterFile(pyarrow.OSFile(str(self.path)))
-            self._group, counts, ends = file.batch, file.rows, [size] * len(file.rows)
+            footer = self._messages.FooterFile(pyarrow.OSFile(str(self.path)))
+            self._group, counts, ends = footer.batch, footer.rows, [size] * len(footer.rows)
         else:
             self._stream = self._stream or self._messages.StreamFile(self.path)
             self._stream.extend()

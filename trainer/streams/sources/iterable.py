@@ -77,7 +77,7 @@ class IterableStream(BufferedStream):
                 "IterableStream takes an iterable, a function that returns one or a mindspore.dataset; "
                 f"received {source!r}"
             )
-        self._source = source
+        self._source: Any = source
         self._names = None if names is None else list(names)
         self.event_time = event_time
         self._rows = rows
@@ -114,7 +114,7 @@ class IterableStream(BufferedStream):
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
-        singles: list[dict[str, np.ndarray]] = []
+        singles: list[dict[str, Any]] = []
         first = self._item
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -140,7 +140,7 @@ class IterableStream(BufferedStream):
         if singles:
             self._push_singles(singles, first)
 
-    def _next(self) -> dict[str, np.ndarray] | None:
+    def _next(self) -> dict[str, Any] | None:
         if self._iterator is None:
             self._iterator = self._iterate()
         if self._stateful and self._item not in self._states:
@@ -165,11 +165,11 @@ class IterableStream(BufferedStream):
         self._item += 1
         return self._columns(item, self._item - 1)
 
-    def _columns(self, item: Any, number: int) -> dict[str, np.ndarray]:
+    def _columns(self, item: Any, number: int) -> dict[str, Any]:
         if is_frame(item):
             item = columns_of(item)
         if isinstance(item, Mapping):
-            pairs = item.items()
+            pairs: Iterable[tuple[Any, Any]] = item.items()
         else:
             values = item if isinstance(item, tuple | list) else (item,)
             if self._names is None:
@@ -189,7 +189,7 @@ class IterableStream(BufferedStream):
             )
         return columns
 
-    def _check(self, columns: dict[str, np.ndarray], item: int) -> None:
+    def _check(self, columns: dict[str, Any], item: int) -> None:
         shapes = {
             name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
             for name, array in columns.items()
@@ -213,7 +213,7 @@ class IterableStream(BufferedStream):
                 f"item {item} of the iterable changed row shape or dtype; column -> (before, now): {changed}"
             )
 
-    def _push_rows(self, columns: dict[str, np.ndarray]) -> None:
+    def _push_rows(self, columns: dict[str, Any]) -> None:
         item = self._item - 1
         lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
         if len(set(lengths.values())) != 1:
@@ -226,7 +226,7 @@ class IterableStream(BufferedStream):
         batch = self._batch(columns, (Span(PARTITION, item, 0, rows - 1, item + 1),))
         self._push(batch.split(skip)[1] if skip else batch)
 
-    def _push_singles(self, items: list[dict[str, np.ndarray]], first: int) -> None:
+    def _push_singles(self, items: list[dict[str, Any]], first: int) -> None:
         try:
             columns = {name: self._stacked(name, [item[name] for item in items]) for name in items[0]}
         except (KeyError, ValueError) as error:
@@ -250,7 +250,7 @@ class IterableStream(BufferedStream):
             return Ragged.of(values)
         return np.stack(values)
 
-    def _batch(self, columns: dict[str, np.ndarray], spans: tuple[Span, ...]) -> Batch:
+    def _batch(self, columns: dict[str, Any], spans: tuple[Span, ...]) -> Batch:
         times = None if self.event_time is None else columns[self.event_time].astype(np.float64)
         return Batch(columns, times, spans)
 

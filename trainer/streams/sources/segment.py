@@ -15,9 +15,13 @@ from ...errors import StreamError
 from ..batch import Cursor, Offset
 from ..formats.segments import Piece, Reader, TextReader
 
+logger = logging.getLogger(__name__)
+
 CHECKSUM_SUFFIX = ".sha256"
 _LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
 _MOST = 65_536  # bytes of a checksum file
+_HEAD, _TAIL = 16_384, 4_096  # bytes that a fingerprint is of
+_END = "end"
 
 
 def write_checksum(segment: str | Path, target: str | Path | None = None) -> Path:
@@ -65,12 +69,6 @@ def _digest(path: Path) -> str:
         while block := file.read(durable.BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-logger = logging.getLogger(__name__)
-
-_HEAD, _TAIL = 16_384, 4_096
-_END = "end"
 
 
 @dataclass(frozen=True, slots=True)
