@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .compat.model import RecModel as RecModel
     from .data.finite.parquet_folder import ParquetFolder as ParquetFolder
     from .graph.multi_task import MultiTaskLoss as MultiTaskLoss
+    from .graph.schedules import Schedule as Schedule
     from .metrics.window import Window as Window
     from .run.limits import Limits as Limits
     from .trainer import Trainer as Trainer
@@ -36,6 +37,7 @@ _HOMES = {
     "Limits": ".run.limits",
     "ParquetFolder": ".data.finite.parquet_folder",
     "MultiTaskLoss": ".graph.multi_task",
+    "Schedule": ".graph.schedules",
     "Window": ".metrics.window",
 }
 _HOMES |= dict.fromkeys(set(import_module(home_of("callbacks")).__all__) - {"HOOKS", "adapt"}, "callbacks")

@@ -1,0 +1,94 @@
+"""`Schedule`: learning rates by name, with warm-up, computed inside the step's graph."""
+
+from __future__ import annotations
+
+import math
+
+from mindspore import Tensor, dtype, nn, ops
+
+from .. import checks
+
+KINDS = ("constant", "linear", "cosine", "inverse_sqrt", "one_cycle")
+_ONE_CYCLE_START, _ONE_CYCLE_END = 25.0, 1e4  # Smith and Topin 2018, with the divisors that became customary
+
+
+class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
+    """A learning rate over optimizer steps: up to `peak` during the warm-up, then as `kind` says.
+
+    With s the step counted from 0, w the warm-up, T the total and x = (s - w) / (T - w) between 0 and 1:
+
+    - "constant": peak;
+    - "linear": peak + (floor - peak) x;
+    - "cosine": floor + (peak - floor) (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, eq. 5);
+    - "inverse_sqrt": peak sqrt(w / s) (Vaswani et al. 2017, section 5.3), never below floor;
+    - "one_cycle": from peak / 25 up to peak during the warm-up and down to peak / 10^4, both along a cosine (Smith and
+      Topin 2018).
+
+    During the warm-up all others grow linearly from peak / w to peak (Goyal et al. 2017, section 2.2).
+
+    Args:
+        kind: one of the names above.
+        peak: the highest rate.
+        total_steps: optimizer steps until the end, from where on the rate stays; not needed by "constant" and
+            "inverse_sqrt".
+        warmup_steps: optimizer steps of the warm-up; None: none, of "inverse_sqrt" 1000, of "one_cycle" 30 % of all.
+        floor: the rate at the end.
+        steps_per_epoch: when given, `total_steps` and `warmup_steps` count epochs.
+
+    Raises:
+        ConfigurationError: an argument is not of the kind named, or the warm-up is longer than the whole.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        peak: float,
+        total_steps: int | None = None,
+        warmup_steps: int | None = None,
+        floor: float = 0.0,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind = checks.choice("Schedule(kind=...)", kind, KINDS)
+        self.peak = checks.number("Schedule(peak=...)", peak, above=0)
+        self.floor = checks.number("Schedule(floor=...)", floor, least=0.0)
+        factor = checks.whole("Schedule(steps_per_epoch=...)", steps_per_epoch, optional=True) or 1
+        needs_total = kind not in ("constant", "inverse_sqrt")
+        total = checks.whole("Schedule(total_steps=...)", total_steps, optional=not needs_total)
+        warmup = checks.whole("Schedule(warmup_steps=...)", warmup_steps, 0, optional=True)
+        if warmup is None and kind == "inverse_sqrt":
+            warmup, factor_of_warmup = 1000, 1
+        else:
+            factor_of_warmup = factor
+        if warmup is None and kind == "one_cycle" and total is not None:
+            warmup = max(1, round(0.3 * total))
+        self.warmup = (warmup or 0) * factor_of_warmup
+        self.total = None if total is None else total * factor
+        if self.total is not None and self.warmup >= self.total:
+            checks.refuse("Schedule(warmup_steps=...)", f"less than the {self.total} steps in all", self.warmup)
+        if kind == "inverse_sqrt" and not self.warmup:
+            checks.refuse("Schedule(warmup_steps=...)", "at least 1 step for kind 'inverse_sqrt'", warmup_steps)
+
+    def construct(self, global_step: Tensor) -> Tensor:
+        """Return the rate of the update after `global_step` updates, float32."""
+        step = ops.cast(global_step, dtype.float32)
+        rate = self._after_warmup(step)
+        if self.warmup == 0:
+            return rate
+        share = ops.minimum((step + 1.0) / self.warmup, 1.0)
+        start = self.peak * share
+        if self.kind == "one_cycle":
+            first = self.peak / _ONE_CYCLE_START
+            start = first + (self.peak - first) * (1.0 - ops.cos(math.pi * ops.minimum(step / self.warmup, 1.0))) / 2.0
+        return ops.select(step < self.warmup, start, rate)
+
+    def _after_warmup(self, step: Tensor) -> Tensor:
+        if self.kind == "constant":
+            return 0.0 * step + self.peak
+        if self.kind == "inverse_sqrt":
+            return ops.maximum(self.peak * ops.sqrt(self.warmup / ops.maximum(step, 1.0)), self.floor)
+        share = ops.clip_by_value((step - self.warmup) / (self.total - self.warmup), 0.0, 1.0)
+        if self.kind == "linear":
+            return self.peak + (self.floor - self.peak) * share
+        floor = self.peak / _ONE_CYCLE_END if self.kind == "one_cycle" else self.floor
+        return floor + (self.peak - floor) * (1.0 + ops.cos(math.pi * share)) / 2.0
