@@ -49,7 +49,7 @@ CASES = (
         "pipeline",
         "online",
     ),
-    *("features", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
+    *("features", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
 )
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
