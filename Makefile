@@ -17,7 +17,7 @@ WORKERS ?= 2
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
 
-.PHONY: help run test lint format bench chaos faults fuzz lock venv clean
+.PHONY: help run demo test lint format bench chaos faults fuzz lock venv clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -27,6 +27,9 @@ help: ## this list
 
 run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselines (CONFIG=...)
 	@.venv/bin/trainer fit $(CONFIG) $(ARGS)
+
+demo: venv ## a shop that learns while it serves: HTTP, Redis, a kill, a version rolled back, and a picture of it all
+	@$(PY) -m examples.shop.demo $(ARGS)
 
 test: venv ## run all tests
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checkpoint import durable, strict_json
 from ..checkpoint.manifest import FolderWriter
-from ..data.ragged import Ragged, RaggedInput
+from ..data.ragged import Ragged, RaggedInput, base_of
 from ..errors import ConfigurationError
 from ..features.feature import Kind
 from ..features.features import Features
@@ -87,6 +87,8 @@ def blank_inputs(trainer: Trainer, batch: int) -> tuple[tuple[str, ...], list[np
     chunk = trainer.state.outputs.chunk
     ragged = ragged_inputs(trainer)
     names = chunk.names[: len(chunk.names) - trainer.label_count]
+    if trainer.features is not None:  # a group and loss weights come behind the inputs too
+        names = tuple(name for name in names if base_of(name) in trainer.features.inputs)
     blank: dict[str, np.ndarray] = {}
     for name, array in zip(names, chunk.arrays, strict=False):
         dtype = np.int64 if array.dtype.kind in "USO" else array.dtype

@@ -48,8 +48,9 @@ def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop") / "ads"
     rng = np.random.default_rng(0)
     table = {"age": rng.uniform(18, 70, 512), "city": rng.choice(list("abc"), 512)}
-    table["click"] = (table["age"] > 40).astype(np.float32)
-    features = Features([Numeric("age", normalize="standard", required=True), Categorical("city")], label="click")
+    table |= {"click": (table["age"] > 40).astype(np.float32), "weight": np.ones(512, np.float32)}
+    declared = [Numeric("age", normalize="standard", required=True), Categorical("city")]
+    features = Features(declared, label="click", weight="weight")
     net = Linear(features)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), features=features)
     trainer.fit(table, epochs=1, batch_size=256, callbacks=[Publish(folder, batch=32)])

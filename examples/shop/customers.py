@@ -1,0 +1,81 @@
+"""Customers: they ask the shop's server what they will like, and their outcomes come back through Redis, later."""
+
+from __future__ import annotations
+
+import heapq
+import http.client
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from examples.shop.rows import COLUMNS, delay
+
+ASK = 25  # visits of one request
+
+
+class Customers:
+    """Plays visits in the order of time.
+
+    Args:
+        server: URL of `trainer serve`.
+        redis: URL of the Redis server.
+        visits: columns of the visits.
+
+    Attributes:
+        answers: probability of every visit asked for.
+        versions: version that gave it.
+        asked: requests answered.
+    """
+
+    def __init__(self, server: str, redis: str, visits: dict[str, Any]) -> None:
+        import redis as client
+
+        self._connection = http.client.HTTPConnection(urlsplit(server).netloc, timeout=30)
+        self._redis = client.Redis.from_url(redis)
+        self._visits = visits
+        self._outcomes: list[tuple[float, str]] = []
+        self.answers: list[float] = []
+        self.versions: list[int] = []
+        self.asked = 0
+
+    def play(self, rows_per_second: float, between: Callable[[int], None]) -> None:
+        """Ask for all visits at a rate; `between` is called with the number of visits after each request."""
+        total, began = len(self._visits["label"]), time.monotonic()
+        for start in range(0, total, ASK):
+            self._ask(start, min(start + ASK, total))
+            between(len(self.answers))
+            time.sleep(max(0.0, began + start / rows_per_second - time.monotonic()))
+        self._send_outcomes(float("inf"))
+
+    def _ask(self, start: int, stop: int) -> None:
+        rows = [self._row(number) for number in range(start, stop)]
+        self._send_outcomes(rows[0]["timestamp"])
+        body = json.dumps({"rows": rows})
+        self._connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        answer = json.loads(response.read())
+        if response.status != 200 or answer["errors"]:
+            raise RuntimeError(f"the server answered {response.status}: {answer}")
+        self.asked += 1
+        self.answers += answer["probability"]
+        self.versions += [answer["version"]] * len(rows)
+        pipeline = self._redis.pipeline(transaction=False)
+        for number, row in enumerate(rows, start):
+            view = f"view-{number}"
+            pipeline.xadd("impressions", {"data": json.dumps({"view": view, **row})})
+            if self._visits["label"][number]:
+                heapq.heappush(self._outcomes, (row["timestamp"] + delay(view), view))
+        pipeline.execute()
+
+    def _row(self, number: int) -> dict[str, Any]:
+        row = {name: self._visits[name][number] for name in COLUMNS}
+        return {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+
+    def _send_outcomes(self, until: float) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        while self._outcomes and self._outcomes[0][0] <= until:
+            event_time, view = heapq.heappop(self._outcomes)
+            pipeline.xadd("outcomes", {"data": json.dumps({"view": view, "timestamp": event_time})})
+        pipeline.execute()

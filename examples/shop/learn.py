@@ -1,0 +1,86 @@
+"""The two trainings of the shop.
+
+python -m examples.shop.learn fit FOLDER ROWS        on visits of the past, once
+python -m examples.shop.learn online FOLDER URL      from there on, on what customers do: Redis to published versions
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mindspore import nn, set_seed
+
+from callbacks import Callback
+from examples.shop.rows import WITHIN, features, network, part, visits
+from trainer import ModelCheckpoint, Trainer, Window
+from trainer.serving import Publish
+from trainer.streams import DelayedLabelJoin, RedisStream, Schema
+
+
+def _trainer(rate: float) -> Trainer:
+    declared = features()
+    net = network(declared)
+    optimizer = nn.Adam(net.trainable_params(), rate)
+    return Trainer(net, nn.BCEWithLogitsLoss(), optimizer, features=declared)
+
+
+def fit(folder: Path, rows: int) -> None:
+    """Train on the oldest visits and leave a snapshot."""
+    set_seed(1)
+    _trainer(2e-3).fit(
+        part(visits(), slice(0, rows)),
+        epochs=2,
+        batch_size=256,
+        callbacks=[ModelCheckpoint(folder / "offline", every=200)],
+    )
+
+
+def online(folder: Path, url: str) -> None:
+    """Train on impressions joined with their outcomes, publish every second, until there are no more."""
+    trainer = _trainer(5e-4)
+    trainer.load(folder / "offline", weights_only=True)
+    names = dict(trainer.features.columns)
+    key = {"view": {"dtype": "str"}, "timestamp": {"dtype": "float64"}}
+    impressions = RedisStream("impressions", Schema({**names, **key}, event_time="timestamp", key="view"), url=url)
+    outcomes = RedisStream("outcomes", Schema(key, event_time="timestamp", key="view"), url=url)
+    stream = DelayedLabelJoin(impressions, outcomes, "view", WITHIN, idle_timeout=None)
+    snapshots = folder / "online"
+    trainer.online_train(
+        stream,
+        callbacks=[
+            ModelCheckpoint(snapshots, every=20),
+            Publish(folder / "published", every=1.0, compact=10_000),
+            Windows(folder / "windows.jsonl"),
+        ],
+        batch_size=64,
+        sink_size=4,
+        window=Window(event_time=2 * 86400),
+        idle_timeout=6.0,
+        resume=snapshots if (snapshots / "last").exists() else None,
+    )
+
+
+class Windows(Callback):
+    """Writes down the metrics of every window of two days."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._last = path, 0
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Write the newest window, if there is a new one."""
+        window: dict[str, Any] = dict(trainer.state.window or {})
+        if window.get("window") not in (None, self._last):
+            self._last = window["window"]
+            with open(self._path, "a") as file:
+                file.write(json.dumps({"time": time.time()} | window, default=float) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fit":
+        fit(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        online(Path(sys.argv[2]), sys.argv[3])
