@@ -250,6 +250,7 @@ _HEAD = """\
 #     trainer fit {file}            train, validate, judge on the rows kept for that
 #     trainer evaluate {file}       judge the last run again; --data FILE for other rows
 #     trainer predict {file} --data FILE --output answers.csv
+#     trainer serve runs/{name}     answer over HTTP
 #     trainer online {file}         learn row by row, each scored before it is learned
 experiment: {name}
 seed: 1
@@ -292,7 +293,7 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     why = f"  # {proposal.reason}; `trainer models` lists others" if proposal.reason else ""
     text += f"\nnetwork:{why}\n  model: {proposal.model}\n"
     text += "".join(f"  {name}: {_flow(value)}\n" for name, value in proposal.options.items())
-    return text + _training(table, proposal) + _data(table)
+    return text + _training(table, proposal) + _data(table, proposal, name)
 
 
 def _training(table: TableSummary, proposal: Proposal) -> str:
@@ -313,7 +314,7 @@ def _training(table: TableSummary, proposal: Proposal) -> str:
     return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {_flow(metrics)}\n"
 
 
-def _data(table: TableSummary) -> str:
+def _data(table: TableSummary, proposal: Proposal, name: str) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
     source = _flow(str(table.path))
@@ -329,8 +330,16 @@ data:
 fit: {{epochs: 3, batch_size: {batch}}}
 online: {_flow({"batch_size": min(batch, 64), "window": window})}
 
-callbacks: [callbacks.ProgressBar, callbacks.ModelCheckpoint]
-"""
+callbacks:
+  - callbacks.ProgressBar
+  - callbacks.ModelCheckpoint
+{_published(proposal, name)}"""
+
+
+def _published(proposal: Proposal, name: str) -> str:
+    line = f"{{class_path: trainer.serving.Publish, init_args: {{root: published/{name}, every: 10}}}}  # for servers\n"
+    # the vectors of two towers are searched, not answered with
+    return f"  # - {line}" if proposal.model == "two_tower" else f"  - {line}"
 
 
 def _flow(value: Any) -> str:

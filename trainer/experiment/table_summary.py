@@ -285,4 +285,7 @@ def _texts(texts: list[str]) -> dict[str, Any]:
             whole = all(part.removeprefix("-").isdigit() for part in parts)
             return {"kind": "list", **facts, "separator": separator, "whole": whole}
     words = float(np.mean([len(text.split()) for text in texts]))
+    parts = {word for text in distinct for word in text.split()}
+    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, as genres
+        return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
     return {"kind": "text", **_counted(texts), "width": words}

@@ -1,0 +1,176 @@
+"""docs/your-own-table.md from an installed wheel, in an empty folder with a space in its name and an empty home."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.movielens import find_files
+from tests.trainer.experiment.test_first_config import ROWS, make_table, write
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "your-own-table.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Return the folder of programs of an environment that has the built wheel, and the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"
+    for name in ("trainer", "callbacks", "mindspore_trainer"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the checkout is not to be seen
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(source)]
+    subprocess.run(build, check=True, timeout=200, cwd=folder, env=env)
+    (wheel,) = folder.glob("*.whl")
+    shutil.rmtree(source)
+    venv.create(folder / "env", symlinks=True)
+    python = folder / "env" / "bin" / "python"
+    subprocess.run(
+        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)],
+        check=True,
+        timeout=200,
+        env=env,
+    )
+    site = next((folder / "env" / "lib").glob("python*/site-packages"))
+    # a plain line: the editable installation beside the dependencies is not followed from here
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "env" / "bin"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "my data"
+    folder.mkdir()
+    (folder.parent / "home").mkdir()
+    write(make_table(), folder / "visits.csv")
+    unlabelled = {name: values for name, values in make_table().items() if name != "click"}
+    write(unlabelled, folder / "new.csv")
+    write(make_table(), folder / "visits.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(installed, folder):
+    def run(*words, program="trainer", start=subprocess.run):
+        keep = ("LANG", "TMPDIR", "GLOG_v", "SYSTEMROOT")
+        env = {name: os.environ[name] for name in keep if name in os.environ}
+        env |= {"PATH": f"{installed}{os.pathsep}/usr/bin:/bin", "HOME": str(folder.parent / "home")}
+        options = {"timeout": 300} if start is subprocess.run else {}
+        return start(
+            [str(installed / program), *words], cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        )  # fmt: skip
+
+    return run
+
+
+def succeed(done):
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_package_that_runs_is_the_installed_one(run, installed):
+    place = succeed(
+        run("-c", "import trainer, callbacks; print(trainer.__file__, callbacks.__file__)", program="python")
+    )
+    assert all(str(installed.parent) in path for path in place.split())
+
+
+def test_five_commands_lead_from_a_csv_to_a_served_answer(run, folder):
+    commands = [
+        line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line.startswith("trainer ")
+    ]
+    assert len(commands) == 5
+    timed = sum(time is not None for time in make_table()["when"])  # rows are divided by it, so it has to be there
+    for command in commands:
+        words = [word.replace("8080", "0") for word in shlex.split(command)[1:]]
+        if words[0] != "serve":
+            succeed(run(*words))
+            continue
+        server = run(*words, start=subprocess.Popen)
+        try:
+            url = next(filter(None, (re.search(r"http://[\d.:]+", line) for line in server.stderr)))[0]
+            rows = [{"age": 33, "city": "b", "when": "2024-05-01 09:30", "item": "i3", "viewed": "i1;i2"}, {}]
+            assert len(_ask(url, rows)) == 2
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=60)
+    with open(folder / "answers.csv") as file:
+        answers = [float(row["prediction"]) for row in csv.DictReader(file)]
+    assert len(answers) == ROWS
+    assert 0 < min(answers) < max(answers) < 1
+    assert json.loads((folder / "runs" / "visits-2" / "metrics.json").read_text())["progress"]["samples_seen"] == timed
+
+
+def _ask(url, rows):
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+                break
+        except OSError:
+            time.sleep(0.1)
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=5) as answer:
+        path = next(path for path in json.load(answer)["paths"] if path.endswith("predict"))
+    request = urllib.request.Request(
+        f"{url}{path}", json.dumps({"rows": rows}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        body = json.load(answer)
+    return next(value for value in body.values() if isinstance(value, list))
+
+
+def test_twelve_lines_of_python_do_the_same(run, folder):
+    (code,) = [text for kind, text in BLOCKS if kind == "python"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    (folder / "twelve.py").write_text(code)
+    printed = succeed(run("twelve.py", program="python"))
+    assert re.fullmatch(r"\[0\.\d+\]", printed.strip().splitlines()[-1])
+
+
+def test_a_parquet_file_is_trained_evaluated_and_predicted(run):
+    few = ["--set", "network.hidden=[4]", "--set", "fit.epochs=1"]
+    succeed(run("init", "deepfm", "visits.parquet", "--output", "parquet.yaml"))
+    succeed(run("fit", "parquet.yaml", *few))
+    assert "auc" in succeed(run("evaluate", "runs/parquet", "--data", "visits.csv"))
+    assert f"({ROWS},)" in succeed(run("predict", "runs/parquet", "--data", "visits.parquet"))
+    succeed(run("online", "parquet.yaml", *few, "--set", "online.max_steps=2"))
+
+
+def test_movielens_is_trained_on_from_its_files(run, folder):
+    """Ratings, people and films put side by side, nothing else: texts, times, genres as they are in the files."""
+    import pandas as pd
+
+    files = find_files()
+    if (files / "u.data").is_file():
+        pytest.skip("the files here are not RecBole's, whose genres are texts")
+    tables = [pd.read_csv(files / f"ml-100k.{part}", sep="\t") for part in ("inter", "user", "item")]
+    table = tables[0].merge(tables[1]).merge(tables[2], on="item_id:token")[:20_000]
+    table.columns = [name.partition(":")[0] for name in table.columns]
+    table.to_csv(folder / "ratings.csv", index=False)
+    succeed(run("init", "deepfm", "ratings.csv"))
+    text = (folder / "ratings.yaml").read_text()
+    assert "kind: list, name: class, separator" in text
+    assert "event_time: timestamp" in text
+    succeed(
+        run("fit", "ratings.yaml", "--set", "network.hidden=[16]", "--set", "optimizer.init_args.learning_rate=0.005")
+    )
+    results = json.loads((folder / "runs" / "ratings" / "metrics.json").read_text())["results"]
+    assert results["test_rmse"] < np.std(table["rating"])
