@@ -174,3 +174,14 @@ def test_movielens_is_trained_on_from_its_files(run, folder):
     )
     results = json.loads((folder / "runs" / "ratings" / "metrics.json").read_text())["results"]
     assert results["test_rmse"] < np.std(table["rating"])
+
+
+def test_another_numpy_is_named_at_import_with_the_cure(run, folder):
+    stub = folder / "numpy-2.1.0.dist-info"
+    stub.mkdir()
+    (stub / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.1.0\n")
+    done = run("-c", "import sys; sys.path.insert(0, '.'); import trainer", program="python")
+    shutil.rmtree(stub)
+    assert "NumPy 2.1.0 is installed" in done.stderr
+    assert "pip install 'numpy>=1.25,<2'" in done.stderr
+    assert run("-c", "import trainer", program="python").stderr == ""

@@ -8,11 +8,20 @@ Importing the package does not import MindSpore; the first use of a name that ne
 
 from __future__ import annotations
 
-from importlib import import_module
+import warnings
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from mindspore_trainer import home_of
 from mindspore_trainer.lazy import lazy_names
+
+if metadata.version("numpy").partition(".")[0] != "1":  # not imported: that is what may fail
+    warnings.warn(
+        f"NumPy {metadata.version('numpy')} is installed, and MindSpore's binaries are built against NumPy 1: its "
+        "operators fail; the cure: pip install 'numpy>=1.25,<2' 'pandas>=2.2,<3'",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 if TYPE_CHECKING:
     from callbacks import *  # noqa: F403
