@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import is_whole
-from ..mindspore_internals.cell_structure import names_read, undecorated
+from ..mindspore_internals.decorated_functions import names_read, undecorated
 from .experiment_config import ObjectSpec
 from .resolve import UnresolvedError, is_dotted, resolve
 

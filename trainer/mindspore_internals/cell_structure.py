@@ -1,4 +1,4 @@
-"""Reading and changing the structure of cells that are already built, and their constructors' real signatures.
+"""Reading and changing the structure of cells that are already built.
 
 Relied on:
 - A Cell keeps its children in `_cells` and its parameters in `_params`, both dictionaries in its `__dict__`. What is
@@ -9,10 +9,6 @@ Relied on:
 - `mindspore.amp.auto_mixed_precision` and `build_train_network` store their level in `_amp_level` and wrap cells in
   `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. Where a MindSpore does none of this,
   a second conversion is not noticed.
-- Decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `cell_attr_register`) set no
-  ``__wrapped__``, so that `inspect.signature(nn.Adam)` is ``(*args, **kwargs)``; they hold the function they wrap in
-  their closure, and a wrapped constructor is called ``__init__``. Where that changes, arguments in a configuration are
-  checked by what the class documents, if at all.
 
 A user's Cell may hold a value under the name of a method, as `self.trainable_params = network.trainable_params()` does.
 So cells and parameters are read by nn.Cell's own methods, never by the instance's.
@@ -22,10 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import mindspore
 from mindspore import Parameter, Tensor, amp, nn, ops
@@ -143,46 +137,3 @@ def foreign_conversion(network: nn.Cell) -> str | None:
         if type(cell).__name__ in ("_OutputTo16", "_OutputTo32"):
             return f"cell {name!r} is a mindspore.amp wrapper"
     return None
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def undecorated(function: Any) -> Any:
-    """Return the innermost function behind `function`."""
-    for _ in range(20):  # a decorator could point at itself
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None and _tells_nothing(function):
-            inner = _in_closure(function)
-        if not callable(inner):
-            return function
-        function = inner
-    return function
-
-
-def names_read(function: Any) -> set[str]:
-    """Return the names among the constants of a function, of which some are keys that it takes from its ``kwargs``."""
-    code = getattr(function, "__code__", None)
-    return {text for text in getattr(code, "co_consts", ()) if isinstance(text, str) and text.isidentifier()}
-
-
-def _tells_nothing(function: Any) -> bool:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    named = [p.name for p in parameters if p.kind not in _VARIADIC]
-    return len(named) < len(parameters) and named in ([], ["self"])
-
-
-def _in_closure(function: Any) -> Any:
-    found = []
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-        if inspect.isfunction(content):
-            found.append(content)
-    constructors = [inner for inner in found if inner.__name__ == "__init__"] or found
-    return constructors[0] if len(constructors) == 1 else None

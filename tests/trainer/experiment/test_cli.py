@@ -147,6 +147,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
 
 
 def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     for name, rate in (("slow", 0.001), ("fast", 0.1)):
         sets = [f"run_dir=runs/{name}", f"optimizer.init_args.learning_rate={rate}"]
         assert main(["fit", "configs/tumours.yaml", *(part for text in sets for part in ("--set", text))]) == 0
