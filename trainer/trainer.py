@@ -380,7 +380,7 @@ class Trainer:
         return inference.evaluate(self, dataset, callbacks, batch_size)
 
     @keywords.explained()
-    def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False) -> Any:
+    def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False, keep: bool = False) -> Any:
         """Apply the network; several processes all call it and share the work, and all get all predictions.
 
         Args:
@@ -388,13 +388,14 @@ class Trainer:
                 tuple of arrays. A label column after the inputs is dropped.
             batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple.
             stream: return an iterator over the batches' predictions instead of one array.
+            keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
 
         Returns:
             The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple of them
             when the network returns a tuple. Where batches have predictions of different row shapes, a list of
             arrays, one per batch.
         """
-        return inference.predict(self, data, batch_size, stream)
+        return inference.predict(self, data, batch_size, stream, keep)
 
     # -- the verbs of mindspore.Model under their own names --------------------------------------------------------
 

@@ -122,7 +122,7 @@ def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> li
     return [Problem(stream.place, f"{stream.path}.init_args.schema", message)]
 
 
-FEATURES_KEYS = ("columns", "label", "weight", "group", "event_time", "label_dtype")
+FEATURES_KEYS = ("columns", "label", "weight", "group", "event_time", "label_dtype", "keep")
 _ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".arrows", ".feather")
 _ARGUMENT = re.compile(r"\w+\((\w+)=")
 

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,17 @@ from .raw_rows import Rows, raw_values
 logger = logging.getLogger(__name__)
 
 NUMBERS, IDS = "numbers", "ids"
+PREDICTION = "prediction"
 
 
 class Inputs(dict):
-    """The network's inputs by name, with labels and weights behind them: what `Features.batch` returns."""
+    """The network's inputs by name, with labels and weights behind them: what `Features.batch` returns.
+
+    Attributes:
+        kept: the columns that are kept for output, by name, where they were asked for.
+    """
+
+    kept: Mapping[str, Any] = MappingProxyType({})
 
 
 class Features(Stateful):
@@ -44,6 +52,8 @@ class Features(Stateful):
         group: name of the column that ranking metrics group rows by, or None.
         event_time: name of the column with the time of an event, in seconds since the epoch or as text, or None.
         label_dtype: "float32", or "int32" for class numbers.
+        keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`; those that nothing
+            else reads are texts.
 
     Raises:
         ConfigurationError: two features or outputs of one name, or columns declared in different ways.
@@ -60,6 +70,7 @@ class Features(Stateful):
         group: str | None = None,
         event_time: str | None = None,
         label_dtype: str = "float32",
+        keep: Sequence[str] = (),
     ) -> None:
         if isinstance(features, Feature | Mapping) or not len(features):
             refuse("Features(features)", "a list of at least one feature", features)
@@ -67,12 +78,14 @@ class Features(Stateful):
         self.labels = () if label is None else (label,) if isinstance(label, str) else tuple(label)
         self.weight, self.group, self.event_time = weight, group, event_time
         self.label_dtype = np.dtype(label_dtype)
+        self.keep = _names_kept(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
         _check_unique("feature", [feature.name for feature in self.features])
         _check_unique("output", [output.name for output in self.outputs])
         self.columns = self._raw_columns()
         self.schema = self._schema()
         self.unlabelled_schema = Schema(self.columns)
+        self.kept_schema = Schema({**{name: text_column(required=False) for name in self.keep}, **self.columns})
         self.learned = Learned(self.features, self.columns)
         self.is_fitted = not self.statistics
 
@@ -129,17 +142,18 @@ class Features(Stateful):
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def read(self, data: Any, *, labelled: bool = True) -> Rows:
+    def read(self, data: Any, *, labelled: bool = True, kept: bool = False) -> Rows:
         """Return the raw columns of rows given as a frame, a mapping of columns, a list of mappings, or one mapping.
 
         Args:
             data: the rows.
             labelled: whether labels, weights and groups have to be there.
+            kept: whether the columns that are kept for output are read as well.
 
         Raises:
             DataError: a required column is absent, or nothing that has rows.
         """
-        schema = self.schema if labelled else self.unlabelled_schema
+        schema = self.schema_of(labelled=labelled, kept=kept)
         values, count = raw_values(data, schema)
         absent = [name for name, column in schema.fields.items() if name not in values and column.default is None]
         if absent:
@@ -166,11 +180,19 @@ class Features(Stateful):
             count += rows.good
             if not self.statistics:  # only profiles are taken, from a sample
                 break
-        if not count:
+        self.learning_ended(count)
+
+    def learning_ended(self, rows: int) -> None:
+        """Take note that the features have learned from `rows` rows.
+
+        Raises:
+            DataError: that is none.
+        """
+        if not rows:
             raise DataError("the features learned nothing: the data have no good rows")
         self.is_fitted = True
         if self.statistics:
-            logger.info("features: %s learned from %d rows", ", ".join(self.statistics), count)
+            logger.info("features: %s learned from %d rows", ", ".join(self.statistics), rows)
 
     def learn(self, raw: RawColumns) -> None:
         """Add the rows of one batch to what has been learned."""
@@ -217,17 +239,35 @@ class Features(Stateful):
             distances[name] = stability_index(buckets.shares, buckets.shares_of(profile))
         return dict(sorted(distances.items(), key=lambda item: -item[1]))
 
-    def transform(self, data: Any) -> Inputs:
+    def transform(self, data: Any, *, keep: bool = False) -> Inputs:
         """Return the network's inputs for raw rows: a frame, a mapping of columns, a list of mappings, or one mapping.
 
+        Args:
+            data: the rows.
+            keep: whether they come with the columns that are kept for output, as their attribute `kept`.
+
         Raises:
-            ConfigurationError: a feature learns from the data and has not yet.
+            ConfigurationError: a feature learns from the data and has not yet; or no columns are kept.
             DataError: as `read`; or a row that the declaration forbids.
         """
-        rows = self.read(data, labelled=False)
+        if keep:
+            self.check_keep()
+        rows = self.read(data, labelled=False, kept=keep)
         for row, reason in rows.bad.items():
             raise DataError(f"row {row}: {reason}; every row gets an answer, so none can be set aside")
-        return self.apply(rows.columns)
+        inputs = self.apply(rows.columns)
+        if keep:
+            inputs.kept = {name: rows.columns[name] for name in self.keep}
+        return inputs
+
+    def check_keep(self) -> None:
+        """Check that columns are kept for output.
+
+        Raises:
+            ConfigurationError: none are.
+        """
+        if not self.keep:
+            raise ConfigurationError('keep=True: no columns are kept; name them, as Features(..., keep=["user_id"])')
 
     def apply(self, raw: RawColumns) -> Inputs:
         """Return the network's inputs for raw columns.
@@ -259,11 +299,24 @@ class Features(Stateful):
     def batch(self, raw: RawColumns) -> Inputs:
         """Return the network's inputs and, behind them, what raw columns hold of group, label and weight."""
         inputs = self.apply(raw)
-        for name in (self.group, *self.labels, self.weight):
-            if name is not None and name in raw:
+        for name in self._others:
+            if name in raw:
                 is_text = name in self.labels and raw[name].dtype.kind == "U"
                 inputs[name] = to_ids(raw[name]) if is_text else raw[name]
         return inputs
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.group, *self.labels, self.weight) if name is not None)
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        """Names of the columns that `batch` returns for labelled rows."""
+        return tuple(dict.fromkeys((*self.inputs, *self._others)))
+
+    def schema_of(self, *, labelled: bool = True, kept: bool = False) -> Schema:
+        """Return what the raw columns are: with labels and the like, or without, or with those kept for output."""
+        return self.kept_schema if kept else self.schema if labelled else self.unlabelled_schema
 
     def declaration(self) -> dict[str, Any]:
         """Return the features and the roles of other columns, as JSON.
@@ -279,7 +332,7 @@ class Features(Stateful):
                 raise ConfigurationError(f"feature {feature.name!r} is of a kind of your own; use Custom instead")
         roles = {"label": list(self.labels), "weight": self.weight, "group": self.group, "event_time": self.event_time}
         features = [{"kind": kinds[type(feature)], **feature.declaration()} for feature in self.features]
-        return {"features": features, **roles, "label_dtype": self.label_dtype.name}
+        return {"features": features, **roles, "label_dtype": self.label_dtype.name, "keep": list(self.keep)}
 
     @classmethod
     def from_declaration(cls, declaration: Mapping[str, Any]) -> Features:
@@ -323,6 +376,18 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
     if "name" not in arguments:
         raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
     return KINDS[kind](**arguments)
+
+
+def _names_kept(keep: Any) -> tuple[str, ...]:
+    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    if not all(isinstance(name, str) and name for name in names):
+        refuse("Features(keep=...)", "names of columns", keep)
+    for name in names:
+        if name == PREDICTION:
+            refuse(
+                "Features(keep=...)", f"names of columns other than {PREDICTION!r}, that of the network's output", name
+            )
+    return names
 
 
 def _check_unique(what: str, names: Sequence[str]) -> None:

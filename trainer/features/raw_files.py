@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import choice, number
+from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import stable_seed, uniform64
 from ..errors import ConfigurationError, DataError
 from ..streams.formats.schema import Schema
@@ -19,6 +19,7 @@ from .features import Features
 from .raw_rows import Rows, SetAside
 
 PARTS = ("train", "valid", "test")
+IN_MEMORY_BYTES = 1 << 26  # of files
 _PART_ROWS = 1 << 16
 _SEED = stable_seed("part")
 
@@ -35,12 +36,28 @@ class RawFiles:
         valid: share of the rows in the part "valid".
         test: share of the rows in the part "test".
 
+        in_memory: whether the network's inputs are held in memory; else the rows are read again in every epoch, in
+            blocks. None: where the files have less than `IN_MEMORY_BYTES`.
+        shuffled_rows: rows that are shuffled together where they are not held in memory.
+
     Raises:
         ConfigurationError: an argument that cannot work.
     """
 
-    def __init__(self, path: str | Path, part: str | None = None, valid: float = 0.1, test: float = 0.1) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        part: str | None = None,
+        valid: float = 0.1,
+        test: float = 0.1,
+        in_memory: bool | None = None,
+        shuffled_rows: int = 1 << 18,
+    ) -> None:
         self.path = Path(path)
+        if in_memory not in (None, True, False):
+            refuse("RawFiles(in_memory=...)", "True, False or None", in_memory)
+        self._in_memory = in_memory
+        self.shuffled_rows = whole("RawFiles(shuffled_rows=...)", shuffled_rows)
         self.part = choice("RawFiles(part=...)", part, PARTS, optional=True)
         self.valid = number("RawFiles(valid=...)", valid, least=0)
         self.test = number("RawFiles(test=...)", test, least=0)
@@ -50,11 +67,19 @@ class RawFiles:
                 "than 1"
             )
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the network's inputs are held in memory."""
+        if self._in_memory is not None:
+            return self._in_memory
+        files = [self.path] if self.path.is_file() else self.path.glob("*")
+        return sum(file.stat().st_size for file in files if file.is_file()) < IN_MEMORY_BYTES
+
     def __iter__(self) -> Iterator[Any]:
         raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
-    def rows_kept(self, features: Features) -> Callable[[Rows], Rows] | None:
-        """Return what leaves the part's rows of the file's rows, called in their order; None where all are kept.
+    def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
+        """Return what leaves the part's rows of some rows and the number of the first; None where all are kept.
 
         Raises:
             DataError: no row has a time.
@@ -66,7 +91,7 @@ class RawFiles:
             return _Drawn(np.cumsum([1 - self.valid - self.test, self.valid]), place)
         column = features.event_time
         edges = self._times(column)
-        return lambda rows: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == place)
+        return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == place)
 
     def _times(self, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" begin."""
@@ -94,11 +119,9 @@ class _Drawn:
 
     def __init__(self, edges: np.ndarray, place: int) -> None:
         self.edges, self.place = edges, place
-        self.next = 0
 
-    def __call__(self, rows: Rows) -> Rows:
-        numbers = np.arange(self.next, self.next + rows.count)
-        self.next += rows.count
+    def __call__(self, rows: Rows, first: int) -> Rows:
+        numbers = np.arange(first, first + rows.count)
         return _chosen(rows, np.searchsorted(self.edges, uniform64(numbers, _SEED), side="right") == self.place)
 
 

@@ -10,11 +10,24 @@ from mindspore import nn
 
 from ..checkpoint.saver import Saver
 from ..data import column_checks
+from ..data.finite.shards import EveryNth
+from ..data.source import ReadMode
 from ..errors import ConfigurationError
-from ..features.feature_data import BatchTransform, inputs_of, is_raw
+from ..features.feature_data import (
+    BatchTransform,
+    KeptColumns,
+    has_parts,
+    inputs_of,
+    is_named,
+    is_raw,
+    learns_from_next,
+)
 from ..features.features import Features
+from ..features.raw_files import RawFiles
 from ..streams import Stream
 from ..streams.batch import Batch
+from .owner import Owner
+from .raw_row_source import RawRowBlocks, RawRowsInOrder
 
 DEFAULT_BATCH_SIZE = 1024
 
@@ -30,9 +43,65 @@ def restore(
         features.load_state_dict(state)
 
 
-def prepare(features: Features | None, data: Any, *, fit: bool = False, labelled: bool = True) -> Any:
-    """Return the network's inputs where features are declared and `data` are raw rows, else `data`."""
-    return data if features is None else inputs_of(features, data, fit=fit, labelled=labelled)
+def prepare(
+    trainer: Owner,
+    data: Any,
+    batch_size: int | None = None,
+    *,
+    labelled: bool = True,
+    kept: KeptColumns | None = None,
+) -> Any:
+    """Return the network's inputs, to evaluate or predict, where features are declared and `data` are raw rows."""
+    features = trainer.features
+    if features is None:
+        return data
+    if is_named(features, data):
+        return {name: prepare(trainer, part, batch_size, labelled=labelled) for name, part in data.items()}
+    files = _large_files(data)
+    if files is None:
+        return inputs_of(features, data, labelled=labelled, kept=kept)
+    labelled = labelled or has_parts(files)
+    source = RawRowsInOrder(features, files, batch_size or DEFAULT_BATCH_SIZE, labelled=labelled, kept=kept)
+    return source if trainer.group.size == 1 else EveryNth(source, trainer.group)
+
+
+def prepare_training(trainer: Owner, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None) -> Any:
+    """Return the network's inputs, or a source of them, where features are declared and `data` are raw rows.
+
+    Features that have learned nothing yet learn from the rows.
+    """
+    features = trainer.features
+    files = None if features is None else _large_files(data)
+    if features is None or files is None:
+        return data if features is None else inputs_of(features, data, fit=True)
+    source = RawRowBlocks(
+        features,
+        files,
+        batch_size or DEFAULT_BATCH_SIZE,
+        learn=learns_from_next(features),
+        shuffle=shuffle,
+        seed=trainer.seed,
+        read_mode=ReadMode.SEPARATE if sharded else ReadMode.COMMON,
+    )
+    return source if trainer.group.size == 1 or sharded else EveryNth(source, trainer.group)
+
+
+def kept_columns(trainer: Owner, data: tuple[Any, ...]) -> KeptColumns:
+    """Return what takes the columns that are kept for output while rows are predicted.
+
+    Raises:
+        ConfigurationError: `data` are no raw rows, or no columns are kept.
+    """
+    if trainer.features is None or len(data) != 1 or not is_raw(data[0]):
+        raise ConfigurationError("predict(keep=True) goes with Trainer(features=...) and one argument of raw rows")
+    trainer.features.check_keep()
+    return KeptColumns()
+
+
+def _large_files(data: Any) -> RawFiles | None:
+    """Return `data` where they are files that are not held in memory."""
+    files = RawFiles(data) if isinstance(data, str | Path) else data
+    return files if isinstance(files, RawFiles) and not files.in_memory else None
 
 
 def check_shared(features: Features | None, processes: int) -> None:

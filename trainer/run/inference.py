@@ -15,6 +15,7 @@ from ..data.finite.sources import ArraySource
 from ..data.position import Position
 from ..distributed.dense_state import average_statistics
 from ..errors import DataError
+from ..features.feature_data import KeptColumns
 from ..metrics.loss import Loss
 from ..state import Phase
 from ..streams.batch import is_frame
@@ -29,7 +30,7 @@ MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether r
 
 def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
     """Do what `Trainer.evaluate` says."""
-    feed = inference_feed(trainer, declared_features.prepare(trainer.features, dataset), batch_size)
+    feed = inference_feed(trainer, declared_features.prepare(trainer, dataset, batch_size), batch_size)
     alone = (
         trainer.state.phase is Phase.IDLE
     )  # else a callback asks, who is given results even when a signal wants the run to end
@@ -93,9 +94,22 @@ def _tally(trainer: Model) -> Tally:
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
 
 
-def predict(trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
+def predict(trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool, keep: bool = False) -> Any:
     """Do what `Trainer.predict` says."""
-    data = tuple([declared_features.prepare(trainer.features, item, labelled=False) for item in data])
+    if not keep:
+        return _predict(trainer, data, batch_size, stream)
+    kept = declared_features.kept_columns(trainer, data)
+    predictions = _predict(trainer, data, batch_size, stream, kept)
+    if stream:
+        return (kept.beside(part) for part in predictions)
+    return kept.beside(predictions)
+
+
+def _predict(
+    trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool, kept: KeptColumns | None = None
+) -> Any:
+    chosen = {"labelled": False, "kept": kept}
+    data = tuple([declared_features.prepare(trainer, item, batch_size, **chosen) for item in data])
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))

@@ -52,8 +52,8 @@ def fit(
     if sharded:
         declared_features.check_shared(trainer.features, trainer.group.size)
     batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
-    train_dataset = declared_features.prepare(trainer.features, train_dataset, fit=True)
-    valid_dataset = declared_features.prepare(trainer.features, valid_dataset)
+    train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
+    valid_dataset = declared_features.prepare(trainer, valid_dataset, batch_size)
     with contextlib.ExitStack() as opened:
         valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, opened)
         in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())

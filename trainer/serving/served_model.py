@@ -19,7 +19,7 @@ from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from ..features.feature_data import is_raw
-from ..features.features import Features
+from ..features.features import PREDICTION, Features
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
@@ -94,7 +94,7 @@ class ServedModel:
             self._thread = threading.Thread(target=self._follow, name="model-consumer", daemon=True)
             self._thread.start()
 
-    def predict(self, batch: Any = None, *, output: str = "network", **columns: Any) -> Any:
+    def predict(self, batch: Any = None, *, output: str = "network", keep: bool = False, **columns: Any) -> Any:
         """Return the predictions for a batch of any size.
 
         Args:
@@ -106,6 +106,7 @@ class ServedModel:
             output: "network" for its output itself; "probability" for what the loss compares with the label: sigmoid of
                 the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
                 `Trainer(prediction_activation=...)` names.
+            keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             columns: the columns by name, in place of `batch`.
 
         Returns:
@@ -123,14 +124,21 @@ class ServedModel:
         if batch is not None and columns:
             raise DataError("predict takes a batch, or columns as keywords, not both")
         batch = columns if batch is None else batch
+        kept: Mapping[str, Any] = {}
         with self.held() as version:
             features = version.graph.features
-            outputs = version.run(features.transform(batch) if features is not None and is_raw(batch) else batch)
+            if features is not None and is_raw(batch):
+                batch = features.transform(batch, keep=keep)
+                kept = batch.kept
+            elif keep:
+                raise ConfigurationError("predict(keep=True) goes with raw rows of a model trained on features")
+            outputs = version.run(batch)
         if output == "probability":
             if version.graph.activation is None:
                 raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
             outputs = (version.probability(outputs), *outputs[1:])
-        return outputs if len(outputs) > 1 else outputs[0]
+        predictions = outputs if len(outputs) > 1 else outputs[0]
+        return {PREDICTION: predictions, **kept} if keep else predictions
 
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:

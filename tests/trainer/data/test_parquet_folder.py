@@ -7,7 +7,7 @@ from mindspore import nn
 from pyarrow import parquet
 
 from trainer import ParquetFolder, Trainer
-from trainer.data.finite import parquet_folder
+from trainer.data.finite import block_source
 from trainer.errors import ConfigurationError, DataError
 
 ROWS = 1000
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
-    monkeypatch.setattr(parquet_folder, "SHUFFLED_ROWS", 100)
+    monkeypatch.setattr(block_source, "SHUFFLED_ROWS", 100)
 
 
 def flat(lists):

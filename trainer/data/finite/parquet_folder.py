@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,7 @@ import numpy as np
 from ...checks import whole
 from ...errors import ConfigurationError, DataError, did_you_mean
 from ..as_columns import Columns, as_array
-from ..source import Item, Source
-
-SHUFFLED_ROWS = 1 << 18
+from .block_source import BlockSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,7 @@ class _RowGroup:
     rows: int
 
 
-class ParquetFolder(Source):
+class ParquetFolder(BlockSource):
     """Batches from Parquet files that need not fit into memory; needs pyarrow, the extra ``arrow``.
 
     Rows are read ahead on a thread of their own. Shuffled, the order of an epoch comes from (seed, epoch) alone: row
@@ -62,8 +60,7 @@ class ParquetFolder(Source):
 
         arrow.require()
         self.path = Path(path)
-        self.batch_size = whole("batch_size", batch_size)
-        self.shuffle, self.seed = shuffle, seed
+        whole("batch_size", batch_size)
         self.num_shards = whole("num_shards", num_shards)
         self.shard_id = whole("shard_id", shard_id, 0)
         if shard_id >= num_shards:
@@ -71,56 +68,23 @@ class ParquetFolder(Source):
         groups, names = _row_groups(self.path, columns)
         self.names = names
         self._groups = groups[self.shard_id :: self.num_shards]
-        self.rows = sum(group.rows for group in self._groups)
+        super().__init__([group.rows for group in self._groups], batch_size, shuffle=shuffle, seed=seed)
         if not self.rows:
             raise DataError(f"{self.path}: shard {shard_id} of {num_shards} has no rows")
-        self.size = -(-self.rows // self.batch_size)
 
     def describe(self) -> dict[str, Any]:
         """Return the properties that must not change for a saved position to mean the same rows."""
-        return {
-            "kind": "ParquetFolder",
-            "rows": self.rows,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "shard": [self.shard_id, self.num_shards],
-        }
+        return {**super().describe(), "shard": [self.shard_id, self.num_shards]}
 
-    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches; blocks before the position are not read."""
-        rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self._groups)) if self.shuffle else np.arange(len(self._groups))
-        skip = start * self.batch_size
-        waiting: list[Columns] = []
-        rows = 0
-        for block in _blocks([self._groups[index] for index in order]):
-            count = sum(group.rows for group in block)
-            chosen = rng.permutation(count) if self.shuffle else np.arange(count)
-            if skip >= count:
-                skip -= count
-                continue
-            columns = self._read(block, chosen[skip:])
-            count, skip, first = count - skip, 0, 0
-            while rows + count - first >= self.batch_size:
-                last = first + self.batch_size - rows
-                waiting.append(tuple([column[first:last] for column in columns]))
-                yield Item(_joined(waiting))
-                waiting, rows, first = [], 0, last
-            if first < count:
-                waiting.append(tuple([column[first:] for column in columns]))
-                rows += count - first
-        if waiting:
-            yield Item(_joined(waiting))
-
-    def _read(self, block: Sequence[_RowGroup], chosen: np.ndarray) -> Columns:
-        """Return the rows `chosen` of some row groups."""
+    def read(self, numbers: Sequence[int]) -> Columns:
+        """Return the rows of some row groups."""
         import pyarrow as pa
 
         from ...streams.formats import arrow
 
         tables = []
-        for group in block:
+        groups = [self._groups[number] for number in numbers]
+        for group in groups:
             try:
                 with arrow.open_parquet(group.path) as file:
                     tables.append(arrow.row_group(file, group.number, self.names))
@@ -129,9 +93,9 @@ class ParquetFolder(Source):
         try:
             table = pa.concat_tables(tables)
         except pa.ArrowException as error:
-            names = ", ".join(dict.fromkeys(str(group.path) for group in block))
+            names = ", ".join(dict.fromkeys(str(group.path) for group in groups))
             raise DataError(f"columns have other types in different files ({names}): {error}") from error
-        return tuple([self._column(table, name)[chosen] for name in self.names])
+        return tuple([self._column(table, name) for name in self.names])
 
     def _column(self, table: Any, name: str) -> np.ndarray:
         import pyarrow as pa
@@ -182,21 +146,3 @@ def _row_groups(path: Path, columns: Sequence[str] | None) -> tuple[list[_RowGro
                 raise kind(f"{file} has no column {name!r}{did_you_mean(name, present)}; it has {', '.join(present)}")
         groups += [_RowGroup(file, number, count) for number, count in enumerate(rows)]
     return groups, names or ()
-
-
-def _blocks(groups: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
-    """Yield lists of row groups of `SHUFFLED_ROWS` rows or a little more."""
-    block: list[_RowGroup] = []
-    rows = 0
-    for group in groups:
-        block.append(group)
-        rows += group.rows
-        if rows >= SHUFFLED_ROWS:
-            yield block
-            block, rows = [], 0
-    if block:
-        yield block
-
-
-def _joined(parts: Sequence[Columns]) -> Columns:
-    return parts[0] if len(parts) == 1 else tuple([np.concatenate(columns) for columns in zip(*parts, strict=True)])

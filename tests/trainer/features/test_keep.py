@@ -1,0 +1,80 @@
+"""Columns that are kept come back with the predictions of their rows, from the trainer and from a server."""
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from tests.trainer.features.test_training import Small
+from trainer import Trainer
+from trainer.errors import ConfigurationError
+from trainer.features import Categorical, Features, Numeric, RawFiles
+from trainer.serving import Publish, ServedModel
+
+ROWS = 300
+TABLE = {
+    "x": np.arange(float(ROWS)),
+    "c": ["a", "b", None] * (ROWS // 3),
+    "user": [f"user {n}" for n in range(ROWS)],
+    "note": [None if n % 7 == 0 else f"n{n}" for n in range(ROWS)],
+    "y": [0, 1, 1] * (ROWS // 3),
+}
+KEPT = [f"user {n}" for n in range(ROWS)]
+
+
+def make_trainer(**options):
+    options = {"keep": ["user", "note", "x"], **options}
+    features = Features([Numeric("x", normalize="standard"), Categorical("c")], label="y", **options)
+    net = Small(features)
+    return Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params()), features=features)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a folder") / "model"
+    trainer = make_trainer()
+    trainer.fit(TABLE, batch_size=100, callbacks=[Publish(folder, batch=100)])
+    with ServedModel(folder, follow=False) as model:
+        yield trainer, model
+
+
+def check(answer, scores):
+    assert list(answer) == ["prediction", "user", "note", "x"]
+    np.testing.assert_array_equal(answer["prediction"], scores)
+    assert answer["user"].tolist() == KEPT
+    assert answer["note"].tolist() == [note or "" for note in TABLE["note"]]
+    np.testing.assert_array_equal(answer["x"], TABLE["x"])
+
+
+def test_a_table_and_a_file_are_answered_with_their_columns(served, tmp_path):
+    trainer, _ = served
+    scores = trainer.predict(TABLE, batch_size=64)
+    check(trainer.predict(TABLE, batch_size=64, keep=True), scores)
+    path = tmp_path / "rows.csv"
+    cells = zip(TABLE["x"], TABLE["c"], TABLE["user"], TABLE["note"], strict=True)
+    path.write_text("x,c,user,note\n" + "".join(f"{x},{c or ''},{user},{note or ''}\n" for x, c, user, note in cells))
+    for in_memory in (True, False):
+        check(trainer.predict(RawFiles(path, in_memory=in_memory), batch_size=64, keep=True), scores)
+        parts = list(trainer.predict(RawFiles(path, in_memory=in_memory), batch_size=64, stream=True, keep=True))
+        assert [len(part["user"]) for part in parts] == [64, 64, 64, 64, 44]
+        check({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, scores)
+
+
+def test_a_server_answers_with_them(served):
+    _, model = served
+    rows = {name: column for name, column in TABLE.items() if name != "y"}
+    scores = model.predict(rows)
+    check(model.predict(rows, keep=True), scores)
+    check(model.predict(**rows, keep=True), scores)
+    one = model.predict({"x": 3.0, "c": "a", "user": "u"}, output="probability", keep=True)
+    assert one["user"].tolist() == ["u"]
+    assert one["note"].tolist() == [""]
+
+
+def test_nothing_to_keep_is_said(served):
+    trainer, _ = served
+    with pytest.raises(ConfigurationError, match="one argument of raw rows"):
+        trainer.predict(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.int64), keep=True)
+    with pytest.raises(ConfigurationError, match="no columns are kept"):
+        make_trainer(keep=[]).predict(TABLE, keep=True)
+    with pytest.raises(ConfigurationError, match="other than 'prediction'"):
+        make_trainer(keep=["prediction"])

@@ -1,0 +1,128 @@
+"""`BlockSource`: finite data that need not fit into memory, read in blocks of rows and shuffled within them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..as_columns import Columns
+from ..source import Item, Source
+
+SHUFFLED_ROWS = 1 << 18
+
+
+class BlockSource(Source):
+    """Base of sources whose rows lie in blocks that are read one after another.
+
+    Shuffled, the order of an epoch comes from (seed, epoch) alone: blocks in a random order, and rows at random within
+    `shuffled_rows` rows of them or a little more, so a shuffle is the better the smaller the blocks are. A resumed run
+    reads only the blocks of its position and those after it.
+
+    Args:
+        block_rows: rows of each block.
+        batch_size: rows per batch; the last one of an epoch may have fewer.
+        shuffle: whether rows come in another order each epoch.
+        seed: of the order.
+        shuffled_rows: rows that are shuffled together; None: `SHUFFLED_ROWS`.
+        ahead: whether a thread reads the next blocks while the present ones are trained on; twice the memory.
+    """
+
+    def __init__(
+        self,
+        block_rows: Sequence[int],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        shuffled_rows: int | None = None,
+        ahead: bool = False,
+    ) -> None:
+        self.block_rows, self.batch_size = list(block_rows), batch_size
+        self.shuffle, self.seed = shuffle, seed
+        self.shuffled_rows, self.ahead = shuffled_rows or SHUFFLED_ROWS, ahead
+        self.rows = sum(self.block_rows)
+        self.size = -(-self.rows // batch_size)
+
+    def read(self, numbers: Sequence[int]) -> Columns:
+        """Return all rows of some blocks, in the order of `numbers`."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Return the properties that must not change for a saved position to mean the same rows."""
+        return {
+            "kind": type(self).__name__,
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches; blocks before the position are not read."""
+        wanted = list(self._wanted(epoch, start * self.batch_size))
+        parts = self._read_ahead(wanted) if self.ahead else (self._chosen(*part) for part in wanted)
+        yield from rebatched(parts, self.batch_size)
+
+    def _wanted(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yield numbers of blocks, and which of their rows are delivered in which order."""
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self.block_rows)) if self.shuffle else np.arange(len(self.block_rows))
+        for blocks in self._joined(order.tolist()):
+            count = sum(self.block_rows[number] for number in blocks)
+            chosen = rng.permutation(count) if self.shuffle else np.arange(count)
+            if skip < count:
+                yield blocks, chosen[skip:]
+            skip = max(0, skip - count)
+
+    def _joined(self, order: Sequence[int]) -> Iterator[list[int]]:
+        """Yield blocks that are shuffled together."""
+        blocks: list[int] = []
+        rows = 0
+        for number in order:
+            blocks.append(number)
+            rows += self.block_rows[number]
+            if rows >= self.shuffled_rows:
+                yield blocks
+                blocks, rows = [], 0
+        if blocks:
+            yield blocks
+
+    def _chosen(self, blocks: Sequence[int], chosen: np.ndarray) -> Columns:
+        return tuple([column[chosen] for column in self.read(blocks)])
+
+    def _read_ahead(self, wanted: Sequence[tuple[list[int], np.ndarray]]) -> Iterator[Columns]:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="blocks")
+        try:
+            coming: Future[Columns] | None = None
+            for number in range(len(wanted)):
+                columns = self._chosen(*wanted[number]) if coming is None else coming.result()
+                coming = pool.submit(self._chosen, *wanted[number + 1]) if number + 1 < len(wanted) else None
+                yield columns
+                del columns
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def rebatched(parts: Iterable[Columns], batch_size: int) -> Iterator[Item]:
+    """Yield the rows of all parts in batches of one size; the last one may have fewer."""
+    waiting: list[Columns] = []
+    rows = 0
+    for columns in parts:
+        count, first = len(columns[0]), 0
+        while rows + count - first >= batch_size:
+            last = first + batch_size - rows
+            waiting.append(tuple([column[first:last] for column in columns]))
+            yield Item(_concatenated(waiting))
+            waiting, rows, first = [], 0, last
+        if first < count:
+            waiting.append(tuple([column[first:] for column in columns]))
+            rows += count - first
+    if waiting:
+        yield Item(_concatenated(waiting))
+
+
+def _concatenated(parts: Sequence[Columns]) -> Columns:
+    return parts[0] if len(parts) == 1 else tuple([np.concatenate(columns) for columns in zip(*parts, strict=True)])
