@@ -107,7 +107,8 @@ def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
 
     from trainer import Trainer
     from trainer.distributed import exchange
-    from trainer.distributed.group import World, join
+    from trainer.distributed.group import join
+    from trainer.distributed.world import World
 
     sent = {"bytes": 0, "messages": 0}
     in_graph: list[tuple[int, ...]] = []  # entries of each gradient, of every program that is compiled

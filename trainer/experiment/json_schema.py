@@ -9,8 +9,11 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from mindspore_trainer import home_of
 
 from .declared import FEATURES_KEYS
 from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, ExperimentConfig
@@ -176,13 +179,12 @@ def known_classes() -> Iterable[tuple[str, Callable[..., Any]]]:
     from mindspore import nn
     from mindspore.nn.loss.loss import LossBase
 
-    import callbacks
-    import trainer
-    from trainer import features, models, serving, streams
+    from .. import features, models, serving, streams
 
+    callbacks, root = import_module(home_of("callbacks")), import_module(home_of("trainer"))
     for package, names in (
         (callbacks, sorted(set(dir(callbacks)) - {"Callback", "CallbackList"})),
-        (trainer, ["Every", "Window"]),
+        (root, ["Every", "Window", "Schedule"]),
         (streams, streams.__all__),
         (serving, ["Publish"]),
         (features, ["RawFiles"]),

@@ -108,8 +108,7 @@ def predict(trainer: Owner, data: tuple[Any, ...], batch_size: int | None, strea
 def _predict(
     trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool, kept: KeptColumns | None = None
 ) -> Any:
-    chosen = {"labelled": False, "kept": kept}
-    data = tuple([declared_features.prepare(trainer, item, batch_size, **chosen) for item in data])
+    data = tuple([declared_features.prepare(trainer, item, batch_size, labelled=False, kept=kept) for item in data])
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))

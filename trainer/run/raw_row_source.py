@@ -61,7 +61,7 @@ class RawRowBlocks(BlockSource):
     def read(self, numbers: Sequence[int]) -> Columns:
         """Return the columns of all rows of some blocks."""
         parts = self._blocks.read(numbers)
-        return tuple([np.concatenate([part[name] for part in parts]) for name in self.names])
+        return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
 
 
 class RawRowsInOrder(Source):

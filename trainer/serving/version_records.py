@@ -223,7 +223,7 @@ class VersionRecords:
         """
         if isinstance(which, int):
             return self.release(which)
-        if which != "newest" and (self.root / CURRENT).exists():
+        if which != "newest" and os.path.exists(self.root / CURRENT):  # a folder that may not be read is named below
             pins = Pins.read(self.root)
             pinned = pins.served if which == "served" else pins.shadow
             if pinned is not None:

@@ -15,9 +15,10 @@ from trainer.data.ragged import RaggedColumns
 from trainer.data.source import Item, ReadMode, Source
 from trainer.data.streaming.shared_stream import JobHooks, SharedStream
 from trainer.data.streaming.stream_source import StreamSource
-from trainer.distributed import group as groups
+from trainer.distributed import world as groups
 from trainer.distributed.agreement import StopHooks
-from trainer.distributed.group import Barrier, Group
+from trainer.distributed.group import Group
+from trainer.distributed.world import Barrier
 from trainer.errors import TrainerError
 from trainer.run.limits import Limits
 from trainer.run.lockstep import lockstep_chunks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.distributed.group import Gather, World
+from trainer.distributed.world import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
 from trainer.embedding.planning.sharded_state import gather_table, own_states, renumbered

@@ -21,12 +21,22 @@ _ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
 
 
 def json_loader() -> Callable[[bytes], Any]:
-    """Return the fastest JSON parser available: orjson's, else the standard library's."""
+    """Return the fastest JSON parser available: orjson's, else the standard library's.
+
+    Which of them is installed changes no row: what orjson refuses, as NaN, the standard library is asked again.
+    """
     try:
         import orjson
     except ImportError:
         return _loads
-    return orjson.loads
+
+    def load(payload: bytes) -> Any:
+        try:
+            return orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            return _loads(payload)
+
+    return load
 
 
 _scan = json.JSONDecoder().raw_decode

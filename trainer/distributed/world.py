@@ -1,0 +1,189 @@
+"""All processes of a job: collectives on NumPy arrays over MindSpore's own communication.
+
+On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over all processes, inside graphs only; what is
+here runs one small graph for each. A device with AlltoAll and ReduceScatter would use them behind the same functions.
+
+Under `msrun` a collective gives up after 30 seconds, so processes that may wait longer meet at a `Barrier`: each holds
+one TCP connection to rank 0, opened when it is first needed.
+"""
+
+# ruff: noqa: D102 - `Group` describes the methods of `World`
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ..errors import TrainerError
+from ..mindspore_internals.compilation import gc_frozen
+from ..native.padded_sizes import bucket
+from .group import SMALLEST_FRAME, Group
+from .launched import notice_silence
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+
+
+class World(Group):
+    """All processes of a job started by a launcher. Its methods are called by all of them, in the same order."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._thread = threading.get_ident()
+        self._cells: dict[type[nn.Cell], nn.Cell] = {}
+        self._programs: set[tuple[Any, ...]] = set()
+        self._barrier: Barrier | None = None
+
+    def wait_for_all(self) -> None:
+        if self._barrier is None:
+            self._barrier = Barrier(self)
+        self._barrier.wait()
+
+    def _run(self, kind: type[nn.Cell], array: np.ndarray) -> np.ndarray:
+        if threading.get_ident() != self._thread:
+            raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
+        if kind not in self._cells:
+            self._cells[kind] = kind()
+        program = (kind, array.shape, array.dtype)
+        with contextlib.nullcontext() if program in self._programs else gc_frozen():
+            outputs = self._cells[kind].compile_and_run(Tensor(array))
+        self._programs.add(program)
+        return np.array(outputs.asnumpy())
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        words, length = _as_words(array)
+        gathered = self._run(Gather, words).reshape(self.size, -1)
+        return gathered.view(np.uint8)[:, :length].copy().view(array.dtype).reshape(self.size, *array.shape)
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        lengths = self.gather(np.array([len(message)], np.int64))[:, 0]
+        longest = int(lengths.max())
+        if longest == 0:
+            return [b""] * self.size
+        frame = np.zeros(bucket(longest, least=SMALLEST_FRAME), np.uint8)
+        frame[: len(message)] = np.frombuffer(message, np.uint8)
+        frames = self.gather(frame)
+        return [frames[rank, :length].tobytes() for rank, length in enumerate(lengths)]
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        words, length = _as_words(array)
+        received = self._run(Broadcast, words)
+        return received.view(np.uint8)[:length].copy().view(array.dtype).reshape(array.shape)
+
+
+def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the array's bytes as int32 words, which travel whatever the dtype is, and their number in bytes."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = np.zeros(-(-max(1, data.size) // 4), np.int32)
+    words.view(np.uint8)[: data.size] = data
+    return words, data.size
+
+
+class Barrier:
+    """All processes of a group make one together, and pass it together.
+
+    Args:
+        group: the processes.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._connections: list[socket.socket] = []
+        listener = None
+        if group.is_main:
+            listener = socket.create_server(("", 0), backlog=group.size)
+            listener.settimeout(CONNECT_SECONDS)
+        port = 0 if listener is None else listener.getsockname()[1]
+        host, port, word = group.gather_json([_own_address(), port, secrets.token_hex(8)])[0]
+        try:
+            if listener is not None:
+                with listener:
+                    while len(self._connections) < group.size - 1:
+                        self._take(listener.accept()[0], word.encode())
+            else:
+                self._connections = [socket.create_connection((host, port), CONNECT_SECONDS)]
+                self._connections[0].sendall(word.encode())
+        except OSError as error:
+            missing = f"is not reached by {group.size - 1 - len(self._connections)} of the others"
+            what = missing if group.is_main else "does not reach rank 0"
+            logger.warning("rank %d %s at %s:%d (%s)", group.rank, what, host, port, error)
+        for connection in self._connections:
+            connection.settimeout(None)
+            notice_silence(connection)
+        complete = len(self._connections) == (group.size - 1 if group.is_main else 1)
+        self.works = not group.any(not complete)
+        if not self.works:
+            self.close()
+        self._is_main = group.is_main
+
+    def _take(self, connection: socket.socket, word: bytes) -> None:
+        """Keep a connection that begins with the word; others are not the group's."""
+        connection.settimeout(CONNECT_SECONDS)
+        if connection.recv(len(word), socket.MSG_WAITALL) == word:
+            self._connections.append(connection)
+        else:
+            connection.close()
+
+    def wait(self) -> None:
+        """Return when all processes have called this; at once where they could not be connected.
+
+        Raises:
+            TrainerError: one of them is gone.
+        """
+        if not self.works:
+            return
+        try:
+            if not self._is_main:
+                self._connections[0].sendall(b".")
+            for connection in self._connections:
+                if not connection.recv(1):
+                    raise TrainerError("a process that the others wait for is gone")
+            if self._is_main:
+                for connection in self._connections:
+                    connection.sendall(b".")
+        except OSError as error:
+            raise TrainerError(f"a process that the others wait for is gone ({error})") from error
+
+    def close(self) -> None:
+        """Leave the others to themselves."""
+        for connection in self._connections:
+            connection.close()
+
+
+def _own_address() -> str:
+    """Return the address of this machine by which it reaches the scheduler's, and so the other processes reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))  # sends nothing
+        return probe.getsockname()[0]
+
+
+class Gather(nn.Cell):
+    """AllGather along axis 0; built only where there is more than one process."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.all_gather = ops.AllGather()
+
+    def construct(self, array):
+        """Return the arrays of all ranks one after the other."""
+        return self.all_gather(array)
+
+
+class Broadcast(nn.Cell):
+    """Broadcast from rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.from_main = ops.Broadcast(0)
+
+    def construct(self, array):
+        """Return the array of rank 0."""
+        return self.from_main((array,))[0]
