@@ -400,15 +400,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=0, help="at most so many single failures a source")
     parser.add_argument("--pairs", type=int, default=100, help="pairs of failures a source")
     parser.add_argument("--seconds", type=float, default=0.0, help="for each source at most; 0: as long as it takes")
-    parser.add_argument("--only-reading", action="store_true", help="train on nothing")
+    parser.add_argument("--only-reading", action="store_true", help="leave out training on streams")
     parser.add_argument("--publish", action="store_true", help="publish versions as well")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(argv)
     total: Tallies = defaultdict(Tally)
     for name in given.source:
-        for run in (
-            (run_source,) if name in FINITE else (read_source,) if name in READ_ONLY else (read_source, run_source)
-        ):
+        runs: tuple[Any, ...] = (run_source,) if name in FINITE else (read_source, run_source)
+        if name in READ_ONLY or (given.only_reading and name not in FINITE):
+            runs = (read_source,)
+        for run in runs:
             with tempfile.TemporaryDirectory(prefix="faults-") as folder:
                 started = time.monotonic()
                 tallies = run(name, Path(folder), given)

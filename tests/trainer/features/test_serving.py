@@ -11,6 +11,7 @@ from tests.trainer.features.test_training import make_trainer
 from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Custom, Features, ListFeature, Numeric
+from trainer.models import DeepFM
 from trainer.serving import Publish, ServedModel
 
 UNSEEN = [
@@ -40,6 +41,21 @@ def test_scores_of_raw_rows_are_the_trainers_to_the_bit(served):
     np.testing.assert_array_equal(model.predict(**columns), scores)
     np.testing.assert_array_equal(model.predict(UNSEEN[3]), scores[3:4])
     assert np.isfinite(model.predict(WITH_MISSING)).all()
+
+
+def test_lists_longer_than_any_in_training_are_served(tmp_path):
+    """DeepFM reads the list with two tables, which share the positions of its ids."""
+    rng = np.random.default_rng(0)
+    rows = [{"user": user % 7, "tags": "a|b" if user % 2 else "c", "y": float(rng.integers(2))} for user in range(64)]
+    declared = Features([Categorical("user"), ListFeature("tags", separator="|", max_length=8)], label="y")
+    network = DeepFM(declared, dim=2, hidden=[4])
+    trainer = Trainer(
+        network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-2), features=declared, seed=1
+    )
+    trainer.fit(rows, epochs=1, batch_size=32, callbacks=[Publish(tmp_path, batch=32)])
+    longer = [{"user": 1, "tags": "a|b|c|d|e|f|g"}, {"user": 2, "tags": "b"}]
+    with ServedModel(tmp_path, follow=False) as model:
+        np.testing.assert_allclose(model.predict(longer), trainer.predict(longer), rtol=1e-6)
 
 
 def test_probabilities_are_those_of_the_loss(served):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import DataError
 from ..tables.spec import TableSpec
 
 
@@ -47,6 +48,24 @@ class Component:
     def indirect(self) -> bool:
         """Whether positions are those of ids, not of rows, because several tables share them."""
         return len(self.specs) > 1
+
+    def elements(self, number: int, count: int) -> np.ndarray | slice:
+        """Return which of `count` elements the table at `number` of `specs` reads, as an index.
+
+        Lists are padded to several lengths, so there may be more or fewer elements than where the network was traced.
+
+        Raises:
+            DataError: there are, and the table reads only some of them.
+        """
+        mask = self.reads[number]
+        if mask.all():
+            return slice(None)
+        if len(mask) != count:
+            raise DataError(
+                f"tables share a column of which one of them reads a part: it was traced with {len(mask)} elements per "
+                f"row, this batch has {count}; pad its lists to one length"
+            )
+        return mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,7 +292,8 @@ class Planner:
             inside = updates == update
             _, inverse = np.unique(ids[inside].reshape(-1), return_inverse=True)
             numbers[inside] = inverse.reshape(ids[inside].shape) + 1
-        for stack, index, reads in zip(bundle.stacks, component.specs, component.reads, strict=True):
+        for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
+            reads = component.elements(number, ids.shape[2])
             (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
             plan.map_sizes[index] = _grow(self._map_sizes, index, int(numbers.max(initial=0)) + 1)
             step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)

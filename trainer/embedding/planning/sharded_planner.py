@@ -223,18 +223,20 @@ class ShardedPlanner(Planner):
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
         return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
 
-    def _reads(self) -> Iterator[tuple[int, np.ndarray | None, int]]:
-        """Yield (component, elements read or None for all, table) in the order of all processes."""
+    def _reads(self) -> Iterator[tuple[int, int | None, int]]:
+        """Yield (component, which of its tables or None for all elements, table) in the order of all processes."""
         for bundle in self.layout.bundles:
             for number in bundle.components:
                 component = self.fields.components[number]
-                for table, elements in zip(component.specs, component.reads, strict=True):
-                    yield number, elements if bundle.indirect else None, table
+                for which, table in enumerate(component.specs):
+                    yield number, which if bundle.indirect else None, table
 
     def _ask(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         ids_of_tables = []
-        for number, elements, table in self._reads():
-            part = ids[number] if elements is None else np.ascontiguousarray(ids[number][:, :, elements])
+        for number, which, table in self._reads():
+            part = ids[number]
+            if which is not None:
+                part = np.ascontiguousarray(part[:, :, self.fields.components[number].elements(which, part.shape[2])])
             ids_of_tables.append((table, part.reshape(len(part), -1)))
         if not train:
             self._ask_for_weights(ids_of_tables)

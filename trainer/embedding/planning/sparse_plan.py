@@ -156,7 +156,8 @@ class ReadSets:
         self, bundle: Bundle, component: Component, ids: np.ndarray, batches: int, plan: SparsePlan
     ) -> np.ndarray:
         positions = np.arange(1, ids.size + 1, dtype=np.int32).reshape(ids.shape)
-        for stack, index, reads in zip(bundle.stacks, component.specs, component.reads, strict=True):
+        for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
+            reads = component.elements(number, ids.shape[2])
             part = self._look_up(index, stack, 1, ids[:, :, reads].reshape(-1), plan)
             plan.sizes[stack] = self._size(stack, len(part.rows) + 1)
             plan.map_sizes[index] = self._map_size(index, ids.size + 1)
