@@ -88,12 +88,15 @@ class _Child:
         self._pause = max(self._pause, 0.5)
         self.process = None
 
-    def stop(self, seconds: float) -> None:
-        """Send SIGTERM, and SIGKILL to a process that has not ended by itself."""
+    def terminate(self) -> None:
+        """Send SIGTERM, once: a second one ends the process without its open requests."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a terminated process, and send SIGKILL when it has not ended by itself."""
         if self.process is None:
             return
-        if self.process.poll() is None:
-            self.process.terminate()
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -150,12 +153,11 @@ class _Supervisor:
                 child.postpone()
 
     def _end(self) -> None:
-        for front in self._fronts:  # all at once, then each
-            if front.process is not None and front.process.poll() is None:
-                front.process.terminate()
-        for front in self._fronts:
-            front.stop(self._options.drain + 5)
-        self._model.stop(self._options.drain + 5)
+        for children in (self._fronts, [self._model]):  # the model answers until no front has a request
+            for child in children:
+                child.terminate()
+            for child in children:
+                child.wait(self._options.drain + 5)
 
 
 _START_ERRORS: dict[int, type[TrainerError]] = {2: ConfigurationError, 3: CheckpointError}
@@ -174,8 +176,13 @@ def child(role: Mapping[str, Any]) -> int:
 
 
 async def _http(role: Mapping[str, Any], options: ServeOptions) -> None:
-    loop, me = asyncio.get_running_loop(), os.getpid()
-    loop.add_reader(sys.stdin.fileno(), os.kill, me, signal.SIGTERM)  # the supervisor has ended
+    loop, supervised = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def supervisor_ended() -> None:
+        loop.remove_reader(supervised)  # which is readable from now on
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(supervised, supervisor_ended)
     with socket.socket(fileno=role["socket"]) as listening:
         listening.setblocking(False)
         handler = RemoteHandler(Path(role["link"]), options)
