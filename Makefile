@@ -17,7 +17,7 @@ WORKERS ?= 2
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
 
-.PHONY: help run demo test lint format bench chaos faults fuzz lock venv clean
+.PHONY: help run demo test lint format bench chaos docs faults fuzz lock venv clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ lint: venv ## check style, formatting, which package imports which, and the type
 format: venv ## put formatting right
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+docs: venv ## build the site of the documentation into build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 bench: venv ## measure side by side with peers
 	@$(PY) benchmarks/run.py $(ARGS)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 ROWS, BATCH, EPOCHS = 48, 8, 2
-STEPS = ROWS // BATCH
 BAD = (10, 33)  # a bad row stands before each of these
 SCHEMA = {
     "columns": {"row": "int32", "x": {"dtype": "float32", "shape": [2]}, "label": "float32"},
@@ -196,6 +195,7 @@ def _segment_source(name: str, suffix: str) -> Source:
 
 PLAIN = {
     "fit": Source("fit", lambda folder: None, _arrays, finite=True, letters=False),
+    "fit-publish": Source("fit, published versions", lambda folder: None, _arrays, finite=True, letters=False),
     "fit-parquet": Source("fit, Parquet", _fill_parquet, _parquet_folder, finite=True, letters=False),
     "jsonl": _segment_source("JSON lines", "jsonl"),
     "csv": _segment_source("CSV", "csv"),
@@ -206,7 +206,8 @@ PLAIN = {
 }
 SERVED = {"redis": redis, "kafka": kafka, "kafka-group": kafka_group}
 NAMES = (*PLAIN, *SERVED)
-FINITE = ("fit", "fit-parquet")
+FINITE = ("fit", "fit-publish", "fit-parquet")
+PUBLISHING = ("fit-publish",)
 READ_ONLY = ("kafka-group",)  # what is trained on is read as by another source
 
 

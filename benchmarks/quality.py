@@ -14,11 +14,13 @@ The parts "films" and "films_stream" measure what a sequence is worth: the ratin
 there is no random split of these, and the plain rival knows them too: the author's mean so far.
 
 The parts "labels" and "counts" measure several binary labels and counts, beside scikit-learn's regressions; see
-`benchmarks/quality_targets.py`.
+`benchmarks/quality_targets.py`. The parts "models" and "published" measure `trainer.models` beside the same networks in
+PyTorch and beside a published figure; see `benchmarks/quality_models.py`.
 
 Figures are means and standard deviations over the seeds; the random split is drawn anew for each. Prints tables, keeps
 every figure in the folder of `--output` (from which `--show` prints them again), and ends with exit code 1 when the
-network does not beat the means, or the sequence not the network without it, or one target not its regression.
+network does not beat the means, or the sequence not the network without it, or one target not its regression, or a
+model lies behind the same network in PyTorch by more than the spread of the seeds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from mindspore import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import quality_targets  # noqa: E402
+from benchmarks import quality_models, quality_targets  # noqa: E402
 from examples.last_films import SequenceRater, last_films  # noqa: E402
 from examples.movielens import FEATURES, SIZES, load  # noqa: E402
 from examples.rating import Columns, Rater, arrays, targets  # noqa: E402
@@ -58,6 +60,8 @@ TITLES = {
     "films_stream": "A stream, from the last 20 films",
     "labels": "At least 2, 3, 4, 5 stars as four labels, a random tenth",
     "counts": "Ratings of a film in a week, the newest tenth of the weeks",
+    "models": "The package's models beside the same networks in PyTorch, a random tenth of ratings other than 3",
+    "published": "Ratings of five random folds, beside figures published by Surprise",
 }
 PARTS = tuple(TITLES)
 UNKNOWN_RATE = 0.3  # of training rows whose user is hidden, so that the network learns what to say about new ones
@@ -272,10 +276,25 @@ def measured(part: str, columns: Columns, seed: int, epochs: int) -> Figures:
         return quality_targets.labels(split(columns, "random", seed=seed), seed, epochs)
     if part == "counts":
         return quality_targets.counts(columns, seed, epochs)
+    if part == "models":
+        return quality_models.beside_torch(columns, seed, min(epochs, quality_models.EPOCHS))
+    if part == "published":
+        return quality_models.published(seed, epochs)
     return offline(columns, part, seed, epochs)
 
 
-SHOWN = ("rmse", "accuracy", "auc", "log_loss", "liked_auc", "loved_auc", "poisson_deviance", "mae", "bias")
+SHOWN = (
+    "rmse",
+    "accuracy",
+    "auc",
+    "auc, torch",
+    "log_loss",
+    "liked_auc",
+    "loved_auc",
+    "poisson_deviance",
+    "mae",
+    "bias",
+)
 HIDDEN = ("mae", "bias")  # but where counts are measured
 
 
@@ -313,6 +332,10 @@ def passed(part: str, runs: Sequence[Figures]) -> bool:
         return means["network, four labels"]["log_loss"] < means["logistic regression"]["log_loss"]
     if part == "counts":
         return means["network, counts"]["poisson_deviance"] < means["Poisson regression"]["poisson_deviance"]
+    if part == "models":
+        return not quality_models.behind_torch(runs)
+    if part == "published":
+        return quality_models.reproduced(means)
     rating, classes, tasks = (means[f"network, {target}"] for target in TARGETS)
     if part == "stream":
         plain = means["mean or commonest class so far"]

@@ -1,11 +1,16 @@
 """The same training on 1, 2 and 4 processes of this machine: speed, what they send and keep, how far results differ.
 
     python benchmarks/scaling.py [--processes 1 2 4] [--steps 60]
+    python benchmarks/scaling.py --cases traffic --processes 2 4 8 --ids 10000 1000000
 
 Networks on generated data, 1,024 rows per step over all processes: an MLP (39 numbers, 400-400-400-1); raw ids (39 a
 row of 100,000, dim 16) under the same MLP; and, for the memory it takes, a table that sees a million ids once each,
 with Adam's two columns beside each weight. More processes than cores only show that results agree and what travels; the
 speed of several machines is estimated in docs/scaling.md.
+
+The case `traffic` is not among the default ones: rows of an embedding under a small head, drawn from as many ids as
+given, uniformly or by Zipf's law. Each job runs in a network namespace of its own (Linux, as root), whose counters give
+the bytes on the wire; beside them stand the bytes that `trainer` handed over and those of the formula.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 ROWS, FIELDS, IDS, DIM, WIDTH = 1024, 39, 100_000, 16, 400
 MILLION = 1_000_000
-CASES = ("dense", "ids", "memory")
+CASES = ("dense", "ids", "memory", "traffic")
+LAWS = ("uniform", "zipf")
+TRAFFIC_CALLS, TRAFFIC_STEPS = 3, 10  # of each call
 
 
 def main() -> int:
@@ -35,18 +42,23 @@ def main() -> int:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps that are timed; default: 60")
     parser.add_argument("--activation", choices=("relu", "tanh"), default="relu", help="of the MLP")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES[:3]))
+    parser.add_argument("--ids", type=int, nargs="+", default=[10_000, 1_000_000], help="of the case traffic")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        work(Path(given.worker), given.steps, given.cases, given.activation)
+        if "traffic" in given.cases:
+            count_traffic(Path(given.worker), given.ids)
+        work(Path(given.worker), given.steps, [case for case in given.cases if case != "traffic"], given.activation)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         for count in given.processes:
             own = [str(Path(__file__).resolve()), "--worker", scratch, "--steps", str(given.steps)]
             launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count)]
-            own += ["--activation", given.activation, "--cases", *given.cases]
+            own += ["--activation", given.activation, "--cases", *given.cases, "--ids", *map(str, given.ids)]
             command = [*launch, "python", *own] if count > 1 else [sys.executable, *own]
+            if "traffic" in given.cases:
+                command = ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -58,7 +70,10 @@ def main() -> int:
 
 def table(folder: Path, counts: list[int], cases: list[str]) -> str:
     """Return what was measured as Markdown."""
-    parts = [speeds(folder, counts, [case for case in cases if case != "memory"])]
+    timed = [case for case in cases if case in ("dense", "ids")]
+    parts = [speeds(folder, counts, timed)] if timed else []
+    if "traffic" in cases:
+        parts.append(traffic(folder, counts))
     if "memory" in cases:
         parts.append(memory(folder, counts))
     return "\n\n".join(parts)
@@ -138,12 +153,14 @@ def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
         trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, seed=1)
         options = {"epochs": 1, "batch_size": ROWS // group.size, "shuffle": False, "callbacks": []}
         trainer.fit(arrays, **options)  # compiles
-        sent.update(bytes=0, messages=0)
+        sent.update(bytes=-group.bytes_sent, messages=-group.messages_sent)
         began = time.perf_counter()
         trainer.fit(arrays, **options)
         seconds = time.perf_counter() - began
         if group.size > 1:
             sizes = in_graph[-1]
+            sent["bytes"] += group.bytes_sent
+            sent["messages"] += group.messages_sent
             sent["bytes"] += steps * 4 * (sum(sizes) + 2)
             sent["messages"] += steps * len(exchange.buckets(sizes))
         if group.is_main:
@@ -151,6 +168,89 @@ def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
             (folder / f"{case}_{group.size}.json").write_text(json.dumps(found))
             values = {parameter.name: parameter.asnumpy() for parameter in network.trainable_params()}
             np.savez(folder / f"{case}_{group.size}.npz", **values)
+
+
+def traffic(folder: Path, counts: list[int]) -> str:
+    """Return what each process sends for its rows, counted in three ways."""
+    lines = [
+        f"{ROWS} rows of {FIELDS} ids per step over all processes, {DIM} numbers a row, {TRAFFIC_STEPS} steps a call",
+        "",
+        "| ids | processes | distinct ids of a process and step | KB of rows, formula | KB of rows, sent | messages | "
+        "KB on the wire, all |",
+        "|---|" + "---:|" * 6,
+    ]
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("traffic_*.json"))]
+    for one in sorted(found, key=lambda one: (one["law"], one["ids"], one["processes"])):
+        cells = [f"{one['ids']:,} {one['law']}", str(one["processes"]), f"{one['distinct']:,.0f}"]
+        cells += [f"{one[name] / 1e3:,.0f}" for name in ("formula", "sent")]
+        cells += [f"{one['messages']:.1f}", f"{one['wire'] / 1e3:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def on_the_wire() -> int:
+    """Return the bytes that the loopback device of this network namespace has carried."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))
+
+
+def row_bytes(ids: np.ndarray, size: int) -> tuple[float, float]:
+    """Return (distinct ids of a process and step, bytes of rows that it sends in a step by the formula).
+
+    Args:
+        ids: int64 [calls, steps, processes, ids], as they are trained.
+        size: processes.
+    """
+    own = np.mean([len(np.unique(part)) for part in ids.reshape(-1, ids.shape[-1])])
+    of_call = np.mean([len(np.unique(call[:, rank])) for call in ids for rank in range(size)])
+    elsewhere = (size - 1) / size
+    # Weights one way and gradients the other; a row's mention in the list of its step; an id and its row's number.
+    return own, elsewhere * (own * (2 * 4 * DIM + 4) + of_call * (8 + 4) / ids.shape[1])
+
+
+def count_traffic(folder: Path, id_counts: list[int]) -> None:
+    """Train on ids of each kind and write down what travelled."""
+    from mindspore import nn
+
+    from trainer import Trainer
+    from trainer.distributed.group import join
+    from trainer.embedding import Embedding
+
+    class Network(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids = Embedding(DIM, mode="sparse", name="ids")
+            self.head = nn.Dense(DIM, 1)
+
+        def construct(self, x):
+            return self.head(self.ids(x).sum(axis=1))
+
+    group = join()
+    for law in LAWS:
+        for count in id_counts:
+            rng = np.random.default_rng(0)
+            shape = (TRAFFIC_CALLS * TRAFFIC_STEPS * ROWS, FIELDS)
+            weights = np.arange(1, count + 1) ** -1.1 if law == "zipf" else np.ones(count)
+            ids = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(shape)).clip(0, count - 1)
+            arrays = {"x": ids, "y": (rng.random((len(ids), 1)) < 0.3).astype(np.float32)}
+            network = Network()
+            trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.05), seed=1)
+            options = {"epochs": 1, "batch_size": ROWS // group.size, "shuffle": False, "callbacks": []}
+            trainer.fit(arrays, sink_size=TRAFFIC_STEPS, **options)  # compiles
+            group.wait_for_all()
+            before = on_the_wire(), group.bytes_sent, group.messages_sent
+            group.wait_for_all()
+            trainer.fit(arrays, sink_size=TRAFFIC_STEPS, **options)
+            group.wait_for_all()
+            after = on_the_wire(), group.bytes_sent, group.messages_sent
+            steps = TRAFFIC_CALLS * TRAFFIC_STEPS
+            wire, sent, messages = ((b - a) / steps for a, b in zip(before, after, strict=True))
+            # Of every step's rows process r takes the r-th part.
+            own, formula = row_bytes(ids.reshape(TRAFFIC_CALLS, TRAFFIC_STEPS, group.size, -1), group.size)
+            found = {"law": law, "ids": count, "processes": group.size, "distinct": own, "formula": formula}
+            found |= {"sent": sent, "messages": messages, "wire": wire / group.size}
+            if group.is_main:
+                (folder / f"traffic_{law}_{count}_{group.size}.json").write_text(json.dumps(found))
 
 
 def keep_a_million(folder: Path, group) -> None:

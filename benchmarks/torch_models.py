@@ -7,32 +7,46 @@ whose candidate is the first id. `make` returns a module by the name that `train
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-FIELDS, NUMBERS, DIM = 26, 13, 16
-TASKS = 2
+DIM, TASKS = 16, 2
+
+
+class Sizes(NamedTuple):
+    """Rows of the table of all fields, number of fields and of numbers."""
+
+    rows: int
+    fields: int = 26
+    numbers: int = 13
+
+
+def hidden_layer(inputs: int, outputs: int) -> nn.Linear:
+    """Return a dense layer with the first weights of `trainer.models`."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return layer
 
 
 def mlp(inputs: int, hidden: tuple[int, ...], outputs: int | None = 1, activation: Any = nn.ReLU) -> nn.Sequential:
     """Return dense layers with an activation behind each, and a last one without."""
     layers: list[nn.Module] = []
     for pair in pairwise((inputs, *hidden)):
-        layers += [nn.Linear(*pair), activation()]
+        layers += [hidden_layer(*pair), activation()]
     return nn.Sequential(*layers, *([] if outputs is None else [nn.Linear(hidden[-1], outputs)]))
 
 
 class Base(nn.Module):
     """The table of vectors, and fields and numbers side by side."""
 
-    def __init__(self, rows: int, dim: int = DIM) -> None:
+    def __init__(self, sizes: Sizes, dim: int = DIM) -> None:
         super().__init__()
-        self.table = nn.Embedding(rows, dim, sparse=True)
+        self.table = nn.Embedding(sizes.rows, dim, sparse=True)
         nn.init.normal_(self.table.weight, std=0.01)
-        self.width = FIELDS * DIM + NUMBERS
+        self.width = sizes.fields * DIM + sizes.numbers
 
     def flat(self, numbers: Tensor, fields: Tensor) -> Tensor:
         """Return fields and numbers side by side."""
@@ -42,9 +56,11 @@ class Base(nn.Module):
 class Linear(Base):
     """Logistic regression."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows, 1)
-        self.numbers = nn.Linear(NUMBERS, 1)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes, 1)
+        self.numbers = nn.Linear(sizes.numbers, 1)
+        nn.init.zeros_(self.table.weight)
+        nn.init.zeros_(self.numbers.weight)
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
         return self.table(ids).sum((1, 2)) + self.numbers(numbers).flatten()
@@ -58,9 +74,9 @@ def pairs(fields: Tensor) -> Tensor:
 class FM(Base):
     """Factorization machine."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.linear = Linear(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.linear = Linear(sizes)
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
         return self.linear(numbers, ids) + pairs(self.table(ids))
@@ -69,9 +85,9 @@ class FM(Base):
 class DeepFM(Base):
     """DeepFM, or Wide & Deep without the pairs."""
 
-    def __init__(self, rows: int, hidden: tuple[int, ...] = (400, 400), has_pairs: bool = True) -> None:
-        super().__init__(rows)
-        self.linear, self.deep, self.has_pairs = Linear(rows), mlp(self.width, hidden), has_pairs
+    def __init__(self, sizes: Sizes, hidden: tuple[int, ...] = (400, 400), has_pairs: bool = True) -> None:
+        super().__init__(sizes)
+        self.linear, self.deep, self.has_pairs = Linear(sizes), mlp(self.width, hidden), has_pairs
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
         fields = self.table(ids)
@@ -82,8 +98,8 @@ class DeepFM(Base):
 class DCNv2(Base):
     """DCN-V2, stacked."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.crosses = nn.ModuleList(nn.Linear(self.width, self.width) for _ in range(3))
         self.deep = mlp(self.width, (400, 400))
 
@@ -97,12 +113,12 @@ class DCNv2(Base):
 class AutoInt(Base):
     """AutoInt+."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.rounds = nn.ModuleList(
             nn.ModuleList(nn.Linear(width, 32, bias=False) for _ in range(4)) for width in (DIM, 32)
         )
-        self.logit, self.deep = nn.Linear(FIELDS * 32, 1), mlp(self.width, (400, 400))
+        self.logit, self.deep = nn.Linear(sizes.fields * 32, 1), mlp(self.width, (400, 400))
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
         x = fields = self.table(ids)
@@ -116,8 +132,8 @@ class AutoInt(Base):
 class MaskNet(Base):
     """MaskNet, parallel."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         width = self.width
         self.norm = nn.LayerNorm(DIM)
         self.masks = nn.ModuleList(mlp(width, (width,), width) for _ in range(3))
@@ -135,10 +151,10 @@ class MaskNet(Base):
 class DLRM(Base):
     """DLRM."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.bottom = mlp(NUMBERS, (128, 64, DIM), None)
-        self.register_buffer("pairs", torch.tril_indices(FIELDS + 1, FIELDS + 1, -1))
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.bottom = mlp(sizes.numbers, (128, 64, DIM), None)
+        self.register_buffer("pairs", torch.tril_indices(sizes.fields + 1, sizes.fields + 1, -1))
         self.top = mlp(DIM + self.pairs.shape[1], (256, 128))
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
@@ -162,14 +178,14 @@ class Dice(nn.Module):
 class DIN(Base):
     """DIN with Dice."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.unit = self._dice(4 * DIM, (64, 32))
         self.top = self._dice(self.width + DIM, (200, 80))
 
     @staticmethod
     def _dice(inputs: int, hidden: tuple[int, int]) -> nn.Sequential:
-        layers = [part for a, b in pairwise((inputs, *hidden)) for part in (nn.Linear(a, b), Dice(b))]
+        layers = [part for a, b in pairwise((inputs, *hidden)) for part in (hidden_layer(a, b), Dice(b))]
         return nn.Sequential(*layers, nn.Linear(hidden[-1], 1))
 
     def forward(self, numbers: Tensor, ids: Tensor, history: Tensor) -> Tensor:
@@ -183,8 +199,8 @@ class DIN(Base):
 class BST(Base):
     """BST."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.positions = nn.Parameter(0.01 * torch.randn(64, DIM))
         self.parts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
@@ -204,8 +220,8 @@ class BST(Base):
 class MMoE(Base):
     """MMoE with two tasks."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.experts = nn.ModuleList(mlp(self.width, (256, 64), None) for _ in range(8))
         self.gates = nn.ModuleList(nn.Linear(self.width, 8, bias=False) for _ in range(TASKS))
         self.towers = nn.ModuleList(mlp(64, (32,)) for _ in range(TASKS))
@@ -225,8 +241,8 @@ def mixed(experts: Tensor, weights: Tensor) -> Tensor:
 class PLE(Base):
     """PLE with two tasks and two layers."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         sizes, groups = (self.width, 64), TASKS + 1
         self.experts = nn.ModuleList(
             nn.ModuleList(mlp(size, (128, 64), None) for _ in range(2 * groups)) for size in sizes
@@ -249,8 +265,8 @@ class PLE(Base):
 class ESMM(Base):
     """ESMM."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.click, self.conversion = mlp(self.width, (256, 64)), mlp(self.width, (256, 64))
 
     def forward(self, numbers: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
@@ -262,8 +278,8 @@ class ESMM(Base):
 class TwoTower(Base):
     """Two towers: the item is the first id, all else the user."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.user, self.item = mlp(self.width - DIM, (128, 64), 32), mlp(DIM, (128, 64), 32)
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
@@ -284,7 +300,7 @@ def in_batch_softmax(vectors: Tensor, item: Tensor, temperature: float = 0.05) -
 KINDS: dict[str, Any] = {
     "lr": Linear,
     "fm": FM,
-    "wide_deep": lambda rows: DeepFM(rows, (256, 128), False),
+    "wide_deep": lambda sizes: DeepFM(sizes, (256, 128), False),
     "deepfm": DeepFM,
     "dcn_v2": DCNv2,
     "autoint": AutoInt,
@@ -299,6 +315,15 @@ KINDS: dict[str, Any] = {
 }
 
 
-def make(name: str, rows: int) -> nn.Module:
-    """Return a network by name, over a table of so many rows."""
-    return KINDS[name](rows)
+def make(name: str, sizes: Sizes) -> nn.Module:
+    """Return a network by name."""
+    return KINDS[name](sizes)
+
+
+def optimizers_of(network: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Return Adam for the tables' rows of a batch, and for all else."""
+    tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
+    known = {id(table) for table in tables}
+    dense = [parameter for parameter in network.parameters() if id(parameter) not in known]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SparseAdam(tables, rate)]
+    return [*optimizers, torch.optim.Adam(dense, rate)] if dense else optimizers

@@ -3,7 +3,7 @@
 Order within a hook: callbacks of order 0 as given, then `ProgressBar` (10), `ReduceLROnPlateau` (40),
 `EarlyStopping` (50), `TerminateOnNaN` and `SkipNonFinite` (90), `ModelCheckpoint` (100).
 
-Names are imported when first used, so that what nobody uses costs no time and no dependency.
+Names are imported on first use, so that unused callbacks cost no time and no dependency.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from mindspore_trainer.lazy import lazy_names
 if TYPE_CHECKING:
     from trainer.cadence import Every as Every
 
+    from .batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from .callback import HOOKS as HOOKS
     from .callback import Callback as Callback
     from .callback import CallbackList as CallbackList
+    from .device_stats import DeviceStats as DeviceStats
     from .drift_monitor import DriftMonitor as DriftMonitor
     from .early_stopping import EarlyStopping as EarlyStopping
     from .health_file import HealthFile as HealthFile
@@ -32,19 +34,27 @@ if TYPE_CHECKING:
     from .loggers.text_files import JSONLinesLogger as JSONLinesLogger
     from .loggers.wandb import WandbLogger as WandbLogger
     from .loss_monitor import LossMonitor as LossMonitor
+    from .lr_finder import LRFinder as LRFinder
     from .mindspore_adapter import adapt as adapt
     from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from .non_finite import SkipNonFinite as SkipNonFinite
     from .non_finite import TerminateOnNaN as TerminateOnNaN
+    from .prediction_writer import PredictionWriter as PredictionWriter
+    from .profiler import Profiler as Profiler
     from .progress_bar import ProgressBar as ProgressBar
     from .prometheus import PrometheusMonitor as PrometheusMonitor
+    from .run_record import RunRecord as RunRecord
     from .time_monitor import TimeMonitor as TimeMonitor
+    from .weight_averages import EMA as EMA
+    from .weight_averages import SWA as SWA
 
 _HOMES = {
     "Every": "trainer.cadence",
+    "BatchSizeFinder": ".batch_size_finder",
     "HOOKS": ".callback",
     "Callback": ".callback",
     "CallbackList": ".callback",
+    "DeviceStats": ".device_stats",
     "DriftMonitor": ".drift_monitor",
     "EarlyStopping": ".early_stopping",
     "HealthFile": ".health_file",
@@ -58,14 +68,20 @@ _HOMES = {
     "MLflowLogger": ".loggers.mlflow",
     "TensorBoard": ".loggers.tensorboard",
     "WandbLogger": ".loggers.wandb",
+    "LRFinder": ".lr_finder",
     "LossMonitor": ".loss_monitor",
     "adapt": ".mindspore_adapter",
     "ModelCheckpoint": ".model_checkpoint",
     "SkipNonFinite": ".non_finite",
     "TerminateOnNaN": ".non_finite",
+    "PredictionWriter": ".prediction_writer",
+    "Profiler": ".profiler",
     "ProgressBar": ".progress_bar",
     "PrometheusMonitor": ".prometheus",
+    "RunRecord": ".run_record",
     "TimeMonitor": ".time_monitor",
+    "EMA": ".weight_averages",
+    "SWA": ".weight_averages",
 }
 if not TYPE_CHECKING:  # a type checker exports the imports above
     __all__ = sorted(_HOMES)

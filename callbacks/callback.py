@@ -34,12 +34,13 @@ checkpoints 100).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from trainer.trainer import Trainer as Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -69,28 +70,48 @@ HOOKS: tuple[str, ...] = (
 
 
 class Callback:
-    """Base of all callbacks: override the hooks you need, the others cost nothing.
+    """Base of all callbacks: override the hooks you need; the others cost nothing.
 
     Attributes:
         order: position among callbacks, low first; callbacks of equal order run as given.
-        monitor: name of the metric this callback reads, or None; checked before training starts.
-        non_finite: what the training step does about a loss or gradient that is not finite: "skip" leaves the update
-            out, "terminate" all later ones too; None: this callback asks for neither.
-        main_only: whether it runs on rank 0 alone of several processes: for what shows or writes what all know.
-        reports_only: whether the run can do without it: an OSError of a hook (a full disk, a closed pipe) is logged
-            once and training goes on. `setup` may still refuse the run.
-        snapshot_root: folder of this callback's snapshots, where a resumed run looks for the newest; None for none.
+        monitor: name of the metric this callback reads, or several with their weights, or None; checked before training
+            starts.
+        drift_features: names of declared features whose drift every online window measures, as "drift_<name>".
+        non_finite: how the training step handles a non-finite loss or gradient: "skip" skips the update, "terminate"
+            all later ones too; None: no request.
+        main_only: whether it runs only on rank 0: for callbacks that show or write what all ranks know.
+        reports_only: whether the run can continue without it: if a hook raises one of `report_errors`, it is logged
+            once and training continues. `setup` may still refuse the run.
+        report_errors: exceptions that mean a failed report: OSError (a full disk, a closed pipe), or those of a
+            server's client.
+        weight_average: rule of the weight averages that the training program keeps, as arguments of
+            `trainer.graph.averaging.AverageRule`, or None.
+        gradient_norms: whether the training program can compute norms of gradients and weights when this callback asks
+            (`trainer.run.request_norms`).
+        leaves_files: whether it writes lasting files (snapshots, logs): a `fast_dev_run` leaves it out.
+        snapshot_root: folder of this callback's snapshots, where a resumed run looks for the latest one, or None.
+        published_root: folder of the versions that this callback publishes, or None.
     """
 
     order: int = 0
-    monitor: str | None = None
+    monitor: str | Mapping[str, float] | None = None
+    drift_features: tuple[str, ...] = ()
     non_finite: str | None = None
     main_only: bool = False
     reports_only: bool = False
+    report_errors: tuple[type[Exception], ...] = (OSError,)
+    weight_average: Mapping[str, Any] | None = None
+    gradient_norms: bool = False
+    leaves_files: bool = False
     snapshot_root: Path | None = None
+    published_root: Path | None = None
 
     def use_direction(self, higher_is_better: bool | None) -> None:
-        """Before training, where there is a `monitor`: what its metric declares; None where it declares nothing."""
+        """Receive the direction of the `monitor`'s metric before training; None if the metric declares none."""
+
+    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
+        """Before training, where there is a `monitor`: what each of its metrics declares, by name."""
+        self.use_direction(next(iter(higher_is_better.values())))
 
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""
@@ -155,6 +176,10 @@ class Callback:
     def teardown(self, trainer: Trainer) -> None:
         """Last of all, whatever happened."""
 
+    def logged_values(self) -> dict[str, float]:
+        """Return numbers, by name, that the run's loggers add to each of their points."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as JSON-serialisable values."""
         return {}
@@ -163,8 +188,24 @@ class Callback:
         """Restore what `state_dict` returned."""
 
 
+class _Timed:
+    """A bound hook that reports how long each of its calls takes."""
+
+    def __init__(self, callback: Callback, hook: str, observer: Callable[[str, float, float], None]) -> None:
+        self.__self__ = callback  # as bound methods have it
+        self._method, self._observer = getattr(callback, hook), observer
+        self._name = f"{type(callback).__name__}.{hook}"
+
+    def __call__(self, trainer: Any) -> None:
+        began = time.perf_counter()
+        try:
+            self._method(trainer)
+        finally:
+            self._observer(self._name, began, time.perf_counter())
+
+
 class CallbackList:
-    """Callbacks in their fixed order; overridden hooks are found once, so an empty hook costs nothing."""
+    """Callbacks in their fixed order; overridden hooks are looked up once, so an empty hook costs nothing."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
@@ -172,12 +213,24 @@ class CallbackList:
         self._warned: set[int] = set()
 
     def _overriding(self, hook: str) -> list[Any]:
+        return [getattr(callback, hook) for callback in self._that_override(hook)]
+
+    def _that_override(self, hook: str) -> list[Callback]:
         base = getattr(Callback, hook)
         return [
-            getattr(callback, hook)
+            callback
             for callback in self._callbacks
             if getattr(type(callback), hook, base) is not base or hook in vars(callback)
         ]
+
+    def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
+        """Call `observer` with "<callback>.<hook>" and its times by `time.perf_counter()`; None ends that."""
+        self._hooks = {
+            hook: self._overriding(hook)
+            if observer is None
+            else [_Timed(callback, hook, observer) for callback in self._that_override(hook)]
+            for hook in HOOKS
+        }
 
     def bound(self, hook: str) -> list[Any]:
         """Return the bound methods that override `hook`, in calling order."""
@@ -186,21 +239,23 @@ class CallbackList:
     def call(self, hook: str, trainer: object) -> None:
         """Call `hook` of every callback that overrides it.
 
-        An exception keeps its type; the callback, the hook and the training position are added to it as
-        ``failed_callback``, ``failed_hook`` (strings) for the error report. One that `reports_only` ends nothing.
+        An exception keeps its type; the names of callback and hook are added to it as ``failed_callback`` and
+        ``failed_hook`` (strings) for the error report. An error of a callback that `reports_only` does not end the run.
         """
         for method in self._hooks[hook]:
             try:
                 method(trainer)
             except BaseException as error:
                 if not self._is_of_a_report(error, method, hook):
-                    _name_the_place(error, method, hook)
+                    _annotate_error(error, method, hook)
                     raise
 
     def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
-        """Return whether the run goes on without what a callback failed to report; warn of it once."""
+        """Return whether the error only affects a report, so that the run continues; warn once."""
         callback = getattr(method, "__self__", None)
-        if hook == "setup" or not isinstance(error, OSError) or not getattr(callback, "reports_only", False):
+        if hook == "setup" or not getattr(callback, "reports_only", False):
+            return False
+        if not isinstance(error, callback.report_errors):
             return False
         if id(callback) not in self._warned:
             self._warned.add(id(callback))
@@ -208,24 +263,24 @@ class CallbackList:
         return True
 
     def call_all(self, hook: str, trainer: object) -> list[Exception]:
-        """Call `hook` of every callback even when some raise; return what they raised."""
+        """Call `hook` of every callback even if some raise; return the exceptions."""
         raised: list[Exception] = []
         for method in self._hooks[hook]:
             try:
                 method(trainer)
             except Exception as error:
                 if not self._is_of_a_report(error, method, hook):
-                    _name_the_place(error, method, hook)
+                    _annotate_error(error, method, hook)
                     raised.append(error)
         return raised
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every callback that has one, keyed by class name and place among its kind."""
+        """Return the state of every callback that has one, keyed by class name and index within that class."""
         states = ((key, callback.state_dict()) for key, callback in self._keyed())
         return {key: state for key, state in states if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restore callbacks by key; return the keys of `state` that no callback answers to."""
+        """Restore callbacks by key; return the keys of `state` that match no callback."""
         known = dict(self._keyed())
         for key, value in state.items():
             if key in known:
@@ -236,8 +291,8 @@ class CallbackList:
         seen: dict[str, int] = {}
         for callback in self._callbacks:
             name = type(callback).__name__
-            place = seen[name] = seen.get(name, -1) + 1
-            yield f"{name}:{place}", callback
+            index = seen[name] = seen.get(name, -1) + 1
+            yield f"{name}:{index}", callback
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
@@ -246,10 +301,10 @@ class CallbackList:
         return len(self._callbacks)
 
 
-def _name_the_place(error: BaseException, method: Any, hook: str) -> None:
+def _annotate_error(error: BaseException, method: Any, hook: str) -> None:
     if not hasattr(error, "failed_callback"):
         try:
             error.failed_callback = type(method.__self__).__name__  # type: ignore[attr-defined]
             error.failed_hook = hook  # type: ignore[attr-defined]
-        except AttributeError:  # an exception with __slots__; it still propagates as it is
+        except AttributeError:  # an exception with __slots__ propagates unchanged
             pass

@@ -1,4 +1,4 @@
-"""`DriftMonitor`: watch a windowed metric for a change of the data, and answer it."""
+"""`DriftMonitor`: detects drift of a window metric or of a feature's values, and responds to it."""
 
 from __future__ import annotations
 
@@ -13,45 +13,89 @@ from .callback import Callback
 from .watched import is_window_name, window_value
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 
 
 class Detector(Protocol):
-    """A change detector, fed one value at a time; with `state_dict`/`load_state_dict` it survives a resume."""
+    """A change detector that takes one value at a time.
+
+    With `state_dict` and `load_state_dict` it survives a resume.
+    """
 
     def update(self, value: float) -> bool:
-        """Take the next value; return whether a change was detected at it."""
+        """Add the next value; return whether a change was detected."""
+
+
+class RisesAbove:
+    """Fires when a value rises above a limit; again only after a value at or below it.
+
+    Args:
+        limit: the greatest value that is no change.
+
+    Raises:
+        ConfigurationError: `limit` is not a number above 0.
+    """
+
+    def __init__(self, limit: float = 0.25) -> None:
+        self.limit = number("RisesAbove(limit=...)", limit, above=0)
+        self._above = False
+
+    def update(self, value: float) -> bool:
+        """Add a value; return whether it rises above the limit."""
+        was_above, self._above = self._above, value > self.limit
+        return self._above and not was_above
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return whether the last value was above the limit."""
+        return {"above": self._above}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._above = bool(state["above"])
 
 
 class DriftMonitor(Callback):
-    """Feeds a metric of every closed online window to a detector; when it fires, raises the event `on_drift`.
+    """Feeds a metric of every closed online window to a detector; when it fires, calls `on_drift`.
 
-    The event reaches every callback of the trainer; `trainer.state.drift` then holds "detector", "key", "value",
-    "count" (changes so far), "global_step" and "samples_seen".
+    With `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw
+    values in the window, compared with the rows that the features learned from, or with the first window if they
+    learned from none. Below 0.1 a column is usually called unchanged, above 0.25 changed.
 
     Args:
-        detector: what decides, `update(value) -> bool`.
+        detector: what decides, `update(value) -> bool`; None, with `feature`: `RisesAbove(0.25)`.
         key: any value of a closed window: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc", "lag".
+            None: "window_log_loss", or the drift of `feature`.
         on_drift: function of the trainer, called at the event besides other callbacks' hooks, or None.
         lr_factor: what the learning rate is multiplied by after a change, or None to leave it.
-        lr_windows: windows after which the rate is divided by `lr_factor` again; a change in between starts the
-            count anew and does not multiply a second time.
+        lr_windows: windows after which the rate is divided by `lr_factor` again; a change in between restarts the
+            count; the rate is not multiplied again.
+        feature: name of a declared feature (`trainer.features.Features`) whose values are compared, in place of `key`.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, `lr_factor` is given and the learning
-            rate cannot be set.
+        ConfigurationError: an argument is invalid; before training, there is no such feature; at `setup`, `lr_factor`
+            is given but the learning rate cannot be set.
     """
 
     def __init__(
         self,
-        detector: Detector,
-        key: str = "window_log_loss",
+        detector: Detector | None = None,
+        key: str | None = None,
         on_drift: Callable[[Any], Any] | None = None,
         lr_factor: float | None = None,
         lr_windows: int = 10,
+        feature: str | None = None,
     ) -> None:
+        if feature is not None:
+            if not isinstance(feature, str) or not feature:
+                refuse("DriftMonitor(feature=...)", "the name of a declared feature", feature)
+            if key is not None:
+                raise ConfigurationError("DriftMonitor takes key or feature, not both")
+            self.drift_features = (feature,)
+            key = f"drift_{feature}"
+            detector = RisesAbove() if detector is None else detector
+        key = "window_log_loss" if key is None else key
         if not callable(getattr(detector, "update", None)):
             refuse("DriftMonitor(detector=...)", "an object with update(value) -> bool", detector)
         if not isinstance(key, str) or not key:
@@ -71,7 +115,7 @@ class DriftMonitor(Callback):
             return
         if trainer.learning_rate is None:
             raise ConfigurationError("DriftMonitor(lr_factor=...) needs an optimizer with a constant learning rate")
-        trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
+        trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
 
     def on_window_end(self, trainer: Trainer) -> None:
         """Feed the detector; end a learning-rate response whose time is over."""
@@ -84,7 +128,7 @@ class DriftMonitor(Callback):
             return
         self.count += 1
         progress = trainer.state.progress
-        found = {
+        drifts = {
             "detector": type(self.detector).__name__,
             "key": self.key,
             "value": value,
@@ -97,7 +141,7 @@ class DriftMonitor(Callback):
             if not self._windows_left:
                 trainer.learning_rate = trainer.learning_rate * self.lr_factor
             self._windows_left = self.lr_windows
-        trainer.report_drift(found)
+        trainer.report_drift(drifts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count, what is left of a response, and the detector's state when it offers one."""

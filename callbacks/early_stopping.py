@@ -1,11 +1,15 @@
-"""`EarlyStopping`: end the run when a metric has stopped improving."""
+"""`EarlyStopping`: ends the run when a metric stops improving."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from trainer.checks import number
+from trainer.errors import ConfigurationError
 
 from .watched import Patience
 
@@ -13,24 +17,26 @@ if TYPE_CHECKING:
     import numpy as np
     from mindspore import Parameter
 
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 
 
 class EarlyStopping(Patience):
-    """Stops after `patience` measurements in a row without an improvement.
+    """Stops after `patience` consecutive measurements without an improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
 
     Args:
-        monitor: name of the metric.
-        patience: measurements without improvement that are put up with.
+        monitor: name of the metric, or several with weights, as {"val_auc": 0.7, "val_loss": 0.3}: their weighted sum,
+            in which those of which less is better count as negative.
+        patience: measurements without improvement before it stops.
         min_delta: least change that counts as an improvement, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         baseline: value the metric must beat for its improvements to count, or None.
         restore_best: put the network's weights of the best measurement back when this callback or a limit ends the
-            run. The copy is held in host memory (one network) and is not part of a snapshot.
+            run; with `EMA` or `SWA` the averages, where a validation measured them. The copy is held in host memory
+            (one network) and is not part of a snapshot. Not for networks with sparse tables.
 
     Attributes:
         best: best value so far, or None.
@@ -38,15 +44,15 @@ class EarlyStopping(Patience):
         wait: measurements since the last improvement.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; before training, "auto" with a metric that
-            declares no direction.
+        ConfigurationError: an argument is invalid; before training, "auto" with a metric that declares no direction, or
+            `restore_best` of a network with sparse tables.
     """
 
     order = 50
 
     def __init__(
         self,
-        monitor: str = "val_loss",
+        monitor: str | Mapping[str, float] = "val_loss",
         patience: int = 3,
         min_delta: float = 0.0,
         mode: str = "auto",
@@ -62,40 +68,58 @@ class EarlyStopping(Patience):
         self._fired = False
         self._weights: dict[str, np.ndarray] | None = None
 
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Check that all that is trained can be restored."""
+        super().on_train_begin(trainer)
+        if self.restore_best and trainer.tables is not None:
+            raise ConfigurationError(
+                "EarlyStopping(restore_best=True) keeps a copy of the network's weights, and rows of its sparse tables "
+                f"({', '.join(trainer.tables.tables.tables)}) would stay as they are at the end; leave it out, and "
+                f"load the best snapshot: ModelCheckpoint(folder, monitor={self.monitor!r}), then "
+                "trainer.load(folder / 'best')"
+            )
+
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Keep the best weights; ask for the end of the run when the patience is used up."""
+        """Keep the best weights; stop the run when the patience is used up."""
         if improved and self.restore_best:
-            self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
+            with self._measured_weights(trainer):
+                self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
         if self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline))):
             self._fired = True
             best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
-            reason = f"{self.monitor} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
+            reason = f"{self.watched.label} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
             trainer.stop(reason, kind="callback")
 
-    def teardown(self, trainer: Trainer) -> None:
-        """Put the best weights back where that was asked for; a run that a signal ended keeps its own, to go on.
+    def _measured_weights(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Return a context in which the network has the weights of the measurement: a validation uses averages."""
+        validated = self.watched.hook(trainer) == "on_eval_end"
+        return trainer.averaged_weights() if validated else contextlib.nullcontext()
 
-        After the last snapshot, which holds what a longer run would go on from.
+    def teardown(self, trainer: Trainer) -> None:
+        """Restore the best weights if requested; a run that a signal ended keeps its own, so that it can continue.
+
+        This happens after the last snapshot, which a longer run would continue from.
         """
         reason = trainer.state.stop_reason
         if not self.restore_best or not (self._fired or (reason is not None and reason.kind == "limit")):
             return
         if self._weights is None:
-            logger.warning("EarlyStopping: the weights of the best %s are not in memory; none restored", self.monitor)
+            label = self.watched.label
+            logger.warning("EarlyStopping: the weights of the best %s are not in memory; none restored", label)
             return
         if self.best_step != trainer.state.progress.global_step:
             from mindspore import Tensor, ops
 
             for parameter in _parameters(trainer):
                 if parameter.name in self._weights:
-                    # Not set_data: a compiled step with a branch in it goes on with the old value after that.
+                    # Not set_data: after it, a compiled step with a branch keeps using the old value.
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
             logger.info("EarlyStopping: restored the weights of step %s", self.best_step)
         self._weights = None
 
 
 def _parameters(trainer: Trainer) -> list[Parameter]:
-    """Return the network's parameters by the class's method: a user's network may hold a value under its name."""
+    """Return the network's parameters through the class's method: a user's network may shadow its name."""
     from mindspore import nn
 
     return [parameter for _, parameter in nn.Cell.parameters_and_names(trainer.network)]

@@ -1,4 +1,4 @@
-"""`HealthFile`: one small JSON file that says how a run is doing."""
+"""`HealthFile`: a small JSON file with the state of a run."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from .output import Throughput, gauges, writable
 from .watched import window_value
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 
 class HealthFile(Callback):
-    """Writes a JSON file at a cadence, replacing it at once, so that a reader never sees half of one.
+    """Writes a JSON file at a cadence, atomically, so that a reader never sees a partial file.
 
     Keys: "status" ("running", "ended", "failed"), "pid", "time" (seconds since 1970), "last_step", "lag" (rows behind
     the source, or null), "auc" (of the newest window or validation, or null), "last_snapshot" (path or null),
     "samples_per_second", "stop_reason", "exception", "values" (counters, loss, "val_*", "window_*"). A number that is
-    not finite is written as null. While a source is silent no step ends and the file is not renewed: "time" tells.
+    not finite is written as null. While a source is silent, no step ends and the file is not updated: check "time".
 
     Args:
         path: the file; its folder is made when missing.
         every: cadence, or number of optimizer steps.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, the folder cannot be written.
+        ConfigurationError: an argument is invalid; at `setup`, the folder cannot be written.
     """
 
     main_only = True
+    leaves_files = True
     reports_only = True
 
     def __init__(self, path: str | Path, every: Every | int | None = None) -> None:
@@ -69,7 +70,7 @@ class HealthFile(Callback):
         self._write(trainer, "failed")
 
     def report(self, trainer: Trainer, status: str) -> dict[str, Any]:
-        """Return what is written, as JSON-serialisable values."""
+        """Return the report as JSON-serialisable values."""
         state = trainer.state
         auc = window_value(state.window, "auc")
         error = state.exception

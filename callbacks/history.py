@@ -1,4 +1,4 @@
-"""`History`: what a run produced, returned by `fit`; `Curve`: values over steps in bounded memory."""
+"""`History`: the results of a run, returned by `fit`; `Curve`: values over steps in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from trainer.cadence import Every, cadence
 from trainer.checks import any_number, whole
 
 from .callback import Callback
+from .output import snapshot_step
+from .summary import history_html
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 
 class Curve:
-    """A series of (step, value) points; when it is full, every second point goes and points come half as often.
+    """A series of (step, value) points; when full, it drops every second point and doubles its stride.
 
-    So a run of any length keeps between `max_points / 2` and `max_points` evenly spaced points.
+    A run of any length keeps between `max_points / 2` and `max_points` evenly spaced points.
 
     Attributes:
         steps: optimizer steps, ascending.
@@ -35,7 +37,7 @@ class Curve:
         self._offered = 0
 
     def add(self, step: int, value: float) -> None:
-        """Append a point, unless the stride leaves it out."""
+        """Append a point, unless the stride skips it."""
         self._offered += 1
         if (self._offered - 1) % self._stride:
             return
@@ -74,7 +76,7 @@ class Best:
     Attributes:
         value: in the metric's unit.
         step: optimizer step it was measured at.
-        snapshot: name of the snapshot of that step, or None when there is none.
+        snapshot: name of the snapshot of that step, or None.
     """
 
     value: float
@@ -83,7 +85,7 @@ class Best:
 
 
 class History(Callback):
-    """Records the mean loss of every epoch, every validation, every online window, and a loss curve between them.
+    """Records the mean loss per epoch, validations, online windows, and a loss curve in between.
 
     Args:
         every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`.
@@ -92,11 +94,11 @@ class History(Callback):
     Attributes:
         epoch: numbers of the epochs finished, counted from 1.
         curve: the loss of single steps (`Curve`).
-        directions: metric -> whether higher is better; None where the metric does not say.
-        stop_reason: why the run ended, as text, or None while it goes on.
+        directions: metric -> whether higher is better; None if the metric does not declare it.
+        stop_reason: why the run ended, as text, or None while it is running.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(self, every: Every | int = 50, max_points: int = 1000) -> None:
@@ -125,12 +127,15 @@ class History(Callback):
 
     @property
     def best(self) -> dict[str, Best]:
-        """The best value of every metric that says which direction is better, with its step and snapshot."""
+        """The best value of every metric that declares a direction, with its step and snapshot."""
         return {name: Best(value, step, self._snapshot_at(step)) for name, (value, step) in self._best.items()}
 
     def _snapshot_at(self, step: int) -> str | None:
         path = self._snapshots.get(step)
         return path.name if path is not None and path.is_dir() else None
+
+    def _repr_html_(self) -> str:
+        return history_html(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON-serialisable values."""
@@ -197,9 +202,9 @@ class History(Callback):
 
     def _note_snapshot(self, trainer: Trainer) -> None:
         path = trainer.state.snapshot
-        step = "" if path is None else path.name.rpartition("_")[2]
-        if step.isdecimal():
-            self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {int(step): path}
+        step = None if path is None else snapshot_step(path)
+        if path is not None and step is not None:
+            self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {step: path}
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Keep the reason of the end."""
@@ -228,6 +233,6 @@ class History(Callback):
             bounded = name != "loss" and not name.startswith("val_")
             self._series[name] = Curve(self.max_points if bounded else None)
             self._series[name].load_state_dict(series)
-        self.directions = dict(state.get("directions", {}))  # older snapshots have neither
+        self.directions = dict(state.get("directions", {}))  # missing in older snapshots
         best = state.get("best", {})
         self._best = {name: (any_number("best", value), whole("step", step, 0)) for name, (value, step) in best.items()}

@@ -1,4 +1,4 @@
-"""`LambdaCallback`: functions as a callback."""
+"""`LambdaCallback`: a callback made of functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .callback import HOOKS, Callback
 
 
 class LambdaCallback(Callback):
-    """Calls the functions given, each with the trainer: ``LambdaCallback(on_train_end=lambda trainer: ...)``.
+    """Calls the given functions with the trainer: ``LambdaCallback(on_train_end=lambda trainer: ...)``.
 
     Args:
         order: position among callbacks, low first.
@@ -20,7 +20,7 @@ class LambdaCallback(Callback):
 
     Raises:
         ConfigurationError: a name is not a hook.
-        TypeError: a value cannot be called, or `order` is not a whole number.
+        TypeError: a value is not callable, or `order` is not a whole number.
     """
 
     def __init__(self, *, order: int = 0, **hooks: Callable[[Any], Any]) -> None:

@@ -16,13 +16,13 @@ from .output import say
 from .watched import Patience
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 
 
 class LearningRateMonitor(Callback):
-    """Records the learning rate of the newest step at a cadence, in bounded memory.
+    """Records the learning rate of the latest step at a cadence, in bounded memory.
 
     Args:
         every: cadence or number of optimizer steps; reading the rate is a host copy.
@@ -33,7 +33,7 @@ class LearningRateMonitor(Callback):
         curve: (step, learning rate) points.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named.
+        ConfigurationError: an argument is invalid.
     """
 
     reports_only = True
@@ -81,19 +81,19 @@ class LearningRateMonitor(Callback):
 
 
 class ReduceLROnPlateau(Patience):
-    """Multiplies the learning rate by `factor` after `patience` measurements in a row without an improvement.
+    """Multiplies the learning rate by `factor` after `patience` consecutive measurements without an improvement.
 
     Args:
-        monitor: name of the metric ("val_*", "window_*" or "loss").
+        monitor: name of the metric ("val_*", "window_*" or "loss"), or several with weights; see `EarlyStopping`.
         factor: what the rate is multiplied by, in (0, 1).
-        patience: measurements without improvement that are put up with.
+        patience: measurements without improvement before the rate is lowered.
         min_delta: least change that counts, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         cooldown: measurements after a reduction during which none is counted.
         min_lr: the rate is never set below this.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, the learning rate cannot be set (it
+        ConfigurationError: an argument is invalid; at `setup`, the learning rate cannot be set (it
             follows a schedule, or there is no optimizer).
     """
 
@@ -101,7 +101,7 @@ class ReduceLROnPlateau(Patience):
 
     def __init__(
         self,
-        monitor: str = "val_loss",
+        monitor: str | Mapping[str, float] = "val_loss",
         factor: float = 0.1,
         patience: int = 3,
         min_delta: float = 1e-4,
@@ -125,10 +125,10 @@ class ReduceLROnPlateau(Patience):
             raise ConfigurationError(
                 "ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none"
             )
-        trainer.learning_rate = trainer.learning_rate  # raises for a schedule, now instead of in the middle of a run
+        trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Lower the rate when the patience is used up; a measurement during the cool-down uses none."""
+        """Lower the rate when the patience is used up; measurements during the cool-down do not count."""
         if self.out_of_patience(improved or self.cooling > 0):
             self._reduce(trainer)
         else:
@@ -141,11 +141,11 @@ class ReduceLROnPlateau(Patience):
             trainer.learning_rate = max(rate * self.factor, self.min_lr)
             logger.info(
                 "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
-                *(self.monitor, self.patience, rate, max(rate * self.factor, self.min_lr)),
+                *(self.watched.label, self.patience, rate, max(rate * self.factor, self.min_lr)),
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `Patience` keeps and the cool-down left; the rate itself belongs to the optimizer."""
+        """Return the state of `Patience` and the remaining cool-down; the optimizer saves the rate itself."""
         return {**super().state_dict(), "cooling": self.cooling}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

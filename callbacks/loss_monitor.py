@@ -10,7 +10,7 @@ from .callback import Callback
 from .output import format_metrics, say
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 
 class LossMonitor(Callback):

@@ -1,17 +1,17 @@
-"""`adapt`: any `mindspore.train.Callback` works in this trainer as it is.
+"""`adapt`: lets any `mindspore.train.Callback` work in this trainer unchanged.
 
-What MindSpore's own loop does for its callbacks is done here for one callback at a time:
+It does for one callback what MindSpore's own loop does for its callbacks:
 
 - They are entered as context managers before the first hook and left at teardown.
-- Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class leads those to the older ones
+- Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class forwards those to the older ones
   (`begin`, `step_end`, ...). Epoch hooks always enclose step hooks: where the trainer has no epoch (a stream, a run
   resumed in the middle of an epoch), the epoch begins with the first step and ends with the run.
-- A chunk of K steps in one call leads to one `on_train_step_begin` and one `on_train_step_end`, with the numbers of
-  its last step, as MindSpore's data sink does.
+- A chunk of K steps in one call triggers one `on_train_step_begin` and one `on_train_step_end`, with the numbers of its
+  last step, like MindSpore's data sink.
 - During the validation of a `fit` only `on_eval_*` hooks that a callback defines itself are called: the older names
-  mean training there, and MindSpore keeps its own callbacks but `TimeMonitor` out of that evaluation as well.
-- Epochs and steps are counted from the beginning of the call, as `mindspore.Model` does, and go on after a resume.
-- `request_stop()` ends the run after the step under way.
+  mean training, and MindSpore, too, skips its own callbacks except `TimeMonitor` in that evaluation.
+- Epochs and steps are counted from the start of the call, as in `mindspore.Model`, and continue after a resume.
+- `request_stop()` ends the run after the current step.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from trainer.errors import ConfigurationError
 from .callback import Callback
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
-# MindSpore divides by the number of batches of an epoch; for data without a size the epoch is as long as can be.
+# MindSpore divides by the number of batches per epoch; for data without a size, use the largest number.
 UNSIZED = 2**31 - 1
 
 _OLD_NAMES = {
@@ -53,19 +53,19 @@ _OLD_NAMES = {
 }
 
 
-# what the parameters of an evaluation alone do not have
+# Parameters that a separate evaluation does not have.
 _OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
 
 
 class CallbackParams(dict):
-    """What `RunContext.original_args()` returns: a dict read by key or attribute, some values made when first read."""
+    """The dict of `RunContext.original_args()`; keys are also attributes, some computed on first read."""
 
     def __init__(self) -> None:
         super().__init__()
         object.__setattr__(self, "_makers", {})
 
     def on_demand(self, key: str, make: Callable[[], Any]) -> None:
-        """Let `key` be made by `make` at the next reading, and kept until the next call of `on_demand`."""
+        """Let `make` compute `key` on the next read; the value is kept until the next call of `on_demand`."""
         self.pop(key, None)
         self._makers[key] = make
 
@@ -105,32 +105,32 @@ class _TrainNetwork(nn.Cell):
         self.__dict__["_program"] = program
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the network where this cell has none: it may be a training cell of the user's."""
+        """Return an attribute of the network if this cell lacks it: the network may be a user's training cell."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("network"), name)
 
     def get_func_graph_proto(self) -> Any:
-        """Return the graph of the training program, in graph mode alone as MindSpore does."""
+        """Return the graph of the training program; only in graph mode, like MindSpore."""
         program = self._program() if mindspore.get_context("mode") == mindspore.GRAPH_MODE else None
         return None if program is None else nn.Cell.get_func_graph_proto(program)
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
-    """Return network and optimizer as one cell: what saves "the train network" saves both, under their own names."""
+    """Return network and optimizer as one cell, so that saving it saves both under their own names."""
     return _TrainNetwork(trainer.network, trainer.optimizer, lambda: trainer.builder.training_program)
 
 
 def monitored_name(monitor: str) -> str:
-    """Return this trainer's name of what a MindSpore callback monitors: "loss", "eval_loss", or a metric."""
+    """Return this trainer's name for what a MindSpore callback monitors: "loss", "eval_loss", or a metric."""
     if monitor == "loss":
         return "loss"
     return f"val_{monitor.removeprefix('eval_')}" if monitor == "eval_loss" else f"val_{monitor}"
 
 
 class AdaptedCallback(Callback):
-    """Calls a `mindspore.train.Callback` the way `mindspore.train.Model` does; made by `adapt`.
+    """Calls a `mindspore.train.Callback` the way `mindspore.train.Model` does; created by `adapt`.
 
     Attributes:
         callback: the MindSpore callback.
@@ -148,7 +148,7 @@ class AdaptedCallback(Callback):
         self._train_values: dict[str, Any] = {}
         self._epoch_length: int | None = None
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
-            # A callback without step hooks costs nothing per step, but the epoch's begin must still reach it.
+            # A callback without step hooks costs nothing per step, but still needs the start of the epoch.
             self.on_train_step_begin = self._first_step_begin  # type: ignore[method-assign]
             self.on_train_step_end = Callback.on_train_step_end.__get__(self)  # type: ignore[method-assign]
 
@@ -183,7 +183,7 @@ class AdaptedCallback(Callback):
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _counted(self, trainer: Trainer) -> tuple[int, int]:
-        """Return the number of the epoch under way, from 1, and of the steps done, both within the call."""
+        """Return the number of the current epoch, from 1, and of the steps done, both within the call."""
         progress, base = trainer.state.progress, trainer.base
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
@@ -191,7 +191,7 @@ class AdaptedCallback(Callback):
         params, state = self._params, trainer.state
         step = self._counted(trainer)[1]
         params.clear()
-        # A new context, since a stop once requested stays in the old one.
+        # A new context, because the old one keeps a requested stop.
         self.run_context = RunContext(params)
         limit = None if state.limits is None else state.limits.epochs
         params.update(
@@ -213,7 +213,7 @@ class AdaptedCallback(Callback):
             initial_step=None,
         )
         params.on_demand("train_network", lambda: train_network(trainer))
-        params.on_demand("eval_network", trainer.builder.evaluate_cell)
+        params.on_demand("eval_network", trainer.builder.inference.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:
         outputs = trainer.state.outputs
@@ -233,7 +233,7 @@ class AdaptedCallback(Callback):
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         """Begin an epoch."""
         self._params["cur_epoch_num"] = self._counted(trainer)[0]
-        if trainer.state.total_steps is not None:  # data without a size of its own has one after an epoch
+        if trainer.state.total_steps is not None:  # data without a known size has one after an epoch
             self._params["batch_num"] = trainer.state.total_steps
         self._in_epoch = True
         self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
@@ -332,19 +332,19 @@ class AdaptedCallback(Callback):
     # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's own `state_dict()`, where it has one; MindSpore's have none."""
+        """Return the callback's own `state_dict()` if it has one; MindSpore's callbacks have none."""
         save = getattr(self.callback, "state_dict", None)
         return save() if callable(save) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hand the state to the callback's own `load_state_dict`, where it has one."""
+        """Pass the state to the callback's own `load_state_dict` if it has one."""
         load = getattr(self.callback, "load_state_dict", None)
         if callable(load):
             load(state)
 
 
 def _unreduced(metric: Any, number: float | None) -> Any:
-    """Return what `metric` gives; `number` is what the trainer has made of it, the same where that is a number."""
+    """Return the raw value of `metric`; `number` is the trainer's value, equal if the metric is a number."""
     value = metric.eval() if hasattr(metric, "eval") else metric.value()
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 
@@ -367,10 +367,9 @@ def _last_batch(chunk: Any) -> tuple[Tensor, ...]:
 
 
 def adapt(callback: Any) -> Callback:
-    """Return `callback` as a `Callback`: itself when it is one, an adapter for a `mindspore.train.Callback`.
+    """Return `callback` itself if it is a `Callback`, or an adapter for a `mindspore.train.Callback`.
 
-    The adapter's class bears the name of the callback's, so that snapshots and error reports name what the user
-    wrote.
+    The adapter's class has the name of the callback's class, so that snapshots and error reports show the user's name.
 
     Raises:
         ConfigurationError: it is neither.

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: when a snapshot is taken and which ones are kept. How one is written is the trainer's."""
+"""`ModelCheckpoint`: decides when to take snapshots and which ones to keep; the trainer writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .callback import Callback
 from .watched import Watched
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +25,17 @@ logger = logging.getLogger(__name__)
 class ModelCheckpoint(Callback):
     """Takes snapshots at a cadence and keeps the best and the last of them.
 
-    A value ranks the snapshot of the step at which it was measured and no other; a validation or window between two
-    cadences leads to a snapshot of its own when it is among the best. Only snapshots of this callback (or of the
-    run it resumes) are ever removed, and only after a newer one has become durable.
+    A value ranks only the snapshot of the step at which it was measured; a validation or window between two cadences
+    gets its own snapshot if it is among the best. Only snapshots of this callback (or of the run it resumes) are ever
+    removed, and only after a newer one is durable.
 
     Args:
         dirpath: folder of the snapshots; None for ``<run_dir>/checkpoints``.
         every: cadence, or number of optimizer steps; "window" for the end of each online window; None for the end
             of each epoch.
         monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
-            those of epoch ends), or None.
+            those of epoch ends), several with weights, as {"val_auc": 0.7, "val_loss": 0.3} (see `EarlyStopping`), or
+            None.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
         keep_last: newest snapshots to keep besides, or None for all.
@@ -46,17 +47,18 @@ class ModelCheckpoint(Callback):
         best_name: name of the best snapshot, or None.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, there is no folder that can be written.
+        ConfigurationError: an argument is invalid; at `setup`, there is no writable folder.
         FolderInUseError: at `setup`, another run writes in the folder; the message says which.
     """
 
     order = 100
+    leaves_files = True
 
     def __init__(
         self,
         dirpath: str | Path | None = None,
         every: Every | int | str | None = None,
-        monitor: str | None = None,
+        monitor: str | Mapping[str, float] | None = None,
         mode: str = "auto",
         keep_best: int = 1,
         keep_last: int | None = 2,
@@ -83,8 +85,8 @@ class ModelCheckpoint(Callback):
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
-        """The folder, once `setup` has decided on it."""
-        return self.root
+        """The given folder, or from `setup` on the run's folder; declared features read it earlier than that."""
+        return self.root or self.dirpath
 
     # -- when ----------------------------------------------------------------------------------------------------
 
@@ -97,9 +99,9 @@ class ModelCheckpoint(Callback):
             self._records, self.best_name = [], None
         self.root = root
 
-    def use_direction(self, higher_is_better: bool | None) -> None:
-        """Take the metric's direction where the mode is "auto"."""
-        self.watched.use_direction(higher_is_better)
+    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
+        """Take the directions of the metrics where the mode is "auto"."""
+        self.watched.use_directions(higher_is_better)
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here: what the run begins with needs no snapshot."""
@@ -129,7 +131,7 @@ class ModelCheckpoint(Callback):
         """Take a snapshot when due, or when what was just measured is among the best."""
         if isinstance(self.every, Every):
             due = self.every.due(trainer.state.progress)
-            # clocks differ between processes, and all take part in a snapshot
+            # Clocks differ between processes, and all of them take part in a snapshot.
             self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due
         if self._due or self._measured is not None:
             self._save_if_wanted(trainer, self.background)
@@ -154,7 +156,7 @@ class ModelCheckpoint(Callback):
     # -- which ---------------------------------------------------------------------------------------------------
 
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
-        # The record is part of the snapshot it describes, so it is made first.
+        # The record is part of the snapshot it describes, so it is created first.
         name = f"step_{step:08d}"
         self._records = [record for record in self._records if record["name"] != name]
         record = {"name": name, "value": value, "durable": False}
@@ -220,13 +222,13 @@ class ModelCheckpoint(Callback):
             self._records += known
         known[0]["durable"] = True
         self._begin(trainer)
-        # Of the others, some were unfinished when this one was written, some have been removed since.
+        # Others were unfinished when this snapshot was written, or have been removed since.
         self._records = [r for r in self._records if r["durable"] and (self.root / r["name"]).is_dir()]
         if self.best_name is not None and not (self.root / self.best_name).is_dir():
             self.best_name = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the snapshots kept, their values and the best one."""
+        """Return the kept snapshots, their values and the best one."""
         return {"records": [dict(record) for record in self._records], "best_name": self.best_name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,7 +246,7 @@ class ModelCheckpoint(Callback):
 
 
 def _name(value: Any) -> str:
-    # What a snapshot says becomes part of a path: it must not lead out of the folder.
+    # The name from a snapshot becomes part of a path: it must not leave the folder.
     if not isinstance(value, str) or not re.fullmatch(r"step_\d{8,18}", value):
         raise ValueError(f"{value!r} is no name of a snapshot")
     return value

@@ -1,8 +1,8 @@
-"""`TerminateOnNaN` and `SkipNonFinite`: what to do about a loss or gradient that is NaN or infinite.
+"""`TerminateOnNaN` and `SkipNonFinite`: handle a loss or gradient that is NaN or infinite.
 
-The decision itself is part of the compiled step: with one of these callbacks present it never applies such an update
-and counts it on the device. The callbacks only say which of the two is wanted (`non_finite`) and read the counters at
-a cadence, so a healthy step costs no host copy.
+The compiled step makes the decision: with one of these callbacks it never applies such an update and counts it on the
+device. The callbacks only request one of the two (`non_finite`) and read the counters at a cadence, so a healthy step
+costs no host copy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trainer.checks import whole
 from .callback import Callback
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 
 _RECORDS = 100
 _CALLS = 1024
-# A dynamic loss scale of 2**24 is 1 after 24 halvings; what overflows after that is no matter of scaling.
+# A dynamic loss scale of 2**24 is 1 after 24 halvings; later overflows are not caused by scaling.
 _SCALING = 32
 
 
@@ -46,17 +46,17 @@ class _NonFinite(Callback):
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Look when due."""
         if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
-            self._look(trainer)
+            self._check_losses(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """Look once more."""
-        self._look(trainer)
+        self._check_losses(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Look once more."""
-        self._look(trainer)
+        self._check_losses(trainer)
 
-    def _look(self, trainer: Trainer) -> None:
+    def _check_losses(self, trainer: Trainer) -> None:
         counters = trainer.read_counters()
         new, self._skipped = counters["skipped"] - self._skipped, counters["skipped"]
         if new > 0:
@@ -69,8 +69,8 @@ class _NonFinite(Callback):
 class TerminateOnNaN(_NonFinite):
     """Ends the run at the first loss or gradient that is NaN or infinite; that update is never applied.
 
-    With a loss scale, gradients that overflow while the loss is finite are the scaler's business, unless 32 steps in a
-    row do.
+    With a loss scale, the scaler handles gradients that overflow while the loss is finite, unless 32 consecutive steps
+    overflow.
 
     Args:
         every: cadence, or number of optimizer steps, at which the device's counters are read. From the bad step
@@ -95,22 +95,22 @@ class TerminateOnNaN(_NonFinite):
 
 
 class SkipNonFinite(_NonFinite):
-    """Skips updates whose loss or gradient is NaN or infinite; after too many in a row rolls back to a snapshot.
+    """Skips updates whose loss or gradient is NaN or infinite; rolls back to a snapshot after too many in a row.
 
-    A rollback puts back weights, optimizer and step state; the data goes on where it is.
+    A rollback restores weights, optimizer and step state; the data continues from its current position.
 
     Args:
-        max_consecutive: skipped steps in a row that are put up with.
+        max_consecutive: consecutive skipped steps allowed.
         rollback: after that many go back to the newest snapshot, else end the run.
         max_rollbacks: rollbacks of one run; the next one ends it instead, since the cause is not passing.
         every: cadence, or number of optimizer steps, at which the device's counters are read.
 
     Attributes:
-        skipped: the newest 100 skipped steps: dicts of "step" (counted from 1) and "between", the data positions
-            before and after the call that trained it (one batch, or the batches of a sunk call).
+        skipped: the latest 100 skipped steps: dicts of "step" (counted from 1) and "between", the data positions before
+            and after its call (one batch, or the batches of a sink call).
 
     Raises:
-        ConfigurationError: an argument is not of the kind named.
+        ConfigurationError: an argument is invalid.
     """
 
     non_finite = "skip"
@@ -150,8 +150,8 @@ class SkipNonFinite(_NonFinite):
         self._calls.append((step - outputs.chunk.num_steps + 1, step, before, self._position))
         super().on_train_step_end(trainer)
 
-    def _look(self, trainer: Trainer) -> None:
-        super()._look(trainer)
+    def _check_losses(self, trainer: Trainer) -> None:
+        super()._check_losses(trainer)
         self._calls.clear()
 
     def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
@@ -183,7 +183,7 @@ class SkipNonFinite(_NonFinite):
             self._rollbacks += 1
             logger.warning("SkipNonFinite: %s; rolling back to %s", reason, trainer.state.snapshot)
             trainer.rollback()
-            # The counters are part of what was rolled back.
+            # The rollback also restored the counters.
             counters = trainer.read_counters()
             self._skipped, self._longest_run = counters["skipped"], counters["longest_run"]
 
@@ -194,5 +194,5 @@ class SkipNonFinite(_NonFinite):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.skipped = [
-            {"step": whole("step", one["step"], 0), "between": list(one["between"])} for one in state["skipped"]
+            {"step": whole("step", entry["step"], 0), "between": list(entry["between"])} for entry in state["skipped"]
         ]

@@ -1,4 +1,4 @@
-"""What callbacks report with: a line on the terminal, a folder that can be written, the gauges of a run."""
+"""Output helpers of callbacks: terminal lines, writable folders, the gauges of a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 SEPARATOR = ", "
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print one line to `file` (standard output), above any progress bar that is on the terminal.
+    """Print one line to `file` (standard output), above any progress bar on the terminal.
 
     Raises:
-        OSError: the disk behind it is full, or the reader of a pipe is gone.
+        OSError: the disk is full, or the reader of a pipe is gone.
     """
     from tqdm import tqdm
 
@@ -40,15 +40,15 @@ def format_metrics(metrics: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def writable(place: str, folder: Path) -> None:
-    """Make `folder` where it is missing and prove that a file can be written there.
+def writable(argument: str, folder: Path) -> None:
+    """Create `folder` if missing and check that a file can be written there.
 
     Args:
-        place: the argument that names it, for the message.
+        argument: the argument's name, for the message.
         folder: the folder.
 
     Raises:
-        ConfigurationError: it cannot be made or written; the message says why.
+        ConfigurationError: it cannot be created or written; the message says why.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,14 @@ def writable(place: str, folder: Path) -> None:
             file.write(b"0")
     except OSError as error:
         raise ConfigurationError(
-            f"{place}: {folder} cannot be written: {error.strerror or error}; choose another folder"
+            f"{argument}: {folder} cannot be written: {error.strerror or error}; choose another folder"
         ) from error
+
+
+def snapshot_step(path: Path) -> int | None:
+    """Return the optimizer step in a snapshot's name; None for other folders."""
+    step = path.name.rpartition("_")[2]
+    return int(step) if step.isdecimal() else None
 
 
 class Throughput:
@@ -67,7 +73,7 @@ class Throughput:
         self._time, self._samples = time.monotonic(), 0
 
     def start(self, samples_seen: int) -> None:
-        """Begin to measure at `samples_seen`."""
+        """Start measuring at `samples_seen`."""
         self._time, self._samples = time.monotonic(), samples_seen
 
     def read(self, samples_seen: int) -> float:
@@ -79,7 +85,7 @@ class Throughput:
 
 
 def gauges(trainer: Trainer) -> dict[str, float]:
-    """Return the counters, the newest loss (a host copy), and the newest validation and window values by name."""
+    """Return the counters, the latest loss (a host copy), and the latest validation and window values by name."""
     state = trainer.state
     progress = state.progress
     values: dict[str, Any] = {
@@ -97,7 +103,7 @@ def gauges(trainer: Trainer) -> dict[str, float]:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the width of the terminal behind `stream`, in columns; 80 where it has none."""
+    """Return the width of the terminal of `stream` in columns; 80 without one."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):  # a StringIO, a closed file
@@ -105,11 +111,11 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """Join the parts that fit into `columns`, in the order given.
+    """Join the parts that fit into `columns`, in the given order.
 
     Args:
         parts: (rank, text) of each part. Rank 0 is the most important; the first part of that rank always stays.
-        columns: columns there are.
+        columns: available columns.
     """
     kept: list[int] = []
     used = 0
@@ -124,34 +130,40 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def monitored_metric(trainer: Trainer) -> str | None:
-    """Return the metric that a callback of the run monitors, or None; the bar shows it at any width."""
-    return next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
+    """Return the metric that a callback of the run monitors, or None; the bar always shows it.
+
+    If several are monitored together, it is the first.
+    """
+    monitor = next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
+    return monitor if monitor is None or isinstance(monitor, str) else next(iter(monitor))
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a notebook's kernel, whose cells show HTML."""
+    """Return whether this process is a notebook kernel, which can show HTML."""
     shell = sys.modules.get("IPython")
     running = None if shell is None else shell.get_ipython()
     return running is not None and hasattr(running, "kernel")
 
 
 class Panel:
-    """A progress bar with a line of text below a notebook's cell, redrawn in place.
+    """A progress bar with a line of text below a notebook cell, redrawn in place.
 
-    `tqdm.notebook` needs ipywidgets and leaves one bar per epoch; IPython's display handles work in every front end.
+    `tqdm.notebook` needs ipywidgets and leaves one bar per epoch; IPython display handles work in every front end.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def draw(self, title: str, text: str, share: float | None) -> None:
-        """Show the bar at `share` (0 to 1, None for work without an end) with `title` before and `text` after it."""
+        """Show the bar at `share` (0 to 1, or None for endless work) between `title` and `text`."""
         from IPython.display import display
 
-        bar = "" if share is None else f'<progress value="{share:.4f}" max="1" style="width:16em"></progress> '
+        bar = "" if share is None else f'<progress value="{share:.4f}" max="1" style="width:9em"></progress> '
+        # A narrow cell wraps between the parts, never within one.
+        parts = [f'<span style="white-space:nowrap">{html.escape(part)}</span>' for part in text.split(SEPARATOR)]
         markup = (
-            '<div style="font-family:monospace;white-space:nowrap;overflow:hidden;text-overflow:ellipsis">'
-            f"{html.escape(title)} {bar}{html.escape(text)}</div>"
+            f'<div style="font-family:monospace"><span style="white-space:nowrap">{html.escape(title)} {bar}</span>'
+            f"{SEPARATOR.join(parts)}</div>"
         )
         bundle = {"text/html": markup, "text/plain": f"{title} {text}"}
         if self._handle is None:

@@ -10,33 +10,36 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trainer.checks import number
 
+from . import summary
 from .callback import Callback
 from .output import Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 LEAST_SHOWN_WAIT = 0.1
 LEAST_BAR = 4  # columns
 NOTEBOOK_COLUMNS = 120
 LEAST_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
-# Of a window's metrics, those that say most in one line.
+# The window metrics most informative on one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
 
 class ProgressBar(Callback):
-    """Shows epoch, loss, samples per second and metrics; online the window's metrics (AUC, lag) instead of epochs.
+    """Shows epoch, loss, samples per second and metrics; online, window metrics (AUC, lag) instead of epochs.
 
-    Where the line is too narrow for all of it, the metric that a callback monitors stays, else the first metric.
+    If the line is too narrow, the metric that a callback monitors stays, else the first metric.
 
-    Where the output is not a terminal it prints one line per epoch, and for a stream one line per `line_seconds`
-    at most. Between two refreshes nothing is copied from the device.
+    If the output is not a terminal, it prints one line per epoch, and for a stream at most one line per `line_seconds`.
+    Between two refreshes nothing is copied from the device.
 
     Args:
         refresh_seconds: time between two refreshes of the bar.
         line_seconds: least time between two lines of a stream without a terminal.
         file: where to; None for standard error.
         terminal: True or False to override the test for a terminal.
+        results: show the last and best metrics on the terminal when a run has ended; the command line leaves them
+            out, because its own table follows.
 
     Raises:
         ConfigurationError: a time is not a number >= 0.
@@ -53,13 +56,20 @@ class ProgressBar(Callback):
         line_seconds: float = 30.0,
         file: TextIO | None = None,
         terminal: bool | None = None,
+        results: bool = True,
     ) -> None:
         self.refresh_seconds = number("ProgressBar(refresh_seconds=...)", refresh_seconds, least=0.0)
         self.line_seconds = number("ProgressBar(line_seconds=...)", line_seconds, least=0.0)
-        self.file, self.terminal = file, terminal
+        self.file, self.terminal, self.results = file, terminal, results
         self._bar: Any = None
         self._panel: Panel | None = None
-        self._running = self._validated = False
+        self._running = self._validated = self._ended = self._saving = False
+        self._times = summary.Times()
+        self._set_aside: str | None = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """Start the clock: compiling and restoring come before training begins."""
+        self._times = summary.Times()
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Find out where to write; a run may begin in the middle of an epoch."""
@@ -69,8 +79,15 @@ class ProgressBar(Callback):
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
         self._next_refresh = self._next_line = 0.0
-        self._running, self._validated = True, False
+        self._running, self._validated, self._ended = True, False, False
+        self._times.add("setting up")
+        self._set_aside = None
         self._start(trainer, trainer.state.progress.step_in_epoch)
+
+    def on_train_step_begin(self, trainer: Trainer) -> None:
+        """Count the wait for data."""
+        self._saving = False
+        self._times.add("waiting for data")
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         """Begin a bar."""
@@ -80,10 +97,11 @@ class ProgressBar(Callback):
         progress = trainer.state.progress
         self._epoch = progress.epoch + 1
         self._first_step = progress.global_step - done
-        self._steps, self._samples, self._began = progress.global_step, progress.samples_seen, time.monotonic()
+        self._steps, self._samples, self._start_time = progress.global_step, progress.samples_seen, time.monotonic()
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Refresh when due."""
+        self._times.add("training")
         now = time.monotonic()
         if (self._on_terminal or self._panel) and now >= self._next_refresh:
             self._next_refresh = now + self.refresh_seconds
@@ -91,13 +109,15 @@ class ProgressBar(Callback):
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         """Stop the clock."""
-        self._eval_began = time.monotonic()
+        self._times.skip()
+        self._eval_start = time.monotonic()
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """Leave validation out of the samples per second; from now on there are results to show."""
         if self._running:
+            self._times.add("evaluation")
             self._validated = True
-            self._began += time.monotonic() - self._eval_began
+            self._start_time += time.monotonic() - self._eval_start
 
     def on_window_end(self, trainer: Trainer) -> None:
         """Without a terminal, print a line when enough time has passed since the last."""
@@ -105,6 +125,16 @@ class ProgressBar(Callback):
         if not self._on_terminal and self._panel is None and now >= self._next_line:
             self._next_line = now + self.line_seconds
             self._line(trainer)
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        """Snapshots of this moment follow; those written aside take no time of the run."""
+        self._times.skip()
+        self._saving = True
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Count the time that a snapshot took."""
+        if self._saving:
+            self._times.add("saving")
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """Finish the bar or print the epoch's line."""
@@ -116,11 +146,24 @@ class ProgressBar(Callback):
             self._close(trainer)
         if trainer.state.stop_reason is not None and trainer.state.stop_reason.kind != "limit":
             self._say_stopped(trainer)
+        self._times.skip()
+        run = trainer.run
+        if run is not None:
+            self._times.divide(run.seconds_preparing)
+            self._set_aside = run.set_aside()
+        self._ended = self._saving = True
 
     def teardown(self, trainer: Trainer) -> None:
-        """Leave the terminal in order, whatever happened."""
-        self._running = False
+        """Leave the terminal in order, whatever happened; after a run that ended well, say what it came to."""
+        ended, self._running, self._ended = self._ended, False, False
         self._close_bar()
+        if ended and self._on_terminal and self._panel is None and trainer.history is not None:
+            columns = terminal_columns(self._stream)
+            lines = summary.lines(trainer.history, columns) if self.results else []
+            for text in filter(None, (self._set_aside, self._times.describe())):
+                lines += summary.wrapped(text, columns)
+            for line in lines:
+                say(line, self._stream)
 
     def _say_stopped(self, trainer: Trainer) -> None:
         reason = f"stopped: {trainer.state.stop_reason}"
@@ -147,13 +190,13 @@ class ProgressBar(Callback):
             bar.close()
 
     def _parts(self, trainer: Trainer, loss: dict[str, float]) -> list[tuple[int, str]]:
-        """Return what there is to show with its rank, 0 for what is shown at any width."""
-        rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._began, 1e-9)
-        # the state holds the results of an earlier run, or of `evaluate`, until this one has its own
+        """Return the parts to show with their ranks, 0 for those shown at any width."""
+        rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._start_time, 1e-9)
+        # Until this run has results, the state holds those of an earlier run or of `evaluate`.
         values = trainer.state.metrics if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
-            rate = window.get("rows_per_second", rate)  # of the newest window: a mean since the start hides a stall
+            rate = window.get("rows_per_second", rate)  # of the latest window: a mean since the start hides a stall
             values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
         parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
         waited = trainer.state.data_wait or 0.0
@@ -196,7 +239,7 @@ class ProgressBar(Callback):
             from tqdm import tqdm
 
             class Bar(tqdm):
-                monitor_interval = 0  # no watcher thread: the loop itself refreshes
+                monitor_interval = 0  # no monitor thread: the loop itself refreshes
 
             initial = self._steps - self._first_step
             self._bar = Bar(total=total, initial=initial, file=self._stream, ncols=columns, bar_format=line)
@@ -204,13 +247,13 @@ class ProgressBar(Callback):
         self._bar.refresh()
 
     def _remaining(self, done: int, total: int) -> str:
-        """Return the time that the rest of the epoch takes at the mean rate so far."""
+        """Return the remaining time of the epoch at the mean rate so far."""
         from tqdm import tqdm
 
         done_here = done - (self._steps - self._first_step)
         if done_here <= 0 or done >= total:
             return ""
-        return f"{tqdm.format_interval((time.monotonic() - self._began) / done_here * (total - done))} left"
+        return f"{tqdm.format_interval((time.monotonic() - self._start_time) / done_here * (total - done))} left"
 
     def _line(self, trainer: Trainer) -> None:
         loss = trainer.state.train_loss
@@ -221,7 +264,7 @@ class ProgressBar(Callback):
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
-    """Return the name among `values` that is shown at any width: what is monitored, else the first metric."""
+    """Return the name in `values` that is shown at any width: the monitored metric, else the first one."""
     for name in (monitored, f"window_{monitored}"):
         if name in values:
             return name
@@ -229,5 +272,5 @@ def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | No
 
 
 def _escaped(text: str) -> str:
-    """Return `text` for a format string of tqdm, which would take braces for fields."""
+    """Escape braces in `text` for a tqdm format string."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -14,7 +14,7 @@ from .callback import Callback
 from .output import Throughput, gauges
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 _HELP = {
     "epoch": "Epochs finished",
@@ -28,7 +28,7 @@ _HELP = {
 class PrometheusMonitor(Callback):
     """Serves gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ...
 
-    The registry is its own, so nothing else of the process is served; the endpoint is closed at teardown.
+    It uses its own registry, so it serves nothing else of the process; the endpoint is closed at teardown.
 
     Args:
         port: TCP port; 0 takes a free one (see `port` after `setup`).
@@ -40,7 +40,7 @@ class PrometheusMonitor(Callback):
         port: the port served, known from `setup` on.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, prometheus_client is not installed.
+        ConfigurationError: an argument is invalid; at `setup`, prometheus_client is not installed.
         OSError: at `setup`, the port is taken.
     """
 

@@ -1,4 +1,4 @@
-"""`TimeMonitor`: where the time of an epoch goes."""
+"""`TimeMonitor`: breaks down the time of an epoch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .callback import Callback
 from .output import say
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
 
 class TimeMonitor(Callback):
-    """Measures epochs: training seconds, seconds per step, samples per second, share spent waiting for data.
+    """Measures epochs: training seconds, seconds per step, samples per second, share of time waiting for data.
 
     Training seconds exclude validation. Streams have no epochs: the whole run is one record, closed at its end.
     Steps are dispatched asynchronously, so only sums over many steps are meaningful.
@@ -58,13 +58,13 @@ class TimeMonitor(Callback):
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         """Note when the evaluation began."""
-        self._eval_began = time.perf_counter()
+        self._eval_start = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """Leave the evaluation out of the training time."""
         if self._started is not None:
             now = time.perf_counter()
-            self._evaluated += now - self._eval_began
+            self._evaluated += now - self._eval_start
             self._waiting_since = now
 
     def _finish(self, trainer: Trainer) -> None:

@@ -1,7 +1,8 @@
-"""`Watched`: the metric a callback follows; `Patience`: what callbacks share that act when it stops improving."""
+"""`Watched`: the metric or weighted sum that a callback follows; `Patience`: counts its improvements."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,20 +13,22 @@ from trainer.errors import ConfigurationError
 from .callback import Callback
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from .callback import Trainer
 
+
+logger = logging.getLogger(__name__)
 
 MODES = ("auto", "min", "max")
 _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
 
 
 def is_window_name(name: str) -> bool:
-    """Return whether `name` is the full name of a value of a window: "decayed_auc" or "lag", but not "auc"."""
-    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_"))
+    """Return whether `name` is the full name of a window value: "decayed_auc" or "lag", but not "auc"."""
+    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_"))
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
-    """Return the metric `name` of a closed window, or None; "auc" also finds "window_auc"."""
+    """Return the metric `name` of a closed window, or None; "auc" also matches "window_auc"."""
     for key in (name, f"window_{name}"):
         if window and key in window:
             return float(window[key])
@@ -33,61 +36,95 @@ def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
 
 
 class Watched:
-    """A metric by name, with its direction and the least change that counts.
+    """A metric, or several with weights, with its direction and the least change that counts.
 
     Names: "loss" and, of several tasks, "<task>_loss" (means of the training epoch), "val_*" (validation), all others
     online windows ("window_auc", "lifetime_auc", "lag", "window_<task>_loss").
 
+    With several metrics, the value is their weighted sum, subtracting those for which lower is better; a higher value
+    is better.
+
     Args:
         owner: class name of the callback, for messages.
-        name: name of the metric.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says, see `use_direction`.
-        min_delta: least improvement that counts, in the metric's unit.
+        monitor: name of the metric, or a mapping from names to weights, numbers above 0.
+        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says, see `use_directions`. Several metrics
+            go with "auto" alone.
+        min_delta: least improvement that counts, in the unit of the value.
+
+    Attributes:
+        label: the name, or the sum in words, "0.7 val_auc - 0.3 val_loss", once the directions are known.
     """
 
-    def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
-        if not isinstance(name, str) or not name:
-            refuse(f"{owner}(monitor=...)", "the name of a metric such as 'val_loss'", name)
-        self.owner, self.name = owner, name
-        self.given_mode = self.mode = choice(f"{owner}(mode=...)", mode, MODES)
+    def __init__(
+        self, owner: str, monitor: str | Mapping[str, float], mode: str = "auto", min_delta: float = 0.0
+    ) -> None:
+        self.owner = owner
+        self._weights = _weights(owner, monitor)
+        self.names = tuple(self._weights)
+        self._signs = dict.fromkeys(self.names, 1.0)
+        self.label = self.names[0] if isinstance(monitor, str) else ", ".join(self.names)
+        self.several = not isinstance(monitor, str)
+        self.requested_mode = self.mode = choice(f"{owner}(mode=...)", mode, MODES)
         self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
+        if self.several and mode != "auto":
+            raise ConfigurationError(
+                f"{owner}(mode={mode!r}): several metrics go with mode='auto', each in the direction that it declares"
+            )
 
-    def use_direction(self, higher_is_better: bool | None) -> None:
-        """Take the direction that the metric declares, where the mode is "auto".
+    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
+        """Set the directions declared by the metrics if the mode is "auto".
 
         Raises:
-            ConfigurationError: the metric declares none and no mode was given.
+            ConfigurationError: a metric declares none and no mode was given.
         """
-        if self.given_mode != "auto":
+        if self.requested_mode != "auto":
             return
-        if higher_is_better is None:
-            raise ConfigurationError(
-                f"{self.owner}(mode='auto') cannot tell whether more or less of {self.name!r} is better: the metric "
-                "declares no higher_is_better; give mode='min' or mode='max'"
-            )
-        self.mode = "max" if higher_is_better else "min"
+        for name, higher in higher_is_better.items():
+            if higher is None:
+                cure = "leave it out" if self.several else "give mode='min' or mode='max'"
+                raise ConfigurationError(
+                    f"{self.owner}(mode='auto') cannot tell whether more or less of {name!r} is better: the metric "
+                    f"declares no higher_is_better; {cure}"
+                )
+        if not self.several:
+            self.mode = "max" if higher_is_better[self.names[0]] else "min"
+            return
+        self.mode = "max"
+        self._signs = {name: 1.0 if higher_is_better[name] else -1.0 for name in self.names}
+        parts = [f"{'-' if self._signs[n] < 0 else '+'} {self._weights[n]:g} {n}" for n in self.names]
+        self.label = " ".join(parts).removeprefix("+ ")
 
     def hook(self, trainer: Trainer) -> str:
-        """Return the hook in which a new value of this metric can be read."""
-        if self.name == "loss" or self._of_task(trainer):
+        """Return the hook in which a new value of this metric is available."""
+        name = self.names[0]
+        if name == "loss" or _of_task(trainer, name):
             return "on_train_epoch_end"
-        return "on_eval_end" if self.name.startswith("val_") else "on_window_end"
-
-    def _of_task(self, trainer: Trainer) -> bool:
-        return trainer.state.phase == "fit" and self.name in trainer.state.task_losses
+        return "on_eval_end" if name.startswith("val_") else "on_window_end"
 
     def read(self, trainer: Trainer) -> float | None:
-        """Return the newest value, or None when there is none; call it in `hook` for a fresh one."""
+        """Return the latest value, or None; call it in `hook` for a fresh one."""
+        values = {name: self._read(trainer, name) for name in self.names}
+        known = {name: value for name, value in values.items() if value is not None}
+        if len(known) < len(values):
+            return None
+        if not self.several:
+            return known[self.names[0]]
+        value = sum(self._signs[name] * self._weights[name] * value for name, value in known.items())
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in known.items())
+        logger.info("%s: %s = %.6g (%s)", self.owner, self.label, value, shown)
+        return value
+
+    def _read(self, trainer: Trainer, name: str) -> float | None:
         state = trainer.state
-        if self._of_task(trainer):
-            return float(state.task_losses[self.name])
+        if _of_task(trainer, name):
+            return float(state.task_losses[name])
         if self.hook(trainer) == "on_window_end":
-            return window_value(state.window, self.name)
-        value = state.train_loss if self.name == "loss" else state.metrics.get(self.name)
+            return window_value(state.window, name)
+        value = state.train_loss if name == "loss" else state.metrics.get(name)
         return None if value is None else float(value)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` improves on `best` by more than `min_delta`; NaN never does, None always yields."""
+        """Return whether `value` beats `best` by more than `min_delta`; NaN never does, and any number beats None."""
         if math.isnan(value):
             return False
         if best is None:
@@ -95,15 +132,46 @@ class Watched:
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
 
 
+def _of_task(trainer: Trainer, name: str) -> bool:
+    return trainer.state.phase == "fit" and name in trainer.state.task_losses
+
+
+def _weights(owner: str, monitor: str | Mapping[str, float]) -> dict[str, float]:
+    """Return the weight of each metric by name.
+
+    Raises:
+        ConfigurationError: no names, a weight that is not above 0, or metrics that are not measured at the same time.
+    """
+    weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+    named = isinstance(weights, Mapping) and weights and all(isinstance(name, str) and name for name in weights)
+    if not named:
+        refuse(
+            f"{owner}(monitor=...)",
+            "the name of a metric such as 'val_loss', or a mapping from names to weights",
+            monitor,
+        )
+    checked = {
+        name: number(f"{owner}(monitor=...): the weight of {name!r}", weight, above=0, below=math.inf)
+        for name, weight in weights.items()
+    }
+    times = {"validation" if name.startswith("val_") else "epoch" if name == "loss" else "" for name in checked}
+    if len(times) > 1:
+        raise ConfigurationError(
+            f"{owner}(monitor=...): {', '.join(checked)} are not measured at the same time; take metrics of "
+            "validations (val_*), of windows, or of training epochs"
+        )
+    return checked
+
+
 class Patience(Callback):
-    """Follows a metric, its best value and how many measurements in a row were without an improvement.
+    """Follows a metric, its best value and the number of consecutive measurements without an improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss"); a
-    subclass answers it in `measured`.
+    subclass responds to it in `measured`.
 
     Args:
-        monitor: name of the metric.
-        patience: measurements without improvement that are put up with.
+        monitor: name of the metric, or several with weights, as {"val_auc": 0.7, "val_loss": 0.3}; see `Watched`.
+        patience: measurements without improvement before it stops.
         min_delta: least change that counts as an improvement, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
 
@@ -113,11 +181,11 @@ class Patience(Callback):
         wait: measurements since the last improvement.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; before training, "auto" with a metric that
+        ConfigurationError: an argument is invalid; before training, "auto" with a metric that
             declares no direction.
     """
 
-    def __init__(self, monitor: str, patience: int, min_delta: float, mode: str) -> None:
+    def __init__(self, monitor: str | Mapping[str, float], patience: int, min_delta: float, mode: str) -> None:
         owner = type(self).__name__
         self.watched = Watched(owner, monitor, mode, min_delta)
         self.monitor = monitor
@@ -130,11 +198,11 @@ class Patience(Callback):
         self.wait = 0
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Answer a measurement; `improved` says that `value` has just become the best."""
+        """Respond to a measurement; `improved` says whether `value` is the new best."""
         raise NotImplementedError
 
     def out_of_patience(self, good: bool) -> bool:
-        """Count a measurement and return whether the patience is used up; a `good` one gives all of it back."""
+        """Count a measurement and return whether the patience is used up; a `good` one resets the count."""
         self.wait = 0 if good else self.wait + 1
         return self.wait >= self.patience
 
@@ -142,9 +210,9 @@ class Patience(Callback):
         """Forget earlier runs; a restored snapshot then puts back its own."""
         self._clear()
 
-    def use_direction(self, higher_is_better: bool | None) -> None:
-        """Take the metric's direction where the mode is "auto"."""
-        self.watched.use_direction(higher_is_better)
+    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
+        """Take the directions of the metrics where the mode is "auto"."""
+        self.watched.use_directions(higher_is_better)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if hook != self.watched.hook(trainer) or trainer.state.phase == "evaluate":
@@ -170,7 +238,7 @@ class Patience(Callback):
         self._measure("on_train_epoch_end", trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return best value, its step and the patience used up."""
+        """Return the best value, its step and the used patience."""
         return {"best": self.best, "best_step": self.best_step, "wait": self.wait}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -23,10 +23,10 @@ from mindspore.common.initializer import Normal, initializer
 from numpy.typing import NDArray
 
 from examples.baselines import auc
-from examples.deepfm import DeepFMHead
 from trainer.embedding import Embedding
 from trainer.embedding.tables.hashing import mix64, stable_seed, uniform64
 from trainer.errors import ConfigurationError, StreamError
+from trainer.models.layers import PairwiseProducts, Perceptron
 from trainer.streams import Batch, Span, Stream
 
 NUMBERS = 13
@@ -190,9 +190,10 @@ class CriteoStream(Stream):
 
 
 class CriteoDeepFM(nn.Cell):
-    """DeepFM for such rows.
+    """DeepFM for such rows, from the layers of `trainer.models`.
 
-    One table holds all categories: the first column of a row is its weight, the rest its vector.
+    Unlike `trainer.models.DeepFM` it takes all categories as one column, and one table holds them: the first column of
+    a row is its weight, the rest its vector.
 
     Args:
         dim: length of every vector.
@@ -212,7 +213,8 @@ class CriteoDeepFM(nn.Cell):
         self.categories = Embedding(1 + dim, scale=sigma)
         self.weights = nn.Dense(NUMBERS, 1, weight_init="zeros", bias_init="zeros")
         self.numbers = Parameter(initializer(Normal(sigma), (NUMBERS, dim)), name="numbers")
-        self.head = DeepFMHead(NUMBERS + len(CATEGORIES), dim, hidden)
+        self.pairs = PairwiseProducts()
+        self.deep = Perceptron((NUMBERS + len(CATEGORIES)) * dim, hidden, 1)
         self.concat = ops.Concat(axis=1)
 
     def construct(self, numbers, categories):
@@ -220,4 +222,4 @@ class CriteoDeepFM(nn.Cell):
         rows = self.categories(categories)
         linear = self.weights(numbers).reshape(-1) + rows[:, :, 0].sum(axis=1)
         vectors = self.concat((ops.expand_dims(numbers, -1) * self.numbers, rows[:, :, 1:]))
-        return linear + self.head(vectors)
+        return linear + self.pairs(vectors) + self.deep(vectors.reshape(vectors.shape[0], -1)).reshape(-1)

@@ -3,58 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from mindspore import Parameter, nn, ops
-from mindspore.common.initializer import HeNormal, Normal, initializer
+from mindspore.common.initializer import Normal, initializer
 
 from examples.movielens import SIZES
 from trainer.embedding import Embedding
-
-
-class FactorizationMachine(nn.Cell):
-    """The sum of the inner products of all pairs of vectors, computed in linear time (S. Rendle 2010, lemma 3.1).
-
-    Inputs:
-        vectors: float [B, fields, dim].
-
-    Outputs:
-        float [B].
-    """
-
-    def construct(self, vectors):
-        """Return the sums; see the class for shapes."""
-        total = vectors.sum(axis=1)
-        return 0.5 * (ops.square(total) - ops.square(vectors).sum(axis=1)).sum(axis=1)
-
-
-class DeepFMHead(nn.Cell):
-    """A factorization machine and a perceptron over the same vectors.
-
-    Args:
-        fields: vectors a row.
-        dim: their length.
-        hidden: widths of the perceptron's hidden layers.
-
-    Inputs:
-        vectors: float [B, fields, dim].
-
-    Outputs:
-        float [B], to be added to the linear terms.
-    """
-
-    def __init__(self, fields: int, dim: int, hidden: Sequence[int] = (64, 32)) -> None:
-        super().__init__()
-        self.pairs = FactorizationMachine()
-        widths = [fields * dim, *hidden]
-        layers: list[nn.Cell] = [nn.Flatten()]
-        for fan_in, fan_out in pairwise(widths):
-            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), nn.ReLU()]
-        self.deep = nn.SequentialCell([*layers, nn.Dense(widths[-1], 1)])
-
-    def construct(self, vectors):
-        """Return the contribution to the logits; see the class for shapes."""
-        return self.pairs(vectors) + self.deep(vectors).reshape(-1)
+from trainer.models.layers import PairwiseProducts, Perceptron
 
 
 class DeepFM(nn.Cell):
@@ -96,7 +51,8 @@ class DeepFM(nn.Cell):
         self.linear_genres = Parameter(initializer("zeros", (SIZES["genres"], 1)), name="linear_genres")
         self.genres = Parameter(initializer(Normal(sigma), (SIZES["genres"], dim)), name="genres")
         self.stack = ops.Stack(axis=1)
-        self.head = DeepFMHead(len(SIZES), dim, hidden)
+        self.pairs = PairwiseProducts()
+        self.deep = Perceptron(len(SIZES) * dim, hidden, 1)
 
     def construct(self, user, item, age, gender, occupation, genres, year):
         """Return the logits; see the class for shapes."""
@@ -121,4 +77,5 @@ class DeepFM(nn.Cell):
                 self.year(year),
             )
         )
-        return linear.reshape(-1) + self.head(vectors)
+        deep = self.deep(vectors.reshape(vectors.shape[0], -1))
+        return (linear + deep).reshape(-1) + self.pairs(vectors)

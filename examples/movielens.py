@@ -327,7 +327,7 @@ def _extract(archive: Path, folder: str, names: Mapping[str, str], target: Path)
 def read(folder: Path) -> dict[str, np.ndarray]:
     """Read the files of one of the two formats, unchecked; returns what `load` does, identical for both."""
     official = (folder / "u.data").is_file()
-    ratings, users, items = (_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
+    ratings, users, items = (file_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
     ratings_by_column = np.array([row[:4] for row in ratings], dtype=np.float64)
     order = np.argsort(ratings_by_column[:, 3], kind="stable")
     user, item, rating, timestamp = ratings_by_column[order].T
@@ -341,7 +341,7 @@ def read(folder: Path) -> dict[str, np.ndarray]:
     year = np.zeros(SIZES["item"], dtype=np.int32)
     genres = np.zeros((SIZES["item"], len(GENRES)), dtype=np.float32)
     for row in items:
-        released, flags = _film(row, official)
+        released, flags = film_of(row, official)
         year[int(row[0])] = np.searchsorted(YEAR_EDGES, released, side="right")
         genres[int(row[0])] = flags
 
@@ -354,7 +354,7 @@ def read(folder: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def _rows(path: Path) -> list[list[str]]:
+def file_rows(path: Path) -> list[list[str]]:
     """Split a file into fields; RecBole's files begin with a header, GroupLens' separate fields by | but in u.data."""
     official = path.name in OFFICIAL
     separator = "|" if official and path.name != "u.data" else "\t"
@@ -362,7 +362,7 @@ def _rows(path: Path) -> list[list[str]]:
     return [line.split(separator) for line in lines if line]
 
 
-def _film(row: list[str], official: bool) -> tuple[int, list[bool]]:
+def film_of(row: list[str], official: bool) -> tuple[int, list[bool]]:
     """Return the year of release (0 where unknown) and the genre flags of one line about a film."""
     title = row[1]
     if official:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from mindspore import Parameter, nn, ops
-from mindspore.common.initializer import HeNormal, Normal, initializer
+from mindspore.common.initializer import Normal, initializer
 
 from examples.movielens import SIZES
 from trainer.embedding import Embedding
+from trainer.models.layers import Perceptron
 
 RAW_IDS = ("user", "item")
 
 
 class WideDeep(nn.Cell):
     """A linear model of the categories and a perceptron over their embeddings, added to one logit.
+
+    A network written by hand: unlike `trainer.models.WideDeep` it takes numbered ids, a flag for each genre, and
+    crosses of ids with genres, which no declared feature gives.
 
     Genres enter the perceptron as the mean of the vectors of a film's genres. Row 0 of users and items, which
     stands for all that training has not seen, starts at zero: the mean of what is known, and training leaves it there.
@@ -76,11 +79,7 @@ class WideDeep(nn.Cell):
             self.item_by_person = wide("item", sizes["gender"] + sizes["age"])
         self.sizes = dict(sizes)
 
-        widths = [dim * len(sizes), *hidden]
-        layers: list[nn.Cell] = []
-        for fan_in, fan_out in pairwise(widths):
-            layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), nn.ReLU()]
-        self.deep = nn.SequentialCell([*layers, nn.Dense(widths[-1], 1)])
+        self.deep = Perceptron(dim * len(sizes), hidden, 1)
         self.concat = ops.Concat(axis=1)
 
     def construct(self, user, item, age, gender, occupation, genres, year):

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "installed"
 INPUTS = ("requirements.lock", "setup.cfg", "setup.py", "pyproject.toml", "scripts/setup_env.py")
-EXTRAS = "arrow,dev,examples,kafka,mlflow,prometheus,redis,retrieval,serve,test,wandb"
+EXTRAS = "arrow,dev,docs,examples,kafka,mlflow,monitor,onnx,prometheus,redis,report,retrieval,s3,serve,sweep,test,wandb"
 # Elsewhere pip would pick the wheel tagged for any platform, which holds Linux ARM binaries.
 PLATFORMS = {
     ("Linux", "x86_64"),

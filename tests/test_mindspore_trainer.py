@@ -132,7 +132,7 @@ def test_a_path_in_a_configuration_finds_the_package_first_and_then_the_users_mo
     assert "did you mean 'Marker'" in out
 
 
-def test_a_users_module_that_needs_the_hidden_package_is_told_its_other_name(train):
+def test_a_users_module_that_needs_the_hidden_package_gets_its_other_name(train):
     out = train(["trainer"], HIDDEN)
     assert "trainer.py hides the package 'trainer' there: import it as 'mindspore_trainer'" in out
 

@@ -69,13 +69,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(installed, folder):
-    def run(*words, program="trainer", start=subprocess.run):
+    def run(*words, program="trainer", start=subprocess.run, cwd=folder):
         keep = ("LANG", "TMPDIR", "GLOG_v", "SYSTEMROOT")
         env = {name: os.environ[name] for name in keep if name in os.environ}
         env |= {"PATH": f"{installed}{os.pathsep}/usr/bin:/bin", "HOME": str(folder.parent / "home")}
         options = {"timeout": 300} if start is subprocess.run else {}
         return start(
-            [str(installed / program), *words], cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL,
+            [str(installed / program), *words], cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
 
@@ -118,6 +118,29 @@ def test_five_commands_lead_from_a_csv_to_a_served_answer(run, folder):
     assert len(answers) == ROWS
     assert 0 < min(answers) < max(answers) < 1
     assert json.loads((folder / "runs" / "visits-2" / "metrics.json").read_text())["progress"]["samples_seen"] == timed
+
+
+def test_a_page_about_the_run_to_share(run, folder):
+    done = succeed(run("report", "runs/visits"))
+    assert "report.html" in done
+    assert "<title>visits</title>" in (folder / "runs" / "visits" / "report.html").read_text("utf-8")
+
+
+def test_three_commands_lead_from_a_csv_to_a_page_to_share(run, folder):
+    """Those that README, home page and docs/seeing-a-run.md show, in a folder with nothing but the table."""
+    pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "seeing-a-run.md"))]
+    blocks = [re.findall(r"^```text\n(trainer init.*?)^```", page.read_text("utf-8"), re.M | re.S) for page in pages]
+    assert blocks[0] == blocks[1] == blocks[2]
+    commands = blocks[0][0].splitlines()
+    assert len(commands) == 3
+    fresh = folder.parent / "three"
+    fresh.mkdir()
+    shutil.copy(folder / "visits.csv", fresh)
+    for command in commands:
+        succeed(run(*shlex.split(command)[1:], cwd=fresh))
+    page = (fresh / "runs" / "visits" / "report.html").read_text("utf-8")
+    assert "<title>visits</title>" in page
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?https?:", page), "the page needs a network"
 
 
 def _ask(url, rows):

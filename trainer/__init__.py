@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mindspore_trainer import home_of
 from mindspore_trainer.lazy import lazy_names
 
-if metadata.version("numpy").partition(".")[0] != "1":  # not imported: that is what may fail
+if metadata.version("numpy").partition(".")[0] != "1":  # not imported: importing it may fail
     warnings.warn(
         f"NumPy {metadata.version('numpy')} is installed, and MindSpore's binaries are built against NumPy 1: its "
         "operators fail; the cure: pip install 'numpy>=1.25,<2' 'pandas>=2.2,<3'",
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .graph.schedules import Schedule as Schedule
     from .metrics.window import Window as Window
     from .run.limits import Limits as Limits
+    from .storage.mirror import Mirror as Mirror
     from .trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ _HOMES = {
     "RecModel": ".compat.model",
     "Every": ".cadence",
     "Limits": ".run.limits",
+    "Mirror": ".storage.mirror",
     "ParquetFolder": ".data.finite.parquet_folder",
     "MultiTaskLoss": ".graph.multi_task",
     "Schedule": ".graph.schedules",

@@ -1,7 +1,8 @@
-"""`Every`: when something that happens again and again is due."""
+"""`Every`: when a repeated action is due."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from .errors import ConfigurationError
 
 
 class Counters(Protocol):
-    """What a cadence reads; `trainer.state.Progress` is one."""
+    """The counters that a cadence reads; `trainer.state.Progress` has them."""
 
     epoch: int
     global_step: int
@@ -24,9 +25,9 @@ _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 class Every:
     """A cadence as a value: every n optimizer steps, samples, finished epochs or seconds.
 
-    With steps, samples and epochs it is due when a multiple of n has been *crossed* since it was last asked, so a
-    call that trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds
-    after it last fired. Ask once per step: asking moves the mark.
+    With steps, samples and epochs it is due when a multiple of n was *crossed* since the last check, so a call that
+    trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds after it last fired.
+    Check once per step: a check moves the mark.
 
     Raises:
         ConfigurationError: not exactly one unit was given, or it is not positive.
@@ -53,7 +54,7 @@ class Every:
         self._mark: float | None = None
 
     def start(self, progress: Counters) -> None:
-        """Set the mark to now, so that what lies behind `progress` does not fire."""
+        """Set the mark to `progress`, so that earlier multiples do not fire."""
         self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
 
     def due(self, progress: Counters) -> bool:
@@ -70,19 +71,20 @@ class Every:
         if self._mark is None:
             self._mark = 0
         if count <= self._mark:
-            self._mark = count  # after a rollback the counter stands lower than the mark
+            self._mark = count  # after a rollback the counter is lower than the mark
             return False
         self._mark = count
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the mark, for a snapshot; a seconds cadence starts anew after a resume."""
+        """Return the mark, for a snapshot; a cadence in seconds restarts after a resume."""
         return {} if self._counter is None else {"mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         mark = state.get("mark")
-        if mark is not None and (isinstance(mark, bool) or not isinstance(mark, int | float) or mark != mark):
+        is_number = isinstance(mark, int | float) and not isinstance(mark, bool)
+        if mark is not None and (not is_number or (isinstance(mark, float) and math.isnan(mark))):
             raise ValueError(f"the mark of a cadence is a number or None; received {mark!r}")
         self._mark = mark
 
@@ -91,9 +93,9 @@ class Every:
 
 
 def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
-    """Return a cadence of the caller's own: a whole number means optimizer steps, None means `default`.
+    """Return the caller's own cadence: a whole number means optimizer steps, None means `default`.
 
-    An `Every` is copied, so that two callbacks given the same one do not move each other's mark.
+    An `Every` is copied, so that two callbacks sharing one do not move each other's mark.
 
     Raises:
         ConfigurationError: `value` is neither, or the number is not positive.

@@ -1,7 +1,7 @@
-"""Checks of arguments: what was wrong, what was received, what is accepted, the nearest valid choice.
+"""Checks of arguments; errors say what was received, what is accepted, and the nearest valid choice.
 
-Every function returns the value it has checked, or raises ConfigurationError. `place` is how the message names the
-argument: "epochs", or "EarlyStopping(patience=...)" for an argument of a constructor.
+Every function returns the checked value or raises ConfigurationError. `place` is the argument's name in the message:
+"epochs", or "EarlyStopping(patience=...)" for a constructor argument.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -19,25 +20,25 @@ _shorten.maxstring = _shorten.maxother = 100
 
 
 def refuse(place: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
-    """Raise ConfigurationError: `place` takes what is wanted, not `value`."""
+    """Raise ConfigurationError: `place` takes `wanted`, not `value`."""
     raise ConfigurationError(f"{place} takes {wanted}; received {_shorten.repr(value)}{hint}")
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether `value` is a whole number of any integer type; bool is not one."""
+    """Return whether `value` is an integer of any type except bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a real number of any type other than bool, and not NaN."""
+    """Return whether `value` is a real number of any type except bool, and not NaN."""
     return isinstance(value, Real) and not isinstance(value, bool) and value == value
 
 
 def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> Any:
-    """Return `value` when it is one of `choices` (or None where `optional`).
+    """Return `value` if it is one of `choices` (or None if `optional`).
 
     Raises:
-        ConfigurationError: it is not; the nearest choice is named.
+        ConfigurationError: it is not; the message names the nearest choice.
     """
     choices = tuple(choices)
     if not ((optional and value is None) or (isinstance(value, str) and value in choices)):
@@ -49,7 +50,7 @@ def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = F
 def whole(
     place: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
 ) -> Any:
-    """Return `value` as int when it is a whole number from `least` to `most` (or None where `optional`).
+    """Return `value` as int if it is a whole number from `least` to `most` (or None if `optional`).
 
     Args:
         place: how messages name the argument.
@@ -57,7 +58,7 @@ def whole(
         least: smallest accepted value.
         most: largest accepted value, or None.
         optional: whether None is accepted.
-        also: what else the caller accepts, for the message, as in ", or -1 to choose".
+        also: other accepted values, for the message, such as ", or -1 to choose".
 
     Raises:
         ConfigurationError: it is not.
@@ -81,7 +82,7 @@ def number(
     optional: bool = False,
     what: str = "a number",
 ) -> Any:
-    """Return `value` as float when it is a real number within the bounds given (or None where `optional`).
+    """Return `value` as float if it is a real number within the bounds (or None if `optional`).
 
     Args:
         place: how messages name the argument.
@@ -91,7 +92,7 @@ def number(
         most: largest accepted value.
         below: bound that the value must stay under; infinity asks for a finite number.
         optional: whether None is accepted.
-        what: what the number is, for the message, as in "seconds".
+        what: name of the quantity, for the message, such as "seconds".
 
     Raises:
         ConfigurationError: it is not, or is NaN.
@@ -115,11 +116,54 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
     return f"in {'[' if above is None else '('}{low:g}, {high:g}{']' if below is None else ')'}"
 
 
-def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
-    """Return `value` when it can be called (or is None where `optional`).
+def seconds(place: str, value: Any) -> float | None:
+    """Return a duration in seconds, from a number, a timedelta, or "[DD:]HH:MM:SS"; None stays None.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it is none of these, or not above 0.
+    """
+    if value is None:
+        return None
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(value, str):
+        parts = value.split(":")
+        if 3 <= len(parts) <= 4 and all(part.isdecimal() for part in parts):
+            days, hours, minutes, rest = map(int, ["0", *parts][-4:])
+            given = timedelta(days=days, hours=hours, minutes=minutes, seconds=rest).total_seconds()
+    if not is_number(given) or given <= 0:
+        refuse(place, 'seconds > 0, a timedelta, or text as "HH:MM:SS" or "DD:HH:MM:SS"', value)
+    return float(given)
+
+
+def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
+    """Return the wall-time limit of a call in seconds, given in one of two ways, or None.
+
+    Raises:
+        ConfigurationError: both are given, or `max_time` is not a duration.
+    """
+    if max_seconds is not None and max_time is not None:
+        raise ConfigurationError("max_seconds and max_time say the same; give one of them")
+    return seconds("max_time", max_time) if max_seconds is None else max_seconds
+
+
+def batches(name: str, value: Any, *, least: int = 1) -> None:
+    """Check a number of batches (whole, >= `least`), a share of them (above 0, at most 1.0), or None.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if value is None or (is_whole(value) and value >= least):
+        return
+    if not is_whole(value) and is_number(value) and 0 < value <= 1:
+        return
+    refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
+
+
+def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
+    """Return `value` if it is callable (or None if `optional`).
+
+    Raises:
+        ConfigurationError: it is not.
     """
     if not ((optional and value is None) or callable(value)):
         refuse(place, "a function of the trainer" + (" or None" if optional else ""), value)
@@ -127,7 +171,7 @@ def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., 
 
 
 def any_number(place: str, value: Any) -> float:
-    """Return `value` as float when it is a real number, NaN included.
+    """Return `value` as float if it is a real number, NaN included.
 
     Raises:
         ConfigurationError: it is not.
@@ -138,7 +182,7 @@ def any_number(place: str, value: Any) -> float:
 
 
 def seed(value: Any) -> int | None:
-    """Return `value` when it is a seed or None.
+    """Return `value` if it is a seed or None.
 
     Raises:
         ConfigurationError: it is not a whole number from 0 to 2**32 - 1.
@@ -147,7 +191,7 @@ def seed(value: Any) -> int | None:
 
 
 def epochs(value: Any) -> int:
-    """Return `value` when it is a number of epochs.
+    """Return `value` if it is a number of epochs.
 
     Raises:
         ConfigurationError: anything but a whole number >= 1; labels given in its place get a hint.
@@ -161,7 +205,7 @@ def epochs(value: Any) -> int:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Return `value` when it is True or False.
+    """Return `value` if it is True or False.
 
     Raises:
         TypeError: it is anything else; MindSpore raises the same for its verbs, and RecModel with these words.
@@ -174,11 +218,12 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
-def sink_steps(dataset_sink_mode: Any, sink_size: Any) -> int | None:
-    """Return K, the steps per call: 1 without sink mode, None for "choose", else `sink_size`.
+def steps_per_call(dataset_sink_mode: Any, sink_size: Any) -> int | None:
+    """Return the steps per call of the program: 1 without sink mode, None to choose, else `sink_size`.
 
     Raises:
-        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1. TypeError: a mode that is no bool.
+        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1. TypeError: a mode that is not a
+            bool.
     """
     boolean("dataset_sink_mode", dataset_sink_mode)
     if not is_whole(sink_size) or sink_size != -1:

@@ -1,4 +1,4 @@
-"""Every exception the trainer raises on purpose, and the nearest-name helper their messages use."""
+"""The trainer's documented exceptions, and the nearest-name search for their messages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class TrainerError(Exception):
 
 
 class ConfigurationError(TrainerError, ValueError):
-    """An argument, option or configuration value that cannot work; raised before anything is compiled."""
+    """An invalid argument, option or configuration value; raised before anything is compiled."""
 
 
 class DataError(TrainerError, ValueError):
-    """A dataset or stream delivered something that cannot be trained on; the message names column and position."""
+    """A dataset or stream delivered unusable data; the message names column and position."""
 
 
 class GraphError(TrainerError, RuntimeError):
-    """MindSpore could not compile or run the network on the data it was given."""
+    """MindSpore could not compile or run the network on the given data."""
 
 
 class CheckpointError(TrainerError, RuntimeError):
@@ -39,28 +39,28 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """There is no snapshot at the place named: the folder is missing or nothing was ever saved in it."""
+    """There is no snapshot at the given path: the folder is missing or empty."""
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A sound snapshot belongs to another network, optimizer or configuration."""
+    """A sound snapshot of another network, optimizer or configuration."""
 
 
 class FolderInUseError(CheckpointError, ConfigurationError):
-    """Another run writes in the folder; the message names its process, host and since when."""
+    """Another run writes to the folder; the message names its process, host and start time."""
 
 
 class StreamError(TrainerError, RuntimeError):
-    """A stream source failed for good: retries are used up or too many records were bad."""
+    """A stream source failed permanently: retries are used up or too many records were bad."""
 
 
 def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) -> str | None:
-    """Return the choice that has all words of `name`, else the one the fewest edits away.
+    """Return the choice that contains all words of `name`, else the one with the fewest edits.
 
     Args:
         name: what was received.
         choices: what is accepted.
-        similarity: least similarity, 0 to 1 as difflib has it; None is returned where no choice reaches it.
+        similarity: least similarity, 0 to 1 as in difflib; None is returned if no choice reaches it.
     """
     wanted = str(name).lower()
     texts: dict[str, str] = {}
@@ -77,7 +77,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
 
 
 def _edits(name: str, choice: str) -> int:
-    """Return how many letters are put in, left out, replaced or exchanged with their neighbour (Damerau 1964)."""
+    """Return the number of inserted, deleted, replaced or transposed letters (Damerau 1964)."""
     before, row = [0] * (len(choice) + 1), list(range(len(choice) + 1))
     for i, letter in enumerate(name, 1):
         earlier, before, row = before, row, [i]

@@ -1,6 +1,6 @@
-"""Credentials in text: told by the name before them, by their place in a URL, or because they were remembered.
+"""Masks credentials in text, found by the name before them, by their place in a URL, or because they are remembered.
 
-Everything that leaves the program (log lines, errors, run folders, snapshots, output of commands) passes here.
+All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _NAMED = re.compile(
     r"|(^|\.)sasl\.(?!mechanisms?$)[\w.]+$",
     re.IGNORECASE,
 )
-# Each pattern takes linear time: a long text is searched once, not once more from each of its letters.
+# Each pattern runs in linear time: a long text is searched once, not again from every letter.
 _USER = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]{0,100}://)(?P<user>[^\s'\"/]*)@")
 _PAIR = re.compile(
     r"(?P<name>(?<![\w.-])[\w.-]+)(?P<sign>['\"]?\s*=\s*|['\"]\s*:\s*)(?P<value>\$\{env:\w+\}|\"[^\"]*\"|'[^']*'|[^\s'\"&;,)}\]]+)"
 )
 _REFERENCE = re.compile(r"\$\{env:\w+\}")
-_SHORTEST = 6  # shorter ones would be found inside other words
+_SHORTEST = 6  # shorter ones would match inside other words
 _remembered: dict[str, None] = {}
 
 
 def is_secret(name: object) -> bool:
-    """Return whether a value under this name (a key, an argument, a dotted path) is a credential."""
+    """Return whether a value with this name (a key, an argument, a dotted path) is a credential."""
     return isinstance(name, str) and _NAMED.search(name) is not None
 
 
@@ -37,7 +37,7 @@ def remember_secret(value: object) -> None:
 
 
 def remember_credentials(value: Any, name: object = "") -> None:
-    """Mask the credentials of a plain `value` wherever they appear from now on: by name, and passwords in URLs.
+    """Mask the credentials in a plain `value` from now on: values with a secret name, and passwords in URLs.
 
     Args:
         value: what a configuration may hold.
@@ -67,9 +67,9 @@ def mask_text(text: str) -> str:
 
 
 def mask_value(value: Any, name: object = "") -> Any:
-    """Return a plain `value` (mappings, lists, scalars) with the credentials in it masked.
+    """Return a plain `value` (mappings, lists, scalars) with its credentials masked.
 
-    References ``${env:NAME}`` say nothing and stay as they are.
+    References ``${env:NAME}`` reveal nothing and stay unchanged.
 
     Args:
         value: what a configuration may hold.
@@ -85,7 +85,7 @@ def mask_value(value: Any, name: object = "") -> Any:
 
 
 def is_masked(text: object) -> bool:
-    """Return whether a configured value is one that was masked when it was written."""
+    """Return whether a configured value was masked when it was written."""
     return isinstance(text, str) and re.search(r"^\*{3}$|//\*{3}@|=\*{3}($|[&;\s])", text) is not None
 
 
@@ -94,6 +94,8 @@ def _says_nothing(text: str) -> bool:
 
 
 def _without_user(found: re.Match[str]) -> str:
+    if found["scheme"].lower().startswith("abfs") and ":" not in found["user"]:
+        return found[0]  # Azure: abfs://container@account.dfs.core.windows.net
     password = found["user"].partition(":")[2] or found["user"]
     return found[0] if _says_nothing(password) else f"{found['scheme']}{MASK}@"
 

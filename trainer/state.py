@@ -1,4 +1,4 @@
-"""The only mutable training state: where a run is (`Progress`) and what its last step, window and evaluation gave."""
+"""The mutable training state: counters (`Progress`) and the results of the last step, window, evaluation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from callbacks.summary import facts_html, table_html
+
 from .checks import any_number, whole
 
-# by MindSpore's names, so that no import of it is needed
+# Keyed by MindSpore's names, to avoid importing it.
 NUMPY_DTYPES: dict[str, type[np.floating[Any]]] = {"Float32": np.float32, "Float16": np.float16}
 
 
@@ -27,13 +29,13 @@ class Phase(str, Enum):
 
 
 class Stateful:
-    """A part of a run that goes into snapshots.
+    """A part of a run that is saved in snapshots.
 
-    Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; arrays go to their own file, unlike the state
-    of a callback, which is JSON alone.
+    Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; arrays go to a separate file, whereas the
+    state of a callback is only JSON.
 
     Attributes:
-        of_model: whether it belongs to the model, and so is restored with the weights alone too.
+        of_model: whether it belongs to the model and is therefore also restored when only weights are.
     """
 
     of_model: bool = False
@@ -47,15 +49,15 @@ class Stateful:
         raise NotImplementedError
 
     def merge_on_main(self, group: Any) -> None:
-        """Move what each process has counted by itself to rank 0; all call it together before a snapshot."""
+        """Move each rank's own counts to rank 0; all ranks call it together before a snapshot."""
 
     def clear_on_followers(self) -> None:
-        """Clear, on the other ranks, what `merge_on_main` had moved to rank 0 and a snapshot restored everywhere."""
+        """Clear on the other ranks what `merge_on_main` moved to rank 0 and a snapshot restored on all."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the last of the states of a snapshot and of those that it builds on, the first one first.
+        """Restore the last of the states of a snapshot and its bases, oldest first.
 
-        A part whose state holds only what changed since the one before overrides this and takes all of them.
+        A part whose state is a delta to the previous one overrides this and applies all of them.
         """
         self.load_state_dict(states[-1])
 
@@ -66,8 +68,8 @@ class Progress:
 
     Attributes:
         epoch: epochs finished.
-        step_in_epoch: optimizer steps done in the epoch under way.
-        global_step: optimizer updates done, those skipped after an overflow included.
+        step_in_epoch: optimizer steps done in the current epoch.
+        global_step: optimizer updates done, including those skipped after an overflow.
         samples_seen: rows trained on.
     """
 
@@ -91,7 +93,7 @@ class StopReason:
 
     Attributes:
         kind: "limit", "callback", "signal", "stream_end", "idle", "non_finite" or "user".
-        detail: what exactly, for people.
+        detail: human-readable explanation.
     """
 
     kind: str
@@ -102,7 +104,7 @@ class StopReason:
 
 
 def host_copy(tensor: Any) -> np.ndarray:
-    """Return a writable copy of what a program returned; by way of bytes, which takes half the time of `asnumpy`."""
+    """Return a writable host copy of a program's output, via bytes: twice as fast as `asnumpy`."""
     dtype = NUMPY_DTYPES.get(str(tensor.dtype))
     if dtype is None:
         return np.array(tensor.asnumpy())
@@ -110,23 +112,23 @@ def host_copy(tensor: Any) -> np.ndarray:
 
 
 def host_losses(device: Any, num_steps: int) -> np.ndarray:
-    """Return a copy of the losses a program returned, shape [num_steps], float32."""
+    """Return a host copy of a program's losses, shape [num_steps], float32."""
     if device.ndim == 0:
         return np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
     return host_copy(device).astype(np.float32, copy=False).reshape(-1)[:num_steps]
 
 
 class StepOutputs:
-    """Results of one call of the training program, still on the device.
+    """Results of one training program call, still on the device.
 
-    Reading `loss`, `losses` or `predictions` copies to the host, once; not reading them costs nothing.
+    The first read of `loss`, `losses` or `predictions` copies to the host; not reading them costs nothing.
 
     Attributes:
         losses_device: the losses as the program returned them, a Tensor of shape [K] or [].
         predictions_device: the network's output as the program returned it, or None.
-        returned: all that a whole training step of the user's returned, or the prediction of a network that returns
-            its own loss; None for others, and where many steps are trained per call.
-        chunk: what was trained on.
+        returned: the full output of a user's training step, or the prediction of a network that returns its own loss;
+            None for others, and with several steps per call.
+        chunk: the trained chunk.
         num_steps: steps done, at most K.
         num_samples: rows trained on.
     """
@@ -166,7 +168,7 @@ class StepOutputs:
 
     @property
     def predictions(self) -> np.ndarray | None:
-        """Network output of every row, shape [num_samples, ...]; None unless the program was asked to keep it."""
+        """Network output of every row, shape [num_samples, ...]; None unless the program keeps it."""
         if self._predictions is None and self.predictions_device is not None:
             self._predictions = host_copy(self.predictions_device)
             if self.chunk.filled:
@@ -176,12 +178,12 @@ class StepOutputs:
 
 @dataclass
 class EvaluationState:
-    """What callbacks may know of an evaluation under way.
+    """The current evaluation, for callbacks.
 
     Attributes:
-        dataset: the `mindspore.dataset` pipeline that is read, or None for other data.
+        dataset: the `mindspore.dataset` pipeline, or None for other data.
         num_batches: its batches, or None when unknown.
-        chunk: the batch under way.
+        chunk: the current batch.
         outputs: what the evaluation network returned for it, device tensors.
     """
 
@@ -191,32 +193,63 @@ class EvaluationState:
     outputs: tuple[Any, ...] | None = None
 
 
+class Results(dict[str, float]):
+    """Results of an evaluation by name; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        return facts_html("Evaluation", self)
+
+
+class Predictions(dict[str, Any]):
+    """Predictions with the columns of their rows, by name; a notebook shows the first rows as a table."""
+
+    shown_rows = 10
+
+    def _repr_html_(self) -> str:
+        columns = [column for column in self.values() if not isinstance(column, tuple)]
+        names = [name for name, column in self.items() if not isinstance(column, tuple)]
+        count = min(map(len, columns), default=0)
+        rows = [[_shown(column[row]) for column in columns] for row in range(min(count, self.shown_rows))]
+        note = f"{count:,} rows" + (f", the first {self.shown_rows}" if count > self.shown_rows else "")
+        return f"<div><b>Predictions</b>: {note}" + table_html(names, rows) + "</div>"
+
+
+def _shown(value: Any) -> Any:
+    """Return a number or text for a table; of an array with one number that, of others their text."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value
+
+
 @dataclass
 class State:
-    """What callbacks read. Only the run writes it.
+    """The state that callbacks read. Only the run writes it.
 
     Attributes:
         phase: what the trainer is doing.
         progress: the counters.
-        limits: bounds of the run under way (`trainer.run.limits.Limits`), or None.
-        total_steps: optimizer steps of one epoch where the data has a size, else None.
-        chunk: what is trained on next, while on_train_step_begin runs (`trainer.data.chunk.Chunk`).
+        limits: bounds of the current run (`trainer.run.limits.Limits`), or None.
+        total_steps: optimizer steps per epoch if the data has a size, else None.
+        chunk: the chunk to train next, while on_train_step_begin runs (`trainer.data.chunk.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
-        task_losses: mean loss of each of several tasks over that epoch, by ``<task>_loss``.
-        metrics: newest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate`
-            without.
-        evaluation: the evaluation under way, or None.
+        task_losses: with several tasks, the mean loss of each over that epoch, by ``<task>_loss``.
+        metrics: latest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate` without
+            it.
+        evaluation: the current evaluation, or None.
         first_epoch: number of the first epoch of this call for MindSpore's callbacks, from 0 (`initial_epoch`).
-        window: metrics of the online window that closed last, or None.
-        drift: what the drift detector saw last, or None.
-        stop_reason: set when the run is to end.
-        stop_wish: why this process, of several, wants the run to end; they agree on it after the chunk under way.
-        snapshot: path of the newest durable snapshot, or None.
+        window: metrics of the last closed online window, or None.
+        drift: the last report of the drift detector, or None.
+        stop_reason: set when the run should end.
+        requested_stop: with several processes, why this one wants to stop; they agree after the current chunk.
+        snapshot: path of the latest durable snapshot, or None.
         exception: the exception that ended the run, or None.
-        data_wait: share of the time since the epoch, or the newest window, began that was spent waiting for data, 0
-            to 1; None before the first step.
-        warned_of_non_finite: whether this call has warned of a loss or predictions that are not finite.
+        data_wait: share of time spent waiting for data since the epoch or the latest window began, 0 to 1; None before
+            the first step.
+        data_waits: the same of every process of a job, by rank, in the latest epoch or window that has ended; None
+            before, and with one process.
+        warned_of_non_finite: whether this call has warned about a non-finite loss or prediction.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
     """
 
@@ -234,12 +267,31 @@ class State:
     window: dict[str, float] | None = None
     drift: dict[str, Any] | None = None
     stop_reason: StopReason | None = None
-    stop_wish: StopReason | None = None
+    requested_stop: StopReason | None = None
     snapshot: Path | None = None
     exception: BaseException | None = None
     data_wait: float | None = None
+    data_waits: tuple[float, ...] | None = None
     warned_of_non_finite: bool = False
     skipped_steps: int = 0
+
+    def _repr_html_(self) -> str:
+        progress, reason = self.progress, self.stop_reason
+        facts = {
+            "phase": self.phase.value,
+            "epochs": f"{progress.epoch:,}",
+            "optimizer steps": f"{progress.global_step:,}",
+            "rows": f"{progress.samples_seen:,}",
+            "loss of the last epoch": self.train_loss,
+            **self.metrics,
+            **{name: value for name, value in (self.window or {}).items() if isinstance(value, int | float)},
+            "waiting for data": None if self.data_wait is None else f"{self.data_wait:.0%}",
+            "skipped updates": self.skipped_steps or None,
+            "snapshot": None if self.snapshot is None else self.snapshot.name,
+            "ended by": None if reason is None else str(reason),
+            "exception": None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}",
+        }
+        return facts_html("State", facts)
 
     @property
     def interrupt_requested(self) -> bool:
@@ -248,30 +300,41 @@ class State:
 
     @property
     def own_interrupt_requested(self) -> bool:
-        """Whether a signal has asked this process to end, agreed on by all processes or not."""
-        return self.interrupt_requested or (self.stop_wish is not None and self.stop_wish.kind == "signal")
+        """Whether a signal has asked this process to end, whether or not all processes have agreed."""
+        return self.interrupt_requested or (self.requested_stop is not None and self.requested_stop.kind == "signal")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a snapshot holds: phase, counters and newest metrics."""
+        """Return the phase, counters and latest metrics, for a snapshot."""
         return {"phase": self.phase.value, "progress": self.progress.state_dict(), "metrics": dict(self.metrics)}
 
+    def load_progress(self, counters: Mapping[str, int], step: int) -> None:
+        """Restore the counters of `state_dict`.
+
+        Raises:
+            ValueError: their `global_step` differs from `step`, the step in the snapshot's name.
+        """
+        self.progress.load_state_dict(counters)
+        if self.progress.global_step != step:
+            raise ValueError(f"global_step is {self.progress.global_step}, the snapshot's step {step}")
+
     def load_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Restore the newest metrics of `state_dict`; the counters are restored by `Progress`."""
+        """Restore the latest metrics of `state_dict`."""
         self.metrics = {name: any_number(name, value) for name, value in metrics.items()}
 
     def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
-        """Let the run end for `reason`; one process of several can only wish for it."""
+        """Stop the run for `reason` if this process trains `alone`; otherwise only record the request."""
         if not alone:
-            self.stop_wish = self.stop_wish or reason
+            self.requested_stop = self.requested_stop or reason
         elif self.stop_reason is None:
             self.stop_reason = reason
 
     def agree_to_stop(self, reason: StopReason) -> None:
-        """Let the run end for what all processes have agreed on; the first reason stands."""
+        """Stop the run for the reason that all processes agreed on; the first reason wins."""
         self.stop_reason = self.stop_reason or reason
 
     def begin(self, phase: Phase) -> None:
-        """Forget what the call before left, counters and newest evaluation apart."""
-        self.phase, self.stop_reason, self.stop_wish, self.exception = phase, None, None, None
+        """Reset what the previous call left, except counters and the latest evaluation."""
+        self.phase, self.stop_reason, self.requested_stop, self.exception = phase, None, None, None
         self.warned_of_non_finite = False
-        self.outputs = self.train_loss = self.window = self.drift = self.data_wait = None
+        self.outputs = self.train_loss = self.window = self.drift = None
+        self.data_wait = self.data_waits = None

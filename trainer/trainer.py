@@ -1,8 +1,10 @@
-"""`Trainer`: what outlives a call, and the verbs. What one call is made of is in `trainer.run`."""
+"""`Trainer`: the state that outlives a call, and its verbs; `trainer.run` holds the parts of one call."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +30,25 @@ from .graph.dropout import replace_dropout
 from .graph.multi_task import MultiTaskLoss
 from .graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
 from .graph.program import StepOptions
-from .metrics.registry import task_activations, task_metrics
+from .metrics.registry import of_task, task_activations, task_metrics
+from .metrics.score_table import score_table
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training
 from .run.limits import Every
-from .run.run import Run, produced_metrics
+from .run.monitors import produced_metrics
+from .run.run import Run
+from .run.trial import Trial
 from .state import State, StopReason
+from .storage.fetch import fetched_snapshot
 
 if TYPE_CHECKING:
+    from .data.chunk import InputBatch
     from .data.table_feed import TableFeed
     from .features.features import Features
 
 
-silence_adams_operator()  # here, since users create their optimizers before their Trainer
+silence_adams_operator()  # at import, since users create their optimizers before their Trainer
 
 
 class Trainer:
@@ -68,7 +75,8 @@ class Trainer:
         loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none.
         keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
         boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
-        gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size.
+        gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size,
+            closely (with a warning) where the loss is a mean over class weights, or over some of the rows.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
         seed: seed of shuffling and of everything the trainer draws; None is 0.
@@ -89,20 +97,20 @@ class Trainer:
 
     Attributes:
         group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
-        state: progress, newest outputs and metrics, why the run ended.
-        callbacks: callbacks of the run under way, or of the last training.
-        history: `History` of the run under way, or of the last training.
-        run: the training under way (`trainer.run.run.Run`), or None.
+        state: progress, latest outputs and metrics, why the run ended.
+        callbacks: callbacks of the current run, or of the last training.
+        history: `History` of the current run, or of the last training.
+        run: the current training (`trainer.run.run.Run`), or None.
         saver: takes and restores snapshots.
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
         compiled: whether programs are compiled; see `compile`.
-        sink_mode: what was used to train several steps per call, in words.
+        sink_mode: how several steps per call are trained, as text.
 
     Raises:
-        ConfigurationError: an argument that cannot work, before anything is compiled.
+        ConfigurationError: an invalid argument, before anything is compiled.
     """
 
-    @keywords.explained()
+    @keywords.translated()
     def __init__(
         self,
         network: nn.Cell,
@@ -131,7 +139,7 @@ class Trainer:
         features: Features | None = None,
         prediction_activation: Any = None,
     ) -> None:
-        self.group = join()  # first of all: under msrun a scheduler process runs the same script and stays in there
+        self.group = join()  # first: under msrun a scheduler process runs the same script and never returns from here
         optimizer = make_optimizer(optimizer, network)
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
@@ -203,7 +211,7 @@ class Trainer:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    @keywords.explained()
+    @keywords.translated()
     def fit(
         self,
         train_dataset: Any,
@@ -220,8 +228,13 @@ class Trainer:
         max_steps: int | None = None,
         max_seconds: float | None = None,
         resume: str | Path | None = None,
+        max_time: timedelta | str | float | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_valid_batches: int | float | None = None,
+        overfit_batches: int | float | None = None,
+        fast_dev_run: bool | int = False,
     ) -> History:
-        """Train on finite data and return what happened.
+        """Train on finite data and return the history.
 
         Args:
             train_dataset: a `mindspore.dataset` pipeline, a dict or tuple of arrays (with `batch_size`), an iterable of
@@ -239,16 +252,24 @@ class Trainer:
                 num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
-            resume: a snapshot, a folder of snapshots or a run folder to go on from; "auto" goes on when there is
-                something to go on from.
+            resume: a snapshot, a folder of snapshots or a run folder to go on from, or the URL of a mirrored one;
+                "auto" goes on when there is something to go on from.
+            max_time: the same as `max_seconds`, as a `timedelta`, seconds, or text: "HH:MM:SS", "DD:HH:MM:SS".
+            limit_train_batches: batches of an epoch: a number, or a share of them (0.1). An iterator, or a pipeline
+                without a size, goes on with the next epoch; all other data begin again.
+            limit_valid_batches: batches of a validation set, likewise; 0 for no validation.
+            overfit_batches: train on the same first batches in every epoch, to see whether the network can learn them
+                by heart: a number of batches, or a share.
+            fast_dev_run: train one batch (or that many) and validate on as many, to find mistakes soon; callbacks that
+                leave files behind are left out, and `resume` is not used.
 
         Returns:
             The `History` of the run.
 
         Raises:
-            ConfigurationError, DataError, CheckpointError: see there; SystemExit(128 + number) or KeyboardInterrupt
-            after a signal asked to stop and the run was wound up. In a notebook or at a prompt an interrupted training
-            returns its history, whose run ended as "interrupted".
+            ConfigurationError, DataError, CheckpointError: see these classes; SystemExit(128 + number) or
+                KeyboardInterrupt after a signal, once the run has shut down. In a notebook or at a prompt, an
+                interrupted training returns its history, which says "interrupted".
         """
         if isinstance(train_dataset, int):
             raise DataError(
@@ -262,13 +283,14 @@ class Trainer:
             valid_dataset,
             valid_every,
             callbacks,
-            checks.sink_steps(dataset_sink_mode, sink_size),
+            checks.steps_per_call(dataset_sink_mode, sink_size),
             batch_size=batch_size,
             shuffle=shuffle,
             sharded=sharded,
             max_steps=max_steps,
-            max_seconds=max_seconds,
+            max_seconds=checks.time_limit(max_seconds, max_time),
             resume=resume,
+            trial=Trial(fast_dev_run, overfit_batches, limit_train_batches, limit_valid_batches),
         )
 
     def compile(
@@ -280,21 +302,22 @@ class Trainer:
         *,
         batch_size: int | None = None,
     ) -> None:
-        """Compile the training program for data like `sample` ahead of time; nothing is trained and nothing changes.
+        """Compile the training program for data like `sample` ahead of time; trains and changes nothing.
 
         Args:
-            sample: data as `fit` takes it; its first batches are read and their shapes used. A generator would lose
-                them: pass a function that returns one.
-            callbacks: those of the run to come; some of them (`TerminateOnNaN`, `SkipNonFinite`) change the program.
-            dataset_sink_mode, sink_size, batch_size: as they will be given to `fit`.
+            sample: data as for `fit`; its first batches are read for their shapes. A generator would lose them: pass a
+                function that returns one.
+            callbacks: the callbacks of the later run; some of them (`TerminateOnNaN`, `SkipNonFinite`) change the
+                program.
+            dataset_sink_mode, sink_size, batch_size: the same as in the later `fit`.
 
         Raises:
             ConfigurationError, DataError: as `fit` does; GraphError: MindSpore could not compile it.
         """
-        steps_per_call = checks.sink_steps(dataset_sink_mode, sink_size)
-        training.compile_program(self, sample, callbacks, steps_per_call, batch_size)
+        steps = checks.steps_per_call(dataset_sink_mode, sink_size)
+        training.compile_program(self, sample, callbacks, steps, batch_size)
 
-    @keywords.explained("train_dataset")
+    @keywords.translated("train_dataset")
     @compat.renamed("train_dataset", "stream")
     def online_train(
         self,
@@ -310,11 +333,13 @@ class Trainer:
         idle_timeout: float | None = None,
         flush_after: float = 1.0,
         resume: str | Path | None = None,
+        max_time: timedelta | str | float | None = None,
     ) -> History:
-        """Train on a stream, scoring every batch by the forward that trains on it.
+        """Train on a stream; metrics use the predictions made before training on each batch.
 
-        Several processes all call it and divide the stream: partitions, keys and segments are dealt out; where a stream
-        reads the same everywhere each takes every N-th batch. Steps, windows and snapshots are those of all together.
+        With several processes, all call it and divide the stream: partitions, keys and segments are distributed; of a
+        stream that reads the same everywhere, each process takes every N-th batch. Steps, windows and snapshots are
+        global.
 
         Args:
             stream: a `trainer.streams` stream, a `mindspore.dataset` (endless or not), an iterable of batches, or a
@@ -330,13 +355,14 @@ class Trainer:
             flush_after: seconds without a row after which complete batches are trained though the call is not full; of
                 several processes, how long a process that has no batch is waited for before the others go on.
             resume: as in `fit`; the stream is read on from the row after the last one trained on.
+            max_time: as in `fit`.
 
         Returns:
             The `History` of the run.
         """
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
-        checks.whole("sink_size", sink_size)  # rows wait for a call to be full, so how many is not to be guessed
-        from .run import online  # what it needs of streams is of no use to `fit`
+        checks.whole("sink_size", sink_size)  # rows wait until a call is full, so the size is not chosen automatically
+        from .run import online  # imports stream code, which `fit` does not need
 
         return online.online_train(
             self,
@@ -346,13 +372,13 @@ class Trainer:
             batch_size=batch_size,
             window=window,
             max_steps=max_steps,
-            max_seconds=max_seconds,
+            max_seconds=checks.time_limit(max_seconds, max_time),
             idle_timeout=idle_timeout,
             flush_after=flush_after,
             resume=resume,
         )
 
-    @keywords.explained()
+    @keywords.translated()
     def evaluate(
         self,
         dataset: Any,
@@ -363,25 +389,34 @@ class Trainer:
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
-        Several processes all call it, each evaluates its share of the batches, and all get the results of the whole.
+        With several processes, all call it, each evaluates its share of the batches, and all get the global results.
 
-        A callback may call it in the middle of a training, which then goes on undisturbed.
+        A callback may call it during training without affecting it.
 
         Args:
             dataset: as in `fit`; not shuffled.
             callbacks: their on_eval_* hooks run; those of a training under way do not.
-            dataset_sink_mode: accepted for likeness with `mindspore.Model`; without effect.
+            dataset_sink_mode: accepted for compatibility with `mindspore.Model`; has no effect.
             batch_size: rows per batch, for arrays; None: 4,096, fewer where those would be more than 1 MB.
 
         Raises:
-            DataError, GraphError: see there; TypeError: `dataset_sink_mode` is no bool.
+            DataError, GraphError: see these classes; TypeError: `dataset_sink_mode` is not a bool.
         """
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
         return inference.evaluate(self, dataset, callbacks, batch_size)
 
-    @keywords.explained()
-    def predict(self, *data: Any, batch_size: int | None = None, stream: bool = False, keep: bool = False) -> Any:
-        """Apply the network; several processes all call it and share the work, and all get all predictions.
+    @keywords.translated()
+    def predict(
+        self,
+        *data: Any,
+        batch_size: int | None = None,
+        stream: bool = False,
+        keep: bool = False,
+        set_aside: bool = False,
+    ) -> Any:
+        """Apply the network.
+
+        With several processes, all call it, share the work, and get all predictions.
 
         Args:
             data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or one dict or
@@ -389,13 +424,27 @@ class Trainer:
             batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple.
             stream: return an iterator over the batches' predictions instead of one array.
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
+            set_aside: of raw rows, leave those out that the declaration forbids, and log how many, why and which is the
+                first; otherwise one such row is a `DataError`.
 
         Returns:
             The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple of them
-            when the network returns a tuple. Where batches have predictions of different row shapes, a list of
-            arrays, one per batch.
+            when the network returns a tuple. If predictions of batches have different row shapes, a list of arrays, one
+            per batch.
         """
-        return inference.predict(self, data, batch_size, stream, keep)
+        return inference.predict(self, data, batch_size, stream, keep, set_aside)
+
+    def first_batch(self, data: Any, batch_size: int | None = None) -> InputBatch:
+        """Return the network's input for the first batch of `data` in `predict`.
+
+        Args:
+            data: one dataset, one dict or tuple of arrays, or raw rows.
+            batch_size: as for `predict`.
+
+        Raises:
+            DataError: `data` has no batch.
+        """
+        return inference.first_batch(self, data, batch_size)
 
     # -- the verbs of mindspore.Model under their own names --------------------------------------------------------
 
@@ -407,21 +456,26 @@ class Trainer:
     train_network = property(compat.train_network)
     predict_network = property(compat.predict_network)
 
-    if not TYPE_CHECKING:  # to a type checker every attribute would be there
+    if not TYPE_CHECKING:  # hidden from type checkers, for which every attribute would exist
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown attribute and name the nearest known one."""
+            """Raise AttributeError that names the nearest known attribute."""
             raise keywords.missing_verb(type(self), name)
+
+    def _repr_html_(self) -> str:
+        from .run.shown import trainer_html
+
+        return trainer_html(self)
 
     # -- what callbacks use ------------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
-        """Ask the run to end after the step in flight; the first reason given stands, for all processes."""
+        """Stop the run after the current step; the first reason wins, for all processes."""
         self.state.ask_to_stop(StopReason(kind, reason), alone=self.group.size == 1)
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate of the next update; settable where it is constant."""
+        """Learning rate of the next update; can be set if it is constant."""
         return get_learning_rate(self.optimizer)
 
     @learning_rate.setter
@@ -430,23 +484,50 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float | None:
-        """Present loss scale, copied from the device; None without a scaler that has one."""
+        """Current loss scale, copied from the device; None without a scaler that has one."""
         value = getattr(self.scaler, "scale_value", None)
         return None if value is None else float(value.asnumpy())
 
     def read_counters(self) -> dict[str, int]:
-        """Return how many updates were "skipped", how many of them are "fatal", "consecutive" now and "longest_run".
+        """Return the update counters: "skipped", how many of them are "fatal", "consecutive" now and "longest_run".
 
-        Fatal are all but overflows of scaled gradients with a finite loss. Copies four numbers to the host.
+        All skipped updates are fatal except overflows of scaled gradients with a finite loss. Copies four numbers to
+        the host.
         """
-        counters = self.builder.read_counters()
-        if counters:
-            self.state.skipped_steps = counters["skipped"]
-        return counters or dict.fromkeys(("skipped", "fatal", "consecutive", "longest_run"), 0)
+        return loop.read_counters(self)
+
+    def read_scores(self) -> dict[str, dict[str, Any]]:
+        """Return calibration and distribution of binary scores, by task ("" for a single task).
+
+        They cover the decayed past of the current stream, else this process's rows of the latest evaluation. The values
+        are those of `trainer.metrics.score_table.score_table`; a target that is not binary has none.
+        """
+        if self.run is not None and self.run.online is not None:
+            return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
+        tasks = ("",) if self.tasks is None else self.tasks.tasks
+        tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
+        return {task: table for task, table in tables.items() if table is not None}
+
+    def read_tables(self) -> dict[str, dict[str, int]]:
+        """Return rows, bytes and counters (admitted, evicted, ...) of each sparse table of this process, by name."""
+        tables = {} if self.tables is None else self.tables.tables.tables
+        return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
 
     def read_bad_steps(self) -> list[int]:
-        """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        """Return the latest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
         return self.builder.read_bad_steps(self.state.progress.global_step)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Temporarily replace the weights by the averages of `EMA` or `SWA`; a no-op without averages."""
+        average = self.builder.average
+        with average.applied() if average is not None else contextlib.nullcontext():
+            yield
+
+    def use_averaged_weights(self) -> None:
+        """Replace the weights by the averages of `EMA` or `SWA`."""
+        if self.builder.average is not None:
+            self.builder.average.replace_weights()
 
     @property
     def position(self) -> dict[str, Any] | None:
@@ -455,51 +536,51 @@ class Trainer:
 
     @property
     def base(self) -> dict[str, int]:
-        """The "epoch" and "step" that the run under way counts from; zeros outside a run."""
+        """The "epoch" and "step" from which the current run counts; zeros outside a run."""
         return {"epoch": 0, "step": 0} if self.run is None else self.run.cursor.base
 
     @property
     def eval_network(self) -> nn.Cell | None:
-        """The cell that evaluates; None: one is built from network and loss. Settable; `eval_indexes` stay."""
-        return self.builder.eval_network
+        """The evaluation cell; None builds one from network and loss. Setting it keeps `eval_indexes`."""
+        return self.builder.inference.eval_network
 
     @eval_network.setter
     def eval_network(self, cell: nn.Cell | None) -> None:
         network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
         kept = self.eval_indexes if cell is not None and self.eval_network is not None else None
         self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
-        self.builder.use_eval_network(cell)
+        self.builder.inference.use_eval_network(cell)
 
     @property
     def train_dataset(self) -> Any:
-        """The `mindspore.dataset` pipeline that is trained on; None outside a run and for other data."""
+        """The `mindspore.dataset` pipeline being trained on; None outside a run and for other data."""
         return None if self.run is None else self.run.feed.source.dataset
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names a callback may monitor in the run under way."""
+        """Names that a callback may monitor in the current run."""
         return tuple(self.metric_directions)
 
     @property
     def metric_directions(self) -> dict[str, bool | None]:
-        """Metric -> whether higher is better, for what the run under way measures; None where a metric does not say."""
+        """Metric -> whether higher is better, for the current run; None if a metric does not declare it."""
         if self.run is None:
             return produced_metrics(self.metrics, self.tasks, ("",), None)
         return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
 
     def report_drift(self, drift: dict[str, Any]) -> None:
-        """Put the report of a drift detector into `state.drift` and call `on_drift`."""
+        """Set `state.drift` to a drift detector's report and call `on_drift`."""
         loop.drifted(self, drift)
 
     def report_snapshot(self, path: Path) -> None:
-        """Put the path of a snapshot that is durable now into `state.snapshot` and call `on_save_checkpoint`."""
+        """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
         loop.saved(self, path)
 
     def use_tables(self, tables: TableFeed) -> None:
-        """Train and read the network's sparse tables through `tables` from now on.
+        """Use `tables` to train and read the network's sparse tables from now on.
 
         Raises:
-            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of other or unusable tables.
+            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
         """
         if self._loaded_tables:
             tables.check_states(self._loaded_tables)
@@ -511,7 +592,7 @@ class Trainer:
         self.boost_parts = self.boost.parts
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables, now or as soon as the first data shows which columns feed them."""
+        """Restore the sparse tables, now or once the first data shows which columns feed them."""
         if self.tables is None:
             self._loaded_tables = states if embedding_cells(self.network) else []
         else:
@@ -520,13 +601,13 @@ class Trainer:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot_content(self) -> Content:
-        """Return what a snapshot is taken of now."""
+        """Return the content of a snapshot taken now."""
         return Content(
             self.network,
             self.optimizer,
             self.builder.step,
             self.scaler,
-            self.builder.window,
+            self.builder.accumulation,
             self.state,
             self.callbacks,
             self.parts,
@@ -535,10 +616,10 @@ class Trainer:
         )
 
     def claim(self, root: str | Path) -> Path:
-        """Become the one writer of a folder of snapshots until the run ends; return its path, free of links.
+        """Become the only writer of a snapshot folder until the run ends; return its resolved path.
 
         Raises:
-            ConfigurationError: it cannot be made or written. FolderInUseError: another run writes there.
+            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
         """
         return self.saver.claim(root)
 
@@ -555,39 +636,44 @@ class Trainer:
             )
         return self.saver.save(Path(root), background=background)
 
-    def load(self, path: str | Path, strict: bool = True, weights_only: bool = False) -> None:
+    def load(
+        self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
+    ) -> None:
         """Restore a snapshot, or the weights of a .ckpt file; see `trainer.checkpoint.saver.Saver.load`."""
-        if self.builder.step is None and self.optimizer is not None:  # its counters are in the snapshot
+        if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
             self.builder.train_step(self.step_options)
-        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only)
+        path = fetched_snapshot(path, self.group) or path
+        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
         if snapshot is not None and not weights_only:
             loop.restored(self, snapshot.path)
 
     def init_from(
         self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
     ) -> None:
-        """Begin with what another training has learned: weights, rows of sparse tables, what features learned.
+        """Start from what another training learned: weights, rows of sparse tables, feature statistics.
 
-        Counters, optimizer state and the position in the data stay those of a new training, so the optimizer, the data
-        and the verb may be others: `online_train` goes on from what `fit` has learned.
+        Counters, optimizer state and data position start fresh, so the optimizer, the data and the verb may differ:
+        `online_train` can continue from what `fit` learned.
 
         Args:
-            path: a snapshot, a folder of snapshots, a run folder, a .ckpt file or a published model.
+            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), a .ckpt file or a
+                published model.
             parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
                 leaves it as it is. Names that are not mapped are the same there.
             strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise what
                 fits is taken, with a warning. What is there besides is passed over.
 
         Raises:
-            ConfigurationError: `parameter_map` is no such mapping.
+            ConfigurationError: `parameter_map` is not such a mapping.
             CheckpointError: nothing sound to read. CheckpointMismatchError: it does not fit; nothing has changed.
         """
         from .run import initial_state
 
+        path = fetched_snapshot(path, self.group) or path
         initial_state.init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
 
     def rollback(self) -> None:
-        """Put weights, optimizer and step state back to the newest snapshot of this run."""
+        """Reset weights, optimizer and step state to the latest snapshot of this run."""
         self.saver.rollback()
 
     def prune(self, root: str | Path, keep: Collection[str]) -> None:
@@ -595,11 +681,11 @@ class Trainer:
         self.saver.prune(Path(root), keep)
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
-        """Make the pointer file "last" or "best" of `root` name a snapshot; rank 0 alone writes it."""
+        """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""
         if self.group.is_main:
             set_pointer(Path(root), pointer, name)
 
     def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Tell the data source that everything before `position` is in a durable snapshot."""
+        """Tell the data source that a durable snapshot covers everything before `position`."""
         if self.run is not None and position:
             self.run.feed.source.commit(Position.from_json(position))

@@ -230,7 +230,7 @@ def together(embedding: Any, fields: int, mlp: Any) -> Any:
 
 
 class Model(Base):
-    """`mindspore.Model.train` with `nn.Embedding` cells and one dense Adam; smaller tables and few steps a window."""
+    """`mindspore.Model.train` with `nn.Embedding` cells and one dense Adam; smaller tables and few steps per window."""
 
     rows = MODEL_ROWS
 

@@ -72,7 +72,7 @@ class Base:
 
 
 class Fit(Base):
-    """`Trainer.fit` with the package's model, eight steps a call."""
+    """`Trainer.fit` with the package's model, eight steps per call."""
 
     def build(self) -> None:
         from mindspore import nn, set_seed
@@ -108,11 +108,8 @@ class Torch(Base):
         from benchmarks import torch_models
 
         torch.manual_seed(0)
-        self.network = torch_models.make(self.model, FIELDS * IDS)
-        tables = [module.weight for module in self.network.modules() if isinstance(module, torch.nn.Embedding)]
-        sparse = {id(table) for table in tables}
-        dense = [p for p in self.network.parameters() if id(p) not in sparse]
-        self.optimizers = [torch.optim.SparseAdam(tables, RATE), torch.optim.Adam(dense, RATE)]
+        self.network = torch_models.make(self.model, torch_models.Sizes(FIELDS * IDS, FIELDS, NUMBERS))
+        self.optimizers = torch_models.optimizers_of(self.network, RATE)
         self.offsets = torch.arange(FIELDS) * IDS
 
     def train(self, batches: list[Any]) -> None:

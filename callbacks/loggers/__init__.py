@@ -1,1 +1,1 @@
-"""Loggers: where the numbers of a run go. `logger.py` holds the contract, every backend is one file."""
+"""Loggers: send the numbers of a run to a backend. `logger.py` holds the contract; each backend is one file."""

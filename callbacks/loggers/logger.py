@@ -1,4 +1,4 @@
-"""`Logger`: decides what of a run is logged and when; a backend says where it goes."""
+"""`Logger`: decides what to log and when; a backend decides where."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trainer.cadence import Every, cadence
 from trainer.checks import refuse
 from trainer.masking import mask_value
 
 from ..callback import Callback
+from ..output import snapshot_step
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..callback import Trainer
 
 LEAST_POINTS = 200
 
@@ -23,8 +26,8 @@ LEAST_POINTS = 200
 class Logger(Callback):
     """Logs a run: losses, learning rate, speed, validation, windows, hyperparameters, snapshots.
 
-    A backend derives from it and overrides `open`, `log_metrics` and `close`; the other methods do nothing unless they
-    are overridden. Several loggers may be given to one run. The x-axis is the optimizer step.
+    A backend subclasses it and overrides `open`, `log_metrics` and `close`; the other methods do nothing by default. A
+    run can have several loggers. The x-axis is the optimizer step.
 
     Names: train/loss, train/learning_rate, train/loss_scale, train/skipped_steps, train/samples_per_second,
     train/data_wait (share of the time); epoch/*; val/*; window/*.
@@ -35,10 +38,11 @@ class Logger(Callback):
         hparams: values logged as the hyperparameters; None for what the trainer says of itself.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named.
+        ConfigurationError: an argument is invalid.
     """
 
     main_only = True
+    leaves_files = True
     reports_only = True
 
     def __init__(self, every: Every | int | None = None, hparams: Mapping[str, Any] | None = None) -> None:
@@ -55,7 +59,7 @@ class Logger(Callback):
     # -- what a backend overrides -----------------------------------------------------------------------------------
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Begin to log; of an earlier attempt, what came after `step` is dropped."""
+        """Start logging; drop what an earlier attempt logged after `step`."""
         raise NotImplementedError
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -63,26 +67,26 @@ class Logger(Callback):
         raise NotImplementedError
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log what the run is made of, once, after its first call of the program; `metrics` names its results."""
+        """Log the hyperparameters once, after the first program call; `metrics` names the results."""
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
         """Log the last value of every metric, and the best as ``best_<name>``, at the end of the run."""
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Log that a snapshot has become durable."""
+        """Log a snapshot that has become durable."""
 
     def flush(self) -> None:
-        """Bring to the disk what was logged."""
+        """Write logged data to disk."""
 
     def close(self) -> None:
-        """End the log; also after a failure."""
+        """End the log, also after a failure."""
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Open the log."""
         progress = trainer.state.progress
-        self._described = progress.global_step > 0  # by the run that this one goes on with
+        self._described = progress.global_step > 0  # by the run that this one resumes
         self.open(trainer, progress.global_step)
         self._is_open = True
         if self.every is not None:
@@ -97,33 +101,39 @@ class Logger(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Log the losses that are due, and the hyperparameters once."""
+        if not self._is_open:  # opening failed, and the run continues without it
+            return
         if not self._described:
             self._described = True
             values = self.hparams if self.hparams is not None else hyperparameters(trainer)
             self.log_hyperparameters(mask_value(dict(values)), trainer.metric_names)
         due = self._due(trainer)
         if due:
-            first = trainer.state.progress.global_step - trainer.state.outputs.num_steps + 1
-            losses = trainer.state.outputs.losses
+            outputs = trainer.state.outputs
+            steps = outputs.chunk.num_steps  # of the optimizer; losses are those of micro-batches
+            first = trainer.state.progress.global_step - steps + 1
+            losses = [float(part.mean()) for part in np.array_split(outputs.losses, max(steps, 1))]
             for step in due[:-1]:
-                self.log_metrics({"train/loss": float(losses[step - first])}, step)
-            self._log_training(trainer, float(losses[due[-1] - first]), due[-1])
+                self.log_metrics({"train/loss": losses[step - first]}, step)
+            self._log_training(trainer, losses[due[-1] - first], due[-1])
 
     def _due(self, trainer: Trainer) -> list[int]:
-        """Return the steps of the newest call that are logged, ascending."""
-        progress, steps = trainer.state.progress, trainer.state.outputs.num_steps
+        """Return the steps of the latest call to log, ascending."""
+        progress, steps = trainer.state.progress, trainer.state.outputs.chunk.num_steps
         last = progress.global_step
         if self.every is not None and self.every.unit != "steps":
             return [last] if self.every.unit != "epochs" and self.every.due(progress) else []
         stride = self._stride if self.every is None else int(self.every.n)
         due = [step for step in range(last - steps + 1, last + 1) if step % stride == 0]
         if self.every is None and last - self._strided_from >= 2 * LEAST_POINTS * stride:
-            self._stride *= 2  # a run without an end: the older it is, the farther apart its points are
+            self._stride *= 2  # open-ended run: space points farther apart over time
             self._strided_from = last
         return due
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """Log the epoch's mean loss; with a cadence in epochs the other training values too."""
+        if not self._is_open:
+            return
         state = trainer.state
         step = state.progress.global_step
         if state.train_loss is not None:
@@ -145,11 +155,14 @@ class Logger(Callback):
         if values["loss_scale"] is not None:
             values["skipped_steps"] = trainer.read_counters()["skipped"]
         self._mark = (now, samples)
-        if trainer.tasks is not None:  # means of the epoch or the window so far, or of the epoch that has just ended
+        if trainer.tasks is not None:  # means of the epoch or window so far, or of the epoch that just ended
             so_far = trainer.tasks.read_losses(keep=True)
             ended = trainer.state.task_losses
             values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
-        self.log_metrics({f"train/{name}": float(value) for name, value in values.items() if value is not None}, step)
+        points = {f"train/{name}": float(value) for name, value in values.items() if value is not None}
+        for callback in trainer.callbacks:
+            points |= callback.logged_values()
+        self.log_metrics(points, step)
 
     def on_eval_end(self, trainer: Trainer) -> None:
         """Log the results of a validation."""
@@ -159,6 +172,8 @@ class Logger(Callback):
 
     def on_window_end(self, trainer: Trainer) -> None:
         """Log the metrics of the window that closed."""
+        if not self._is_open:
+            return
         window = trainer.state.window or {}
         numbers = {name: value for name, value in window.items() if isinstance(value, int | float)}
         values = {f"window/{name.removeprefix('window_')}": value for name, value in numbers.items()}
@@ -166,14 +181,16 @@ class Logger(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Bring what was logged up to the snapshot onto disk, and log the snapshot."""
-        if self._is_open and trainer.state.snapshot is not None:
-            self.log_snapshot(trainer.state.snapshot, trainer.state.progress.global_step)
+        path = trainer.state.snapshot
+        if self._is_open and path is not None:
+            step = snapshot_step(path)  # a background snapshot is older than the current step
+            self.log_snapshot(path, trainer.state.progress.global_step if step is None else step)
             self.flush()
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Log last and best values."""
         history = trainer.history
-        if history is not None:
+        if history is not None and self._is_open:
             results = {name: values[-1] for name, values in history.history.items() if values}
             results |= {f"best_{name}": best.value for name, best in history.best.items()}
             self.log_results(results, trainer.state.progress.global_step)
@@ -186,7 +203,7 @@ class Logger(Callback):
 
 
 def hyperparameters(trainer: Trainer) -> dict[str, Any]:
-    """Return what a training under way is made of: plain values by name."""
+    """Return the hyperparameters of the current training as plain values by name."""
     chunk, limits = trainer.state.outputs.chunk, trainer.state.limits
     optimizer = trainer.optimizer
     schedule = None if optimizer is None else getattr(optimizer, "learning_rate", None)

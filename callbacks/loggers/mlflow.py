@@ -1,8 +1,9 @@
-"""`MLflowLogger`: a run as a run of MLflow."""
+"""`MLflowLogger`: logs a run to MLflow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,33 @@ from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
 from .logger import Logger
+from .sender import Sender
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..callback import Trainer
+
+FLUSH_SECONDS = 5.0
+CLOSE_SECONDS = 60.0
+
+
+def _passes(error: Exception) -> bool:
+    """Return whether a failed request may succeed later: the server or its database is unavailable."""
+    from requests import exceptions
+
+    if isinstance(error, ConnectionError | TimeoutError | exceptions.ConnectionError | exceptions.Timeout):
+        return True
+    code = getattr(error, "error_code", None)
+    return code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
 
 
 class MLflowLogger(Logger):
     """Logs a run to MLflow: metrics, parameters, snapshots as artifacts.
 
-    A resumed run goes on in the same MLflow run. MLflow cannot delete points: those after the snapshot stay, and the
-    new ones of the same step come after them. No global state of MLflow is changed.
+    A resumed run continues the same MLflow run. MLflow cannot delete points: those after the snapshot stay, followed by
+    the new ones of the same steps. MLflow's global state is not changed.
+
+    A thread of its own sends; training waits for it at snapshots only, 5 s at most. While the server is away the points
+    wait (10,000 requests at most) and a warning says so once.
 
     Args:
         experiment: name of the experiment; it is made where it is missing.
@@ -46,6 +64,7 @@ class MLflowLogger(Logger):
         self.log_snapshots = bool(log_snapshots)
         self.run_id: str | None = None
         self._client: Any = None
+        self._sender: Sender | None = None
         self._failed = False
 
     def setup(self, trainer: Trainer) -> None:
@@ -65,56 +84,84 @@ class MLflowLogger(Logger):
         if self.run_name is None and run_dir is not None:
             self.run_name = Path(run_dir).name
         self.run_id = None
-        self._client = MlflowClient(tracking_uri=uri)
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+        except MlflowException as error:
+            raise ConfigurationError(f"MLflowLogger(tracking_uri={uri!r}): {error}") from error
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Begin a run, or go on with the one of the snapshot."""
+        """Start a run, or continue the snapshot's run."""
         self._failed = False
-        if step and self.run_id is not None:
-            self._client.update_run(self.run_id, status="RUNNING")
+        self._sender = Sender("MLflowLogger", _passes)
+        if not step:
+            self.run_id = None
+        self._send(self._open)
+
+    def _send(self, request: Callable[[], None]) -> None:
+        assert self._sender is not None, "the log is written between on_train_begin and teardown"
+        self._sender.send(request)
+
+    def _open(self) -> None:
+        client = self._client
+        if self.run_id is not None:
+            client.update_run(self.run_id, status="RUNNING")
             return
-        known = self._client.get_experiment_by_name(self.experiment)
-        experiment = known.experiment_id if known else self._client.create_experiment(self.experiment, self._artifacts)
-        self.run_id = self._client.create_run(experiment, run_name=self.run_name).info.run_id
+        known = client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else client.create_experiment(self.experiment, self._artifacts)
+        self.run_id = client.create_run(experiment, run_name=self.run_name).info.run_id
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log numbers in one request."""
-        import time
-
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self.run_id, [Metric(name, float(value), now, step) for name, value in values.items()])
+        points = [Metric(name, float(value), now, step) for name, value in values.items()]
+        self._send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log parameters; MLflow refuses to change those of an earlier attempt, which stay."""
-        from mlflow.entities import Param
+        """Log parameters; MLflow does not allow changing those of an earlier attempt, so they stay."""
 
-        known = self._client.get_run(self.run_id).data.params
-        new = [Param(name, str(value)) for name, value in values.items() if name not in known]
-        self._client.log_batch(self.run_id, params=new)
+        def send() -> None:
+            from mlflow.entities import Param
+
+            known = self._client.get_run(self.run_id).data.params
+            new = [Param(name, str(value)) for name, value in values.items() if name not in known]
+            self._client.log_batch(self.run_id, params=new)
+
+        self._send(send)
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
         """Log last and best values."""
         self.log_metrics(values, step)
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Upload a snapshot, or note where it is."""
+        """Upload a snapshot, or log its path."""
         if self.log_snapshots:
-            self._client.log_artifacts(self.run_id, str(path), f"snapshots/{path.name}")
+            self._send(lambda: self._client.log_artifacts(self.run_id, str(path), f"snapshots/{path.name}"))
         else:
-            self._client.set_tag(self.run_id, "snapshot", str(path))
+            self._send(lambda: self._client.set_tag(self.run_id, "snapshot", str(path)))
+
+    def flush(self) -> None:
+        """Wait, for a limited time, until everything is sent."""
+        if self._sender is not None:
+            self._sender.wait(FLUSH_SECONDS)
 
     def on_exception(self, trainer: Trainer) -> None:
         """Remember that the run failed."""
         self._failed = True
 
     def close(self) -> None:
-        """End the run."""
-        self._client.set_terminated(self.run_id, "FAILED" if self._failed else "FINISHED")
+        """End the run; wait, for a limited time, until everything is sent."""
+        status = "FAILED" if self._failed else "FINISHED"
+        self._send(lambda: self._client.set_terminated(self.run_id, status))
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close(CLOSE_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id, with which a resumed run goes on."""
+        """Return the run's id, needed to continue it after a resume."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

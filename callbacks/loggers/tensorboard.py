@@ -1,11 +1,13 @@
-"""`TensorBoard`: a run as TensorBoard event files, written by the calling thread.
+"""`TensorBoard`: logs a run as TensorBoard event files, written by the calling thread.
 
-tensorboardX's own writer hands events to a thread through a queue of ten. Once a write has failed, the thread is dead
-and the eleventh event blocks the caller for ever. Its messages and checksums are used here, not its writer.
+tensorboardX's own writer passes events to a thread through a queue of ten. After a failed write the thread is dead, and
+the eleventh event blocks the caller forever. Only its messages and checksums are used here, not its writer.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
 import struct
@@ -18,24 +20,35 @@ from trainer.cadence import Every, cadence
 from trainer.errors import ConfigurationError
 
 from ..output import writable
+from . import score_pictures
 from .logger import Logger
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..callback import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 class TensorBoard(Logger):
-    """Logs a run for TensorBoard: scalars, the HPARAMS tab with last and best metrics, histograms of weights.
+    """Logs a run for TensorBoard: scalars, the HPARAMS tab with last and best metrics, histograms, norms, curves.
 
-    A resumed run goes on in the same folder and discards what was written after the step it resumes from.
+    A resumed run continues in the same folder and discards what was written after the step it resumes from. Windows of
+    a stream are there twice: window/* over steps, and window_by_event_time/*, for which "Wall" is the time that their
+    rows happened.
 
     Args:
         log_dir: folder of the event files; None for ``<run_dir>/tensorboard``, or ``runs/<time>`` without a run folder.
         every, hparams: see `Logger`.
         histograms: cadence of histograms and norms of the weights (each copies all dense weights); None: never.
+        norms: cadence of gradient_norm/* and weight_norm/* of each parameter and train/gradient_norm, of all together,
+            before clipping. The training program computes them in the call after they are due, and in no other. None:
+            never, and the program is that without them.
+        curves: whether evaluations of binary targets, and windows twice a minute at most, write their precision-recall
+            curve and, where matplotlib is installed, pictures of ROC curve and calibration. They need a metric with a
+            histogram of scores, such as "auc".
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, tensorboardX is not installed or the
+        ConfigurationError: an argument is invalid; at `setup`, tensorboardX is not installed or the
             folder cannot be written.
     """
 
@@ -45,10 +58,17 @@ class TensorBoard(Logger):
         every: Every | int | None = None,
         hparams: Mapping[str, Any] | None = None,
         histograms: Every | int | None = None,
+        norms: Every | int | None = None,
+        curves: bool = True,
     ) -> None:
         super().__init__(every, hparams)
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.histograms = None if histograms is None else cadence("TensorBoard", histograms)
+        self.norms = None if norms is None else cadence("TensorBoard", norms)
+        self.gradient_norms = self.norms is not None
+        self.curves = bool(curves)
+        self._next_curves = 0.0
+        self._curves_failed = False
         self.folder: Path | None = None
         self._file: EventFile | None = None
 
@@ -72,6 +92,10 @@ class TensorBoard(Logger):
         self._file = EventFile(self.folder, step + 1 if step else None)
         if self.histograms is not None:
             self.histograms.start(trainer.state.progress)
+        self._norms_wanted = self.norms is not None
+        if self.norms is not None and trainer.run is not None:
+            self.norms.start(trainer.state.progress)
+            trainer.run.request_norms()
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Add scalars."""
@@ -99,8 +123,71 @@ class TensorBoard(Logger):
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Add what is due."""
         super().on_train_step_end(trainer)
-        if self.histograms is not None and self.histograms.due(trainer.state.progress):
+        if self._is_open and self.histograms is not None and self.histograms.due(trainer.state.progress):
             self._add_histograms(trainer)
+        if self._is_open and self.norms is not None:
+            self._add_norms(trainer, self.norms)
+
+    def _add_norms(self, trainer: Trainer, every: Every) -> None:
+        """Write the norms of this call, if they were computed; ask for those of the next one when due."""
+        assert trainer.run is not None
+        if self._norms_wanted and trainer.state.outputs.chunk.num_steps:  # a call of micro-batches alone has no norms
+            self._norms_wanted = False
+            step, norms = trainer.state.progress.global_step, trainer.run.read_norms()
+            for name, both in norms.items():
+                for kind, norm in zip(("gradient_norm", "weight_norm"), both, strict=True):
+                    self._events.scalar(f"{kind}/{name}", norm, step)
+            for index, kind in enumerate(("gradient_norm", "weight_norm")):
+                self._events.scalar(f"train/{kind}", math.hypot(*(both[index] for both in norms.values())), step)
+        if every.due(trainer.state.progress):
+            self._norms_wanted = True
+            trainer.run.request_norms()
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Log the results of a validation, and the curves of binary targets."""
+        super().on_eval_end(trainer)
+        if self._is_open and self.curves:
+            self._add_curves(trainer, "val")
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Log the window over steps and over event time, and the curves twice a minute at most."""
+        super().on_window_end(trainer)
+        if not self._is_open:
+            return
+        window, step = trainer.state.window or {}, trainer.state.progress.global_step
+        staleness = window.get("staleness", math.nan)
+        if not math.isnan(staleness):
+            event_time = time.time() - staleness
+            for name, value in window.items():
+                if isinstance(value, int | float):
+                    tag = f"window_by_event_time/{name.removeprefix('window_')}"
+                    self._events.scalar(tag, value, step, event_time)
+        if self.curves and time.monotonic() >= self._next_curves:
+            self._next_curves = time.monotonic() + CURVE_SECONDS
+            self._add_curves(trainer, "window")
+
+    def _add_curves(self, trainer: Trainer, group: str) -> None:
+        """Add the curves; a failure to draw them is logged. Raises OSError as `EventFile.add` does."""
+        if self._curves_failed:
+            return
+        try:
+            self._draw_curves(trainer, group)
+        except OSError:
+            raise
+        except Exception as error:  # of matplotlib or tensorboardX, of whatever kind
+            self._curves_failed = True
+            logger.warning("TensorBoard: no more curves are drawn: %s: %s", type(error).__name__, error)
+
+    def _draw_curves(self, trainer: Trainer, group: str) -> None:
+        step = trainer.state.progress.global_step
+        for task, table in trainer.read_scores().items():
+            name = f"{group}/{task}" if task else group
+            self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
+            if score_pictures.can_draw():
+                self._events.picture(f"roc/{name}", score_pictures.roc_picture(table, f"ROC, step {step:,}"), step)
+                title = f"calibration, step {step:,}"
+                picture = score_pictures.calibration_picture(table, title)
+                self._events.picture(f"calibration/{name}", picture, step)
 
     def _add_histograms(self, trainer: Trainer) -> None:
         import numpy as np
@@ -112,7 +199,8 @@ class TensorBoard(Logger):
             values = parameter.asnumpy().astype(np.float64).ravel()
             if values.size and np.isfinite(values).all():
                 self._events.add(histogram(f"weights/{parameter.name}", values, bins="auto"), step)
-                self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
+                if self.norms is None:
+                    self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
 
     @property
     def _events(self) -> EventFile:
@@ -129,7 +217,7 @@ class TensorBoard(Logger):
         file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the folder, so that a resumed run without a run folder goes on in it."""
+        """Return the folder, so that a resumed run without a run folder continues in it."""
         return {"folder": None if self.folder is None else str(self.folder)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,20 +228,35 @@ class TensorBoard(Logger):
             self.folder = Path(state["folder"])
 
 
+CURVE_SECONDS = 30.0
+
+
+def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
+    """Return the summary of TensorBoard's PR curves: counts and rates for thresholds from 0 to 1."""
+    import numpy as np
+    from tensorboardX.summary import pr_curve_raw
+
+    hits, false_alarms = (np.array(table["above"][kind]) for kind in ("positives", "negatives"))
+    misses, correct = hits[0] - hits, false_alarms[0] - false_alarms
+    precision = hits / np.maximum(hits + false_alarms, 1e-7)
+    recall = hits / max(hits[0], 1e-7)
+    return pr_curve_raw(tag, hits, false_alarms, correct, misses, precision, recall, len(hits))
+
+
 FLUSH_SECONDS = 10.0
 FLUSH_BYTES = 1 << 16
 _NAME = "events.out.tfevents."
 
 
 class EventFile:
-    """Appends scalars and texts to an event file in `folder`, which is made when missing.
+    """Appends scalars and texts to an event file in `folder`, created if missing.
 
-    Events reach the file every 10 seconds, every 64 KiB and at `flush`. When a write fails, the events since the one
-    before are dropped and the file ends where it did, so that no reader meets half an event.
+    Events reach the file every 10 seconds, every 64 KiB and at `flush`. If a write fails, the events since the previous
+    write are dropped and the file is truncated to its previous end, so that no reader sees half an event.
 
     Args:
         folder: folder of the event files of a run.
-        purge_step: step from which on readers are to forget what earlier files hold, or None.
+        purge_step: step from which readers discard the content of earlier files, or None.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
@@ -167,11 +270,19 @@ class EventFile:
         if purge_step is not None:
             self._header += _record(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
 
-    def scalar(self, name: str, value: float, step: int) -> None:
-        """Add a number; OSError when it is time to write and the file system refuses."""
+    def scalar(self, name: str, value: float, step: int, wall_time: float | None = None) -> None:
+        """Add a number; raises OSError if a due write fails."""
         from tensorboardX.proto.summary_pb2 import Summary
 
-        self.add(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step)
+        self.add(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step, wall_time)
+
+    def picture(self, name: str, png: bytes, step: int) -> None:
+        """Add a picture; OSError as `scalar`."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        width, height = struct.unpack(">II", png[16:24])  # of the PNG's header
+        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
+        self.add(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
     def text(self, name: str, text: str, step: int) -> None:
         """Add a text in Markdown; OSError as `scalar`."""
@@ -179,19 +290,19 @@ class EventFile:
 
         self.add(summary(name, text), step)
 
-    def add(self, summary: Any, step: int) -> None:
-        """Add a summary; OSError as `scalar`."""
+    def add(self, summary: Any, step: int, wall_time: float | None = None) -> None:
+        """Add a summary; `wall_time` in seconds since the epoch, None: now. OSError as `scalar`."""
         from tensorboardX.proto.event_pb2 import Event
 
-        self._events += _record(Event(step=step, summary=summary))
+        self._events += _record(Event(step=step, summary=summary), wall_time)
         if len(self._events) >= FLUSH_BYTES or time.monotonic() - self._written >= FLUSH_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """Write what was added to the file.
+        """Write the added events to the file.
 
         Raises:
-            OSError: the file system refused; these events are lost.
+            OSError: the write failed; these events are lost.
         """
         events, self._events, self._written = self._events, bytearray(), time.monotonic()
         if not events:
@@ -210,14 +321,14 @@ class EventFile:
 
     def _open(self) -> Any:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Readers go by name, and a clock may have been set back since the file before.
+        # Readers order files by name, and the clock may have been set back since the previous file.
         numbers = [name.removeprefix(_NAME).split(".")[0] for name in os.listdir(self.folder) if name.startswith(_NAME)]
         number = max([int(time.time()), *(int(number) + 1 for number in numbers if number.isdecimal())])
         path = self.folder / f"{_NAME}{number:010d}.{socket.gethostname()}.{os.getpid()}"
         return open(path, "xb", buffering=0)
 
     def flush(self) -> None:
-        """Force everything added to the disk; OSError as `write`."""
+        """Write everything added and sync it to disk; OSError as `write`."""
         self.write()
         if self._file is not None:
             os.fsync(self._file.fileno())
@@ -232,11 +343,11 @@ class EventFile:
                 file.close()
 
 
-def _record(event: Any) -> bytes:
-    """Return an event with the time, its length and the checksums of both, as TensorBoard reads it."""
+def _record(event: Any, wall_time: float | None = None) -> bytes:
+    """Return the record of an event stamped with a time, by default now: length and data with checksums."""
     from tensorboardX.record_writer import masked_crc32c
 
-    event.wall_time = time.time()
+    event.wall_time = time.time() if wall_time is None else wall_time
     data = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]

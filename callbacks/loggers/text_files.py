@@ -1,4 +1,4 @@
-"""`CSVLogger` and `JSONLinesLogger`: a run as one text file in the run folder."""
+"""`CSVLogger` and `JSONLinesLogger`: log a run to one text file in the run folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..output import writable
 from .logger import Logger
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..callback import Trainer
 
 
 class _FileLogger(Logger):
-    """A log in one file, read again and cut behind the snapshot by a resumed run.
+    """Logs to one file; a resumed run reads it and drops what came after the snapshot.
 
     Args:
         path: the file; None for one in the run folder.
         every, hparams: see `Logger`.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, there is neither a path nor a run folder,
+        ConfigurationError: an argument is invalid; at `setup`, there is neither a path nor a run folder,
             or the folder cannot be written.
     """
 
@@ -67,7 +67,7 @@ class _FileLogger(Logger):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Force the lines to the disk."""
+        """Sync the lines to disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -80,7 +80,7 @@ class _FileLogger(Logger):
 class JSONLinesLogger(_FileLogger):
     """Logs a run to ``<run_dir>/log.jsonl``: ``{"step": 20, "train/loss": 0.3}``, one object per line.
 
-    Hyperparameters, results and snapshots have lines of their own: "hyperparameters", "results", "snapshot". NaN and
+    Hyperparameters, results and snapshots have their own lines: "hyperparameters", "results", "snapshot". NaN and
     infinities are null.
 
     Args:
@@ -97,7 +97,7 @@ class JSONLinesLogger(_FileLogger):
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):  # half a line: the process was killed
+            except (ValueError, KeyError, TypeError):  # a partial line from a killed process
                 continue
         return "".join(kept)
 
@@ -128,7 +128,7 @@ class JSONLinesLogger(_FileLogger):
 class CSVLogger(_FileLogger):
     """Logs a run to ``<run_dir>/log.csv``: a row per step, a column per metric.
 
-    A metric that appears for the first time gets a column at the end; the file is then written again.
+    A new metric gets a column at the end; the file is then rewritten.
 
     Args:
         path: the file; None for one in the run folder.
@@ -160,7 +160,7 @@ class CSVLogger(_FileLogger):
         return text.getvalue()
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Add to the row of the step; a row is written when the next one begins."""
+        """Add to the current step's row; a row is written when the next one starts."""
         if self._row and self._row["step"] != step:
             self._write_row()
         self._row = {"step": step, **self._row, **values}
@@ -183,7 +183,7 @@ class CSVLogger(_FileLogger):
             self._file.write(self._text([row], header=False))
 
     def flush(self) -> None:
-        """Write the row under way and force the file to the disk."""
+        """Write the current row and sync the file to disk."""
         if self._row:
             self._write_row()
         super().flush()

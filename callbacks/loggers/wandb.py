@@ -1,4 +1,4 @@
-"""`WandbLogger`: a run as a run of Weights & Biases."""
+"""`WandbLogger`: logs a run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.errors import ConfigurationError
 from .logger import Logger
 
 if TYPE_CHECKING:
-    from trainer.trainer import Trainer
+    from ..callback import Trainer
 
 
 class WandbLogger(Logger):
     """Logs a run to Weights & Biases: metrics, configuration, summary, snapshots as artifacts.
 
-    A resumed run goes on in the same run where that is online; offline it begins another with the same id, which
-    `wandb sync` puts together.
+    A resumed run continues the same W&B run if it is online. Offline it starts another with the same id; `wandb sync`
+    merges the two.
 
     Args:
         project: name of the project.
@@ -32,6 +32,8 @@ class WandbLogger(Logger):
     Raises:
         ConfigurationError: at `setup`, wandb is not installed.
     """
+
+    report_errors = (Exception,)  # wandb's client has no common base exception
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class WandbLogger(Logger):
         self.run_id = None
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Begin a run, or go on with the one of the snapshot."""
+        """Start a run, or continue the snapshot's run."""
         import wandb
 
         folder = None if trainer.run_dir is None else Path(trainer.run_dir)
@@ -80,7 +82,7 @@ class WandbLogger(Logger):
         self._run.define_metric("*", step_metric="global_step")
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers over the optimizer step."""
+        """Log numbers against the optimizer step."""
         self._run.log({**values, "global_step": step})
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
@@ -92,7 +94,7 @@ class WandbLogger(Logger):
         self._run.summary.update(dict(values))
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Upload a snapshot, or note where it is."""
+        """Upload a snapshot, or log its path."""
         import wandb
 
         if self.log_snapshots:
@@ -112,7 +114,7 @@ class WandbLogger(Logger):
         run.finish(exit_code=self._exit_code)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id, with which a resumed run goes on."""
+        """Return the run's id, needed to continue it after a resume."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

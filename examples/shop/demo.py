@@ -1,6 +1,6 @@
-"""A shop that learns while it serves: `make demo`, or python -m examples.shop.demo [--rows 30000].
+"""A shop that learns while it serves: `make demo`, or python -m examples.shop.demo [--rows 15000].
 
-MovieLens-100K in the order of time. A sequence model is trained on the oldest 20,000 visits. Then customers ask a
+MovieLens-100K in the order of time. A sequence model is trained on the oldest 5,000 visits. Then customers ask a
 server over HTTP what they will like, and say later, through Redis, what they did like. A second training joins both,
 goes on from the first one's weights and publishes every second; the server follows. On the way the rank that trains is
 killed and its supervisor starts it again, and a version is rolled back. The end is a picture: AUC over event time,
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from examples.shop.picture import auc, draw
 from examples.shop.rows import COLUMNS, part, visits
 from trainer.errors import ConfigurationError
 
-PAST = 20_000
+PAST = 5_000
 
 
 class Story:
@@ -162,7 +163,7 @@ def run(folder: Path, rows: int, rate: float, picture: Path) -> dict[str, Any]:
         serve = [sys.executable, "-m", "trainer", "serve", str(published), "--port", "0", "--wait"]
         server = stack.enter_context(running(serve, folder / "serve.log"))
         at = wait_for(folder / "serve.log", r"is served at (http://\S+)", server)[1]
-        _first_version(folder, url, now, launcher)
+        _first_version(folder, url, at, launcher)
         story.tell("trainer launch: online training goes on from these weights; trainer serve follows it")
         happenings = Happenings(story, folder, launcher, rows)
         customers = Customers(at, url, now)
@@ -170,15 +171,14 @@ def run(folder: Path, rows: int, rate: float, picture: Path) -> dict[str, Any]:
         customers.play(rate, lambda asked: (happenings(asked), heard(asked)))
         count = len(set(customers.versions))
         story.tell(f"{customers.asked:,} requests, {rows:,} visits answered by {count} versions, none failed")
-        launcher.wait(60)
     return _results(story, folder, now, customers, happenings.marks, picture)
 
 
-def _first_version(folder: Path, url: str, now: dict[str, Any], launcher: subprocess.Popen) -> None:
-    """Send a first call's worth of old visits, so that there is a first version, and wait for it."""
+def _first_version(folder: Path, redis_url: str, server: str, launcher: subprocess.Popen) -> None:
+    """Send a first call's worth of old visits, so that there is a first version, and wait until it is served."""
     import redis
 
-    client, old = redis.Redis.from_url(url), visits()
+    client, old = redis.Redis.from_url(redis_url), visits()
     for number in range(PAST - 600, PAST):
         row = {name: old[name][number] for name in COLUMNS}
         row = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
@@ -187,11 +187,19 @@ def _first_version(folder: Path, url: str, now: dict[str, Any], launcher: subpro
             liked = {"view": f"old-{number}", "timestamp": row["timestamp"]}
             client.xadd("outcomes", {"data": json.dumps(liked)})
     until = time.monotonic() + 90
-    while not (folder / "published" / "current.json").is_file():
+    while not _ready(server):
         if launcher.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"nothing was published:\n{(folder / 'launch.log').read_text()[-3000:]}")
         time.sleep(0.1)
-    time.sleep(2.0)
+
+
+def _ready(server: str) -> bool:
+    """Return whether the server has a version to answer with."""
+    try:
+        with urllib.request.urlopen(f"{server}/readyz", timeout=5) as response:
+            return response.status == 200
+    except OSError:
+        return False
 
 
 class _Progress:
@@ -211,6 +219,9 @@ def _results(
 ) -> dict[str, Any]:
     from trainer.serving import ServedModel
 
+    windows = [json.loads(line) for line in (folder / "windows.jsonl").read_text().splitlines()]
+    told = ", ".join(f"{window['window_auc']:.3f}" for window in windows)
+    story.tell(f"AUC of its windows of two days, every visit scored before it was learned: {told}")
     labels, learning = now["label"], np.array(customers.answers)
     raw = {name: now[name] for name in COLUMNS}
     with ServedModel(folder / "published", version=1, follow=False) as first:
@@ -229,8 +240,8 @@ def _results(
 def main() -> int:
     """Run the demonstration; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=30_000, help="visits that happen; default: 30000")
-    parser.add_argument("--rate", type=float, default=450.0, help="visits a second; default: 450")
+    parser.add_argument("--rows", type=int, default=15_000, help="visits that happen; default: 15000")
+    parser.add_argument("--rate", type=float, default=250.0, help="visits a second; default: 250")
     parser.add_argument("--picture", type=Path, default=Path("runs/shop.svg"), help="default: runs/shop.svg")
     parser.add_argument("--recording", type=Path, help="also draw the terminal as an SVG")
     given = parser.parse_args()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 from mindspore import nn, set_seed
 
@@ -25,7 +23,7 @@ def _trainer(rate: float) -> Trainer:
     declared = features()
     net = network(declared)
     optimizer = nn.Adam(net.trainable_params(), rate)
-    return Trainer(net, nn.BCEWithLogitsLoss(), optimizer, features=declared)
+    return Trainer(net, nn.BCEWithLogitsLoss(), optimizer, {"auc"}, features=declared)
 
 
 def fit(folder: Path, rows: int) -> None:
@@ -40,27 +38,25 @@ def fit(folder: Path, rows: int) -> None:
 
 
 def online(folder: Path, url: str) -> None:
-    """Train on impressions joined with their outcomes, publish every second, until there are no more."""
-    trainer = _trainer(5e-4)
+    """Train on impressions joined with their outcomes, publish every second, until SIGTERM."""
+    trainer = _trainer(1e-3)
     trainer.load(folder / "offline", weights_only=True)
     names = dict(trainer.features.columns)
     key = {"view": {"dtype": "str"}, "timestamp": {"dtype": "float64"}}
     impressions = RedisStream("impressions", Schema({**names, **key}, event_time="timestamp", key="view"), url=url)
     outcomes = RedisStream("outcomes", Schema(key, event_time="timestamp", key="view"), url=url)
     stream = DelayedLabelJoin(impressions, outcomes, "view", WITHIN, idle_timeout=None)
-    snapshots = folder / "online"
     trainer.online_train(
         stream,
         callbacks=[
-            ModelCheckpoint(snapshots, every=20),
+            ModelCheckpoint(folder / "online", every=20),
             Publish(folder / "published", every=1.0, compact=10_000),
             Windows(folder / "windows.jsonl"),
         ],
         batch_size=64,
         sink_size=4,
         window=Window(event_time=2 * 86400),
-        idle_timeout=6.0,
-        resume=snapshots if (snapshots / "last").exists() else None,
+        resume="auto",
     )
 
 
@@ -68,15 +64,12 @@ class Windows(Callback):
     """Writes down the metrics of every window of two days."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._last = path, 0
+        self._path = path
 
-    def on_train_step_end(self, trainer: Trainer) -> None:
-        """Write the newest window, if there is a new one."""
-        window: dict[str, Any] = dict(trainer.state.window or {})
-        if window.get("window") not in (None, self._last):
-            self._last = window["window"]
-            with open(self._path, "a") as file:
-                file.write(json.dumps({"time": time.time()} | window, default=float) + "\n")
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Write the window that closed."""
+        with open(self._path, "a") as file:
+            file.write(json.dumps(trainer.state.window, default=float) + "\n")
 
 
 if __name__ == "__main__":

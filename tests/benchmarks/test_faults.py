@@ -43,6 +43,15 @@ def test_a_call_that_fails_while_training_loses_no_row_and_repeats_none(name, tm
     assert sum(tally.cases for tally in tallies.values()) > 0
 
 
+@pytest.fixture(scope="module")
+def small_bench(tmp_path_factory):
+    """Everything needed to train on JSON lines with failures."""
+    bench = faults.Bench(tmp_path_factory.mktemp("bench"))
+    with bench.log.listening(), bench.faults.active():
+        bench.warm_up(fault_sources.PLAIN["jsonl"])
+        yield bench
+
+
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
@@ -60,6 +69,16 @@ def test_faults_that_were_found_stay_mended(name, plan, same_stream, tmp_path):
         outcome = reading.run(fault_sources.PLAIN[name], plan, same_stream)
     assert reading.faults.fired
     assert (outcome.lost, outcome.repeated, outcome.altered) == (0, 0, "")
+
+
+@pytest.mark.parametrize("number", range(10, 16))
+def test_rows_left_over_by_a_small_batch_of_an_idle_stream_are_trained_on(number, small_bench, monkeypatch):
+    """A folder that cannot be opened any more leaves a stream idle, and then the same stream goes on."""
+    monkeypatch.setattr(faults, "IDLE", 0.7)
+    source = fault_sources.PLAIN["jsonl"]
+    outcome, _ = small_bench.run(source, Plan("open", number, "EIO", lasting=True), True)
+    assert small_bench.faults.fired
+    assert (outcome.lost, outcome.repeated, outcome.stuck, outcome.silent) == (0, 0, "", False)
 
 
 def test_a_lock_whose_record_cannot_be_written_does_not_keep_the_next_writer_out(tmp_path):

@@ -2,7 +2,10 @@
 
 import json
 
-from benchmarks import quality_targets
+import numpy as np
+import pytest
+
+from benchmarks import quality_models, quality_targets
 from benchmarks.quality import fitted_sequence, main, split, table
 from examples.last_films import last_films
 from examples.movielens import load
@@ -45,3 +48,32 @@ def test_a_table_gives_means_and_spreads():
         "| mean | 1.0000 |  |",
         "| network | 1.0000 ± 0.1000 | 0.5000 |",
     ]
+
+
+def test_models_train_on_eight_tenths_of_the_ratings_other_than_3():
+    table = quality_models.prepared({name: column[:20_000] for name, column in load().items()})
+    train, test = quality_models.split(table, "deepfm")
+    assert len(train["liked"]) / len(table["liked"]) == pytest.approx(0.8, abs=1e-3)
+    assert len(test["liked"]) / len(table["liked"]) == pytest.approx(0.1, abs=1e-3)
+    assert set(table["loved"][table["liked"] == 0]) == {0}
+    histories = quality_models.split(table, "din")[1]["films"]
+    assert histories.shape[1] == 20
+    assert histories.min() > 0
+    outputs = quality_models.trained("lr", train, test, seed=1, epochs=1)
+    assert quality_models.scores("lr", outputs, test)["lr"] > 0.6
+
+
+def test_the_chosen_film_is_ranked_among_all():
+    films = np.eye(4, dtype=np.float32)[[3, 2, 1, 0]]
+    users = np.array([[0.9, 0.3, 0.2, 0.1], [0, 0, 0, 0]], np.float32)
+    vectors = np.concatenate([np.concatenate([users, films[:2]], 1), np.concatenate([films, films], 1)])
+    # of films 1 to 4 the first user likes the fourth most; the second makes no difference between them
+    assert quality_models.auc_among_films(vectors, np.array([4, 2])) == pytest.approx((1 + 0.5) / 2)
+    assert quality_models.auc_among_films(vectors, np.array([2, 2])) == pytest.approx((1 / 3 + 0.5) / 2)
+
+
+def test_a_model_may_lie_behind_by_the_spread_of_the_seeds():
+    runs = [{"fm": {"auc": 0.80 + seed, "auc, torch": 0.82}} for seed in (0.0, 0.01, 0.03)]
+    assert quality_models.behind_torch(runs) == []
+    runs = [{"fm": {"auc": 0.80 + seed, "auc, torch": 0.82}} for seed in (0.0, 0.001, 0.002)]
+    assert quality_models.behind_torch(runs) == ["fm"]

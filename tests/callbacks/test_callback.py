@@ -18,7 +18,7 @@ def test_order_is_as_given_then_by_rank():
     assert names == ["LossMonitor", "History", "EarlyStopping", "ModelCheckpoint"]
 
 
-def test_a_hook_that_nobody_overrides_is_called_on_nobody():
+def test_a_hook_that_no_callback_overrides_is_never_called():
     class Silent(Callback):
         pass
 

@@ -57,6 +57,6 @@ def test_a_rate_that_cannot_be_set_is_refused_before_training(cancer, callback):
     assert trainer.state.progress.global_step == 0
 
 
-def test_a_change_of_the_rate_is_said_once(fit, capsys):
+def test_a_change_of_the_rate_is_logged_once(fit, capsys):
     fit(LearningRateMonitor(every=2, verbose=True), epochs=1, valid=False)
     assert capsys.readouterr().out == "step 0: learning rate 0.01\n"

@@ -3,6 +3,7 @@
 import csv
 import json
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -101,17 +102,39 @@ def test_mlflow_holds_metrics_parameters_and_the_state_of_the_run(fit, tmp_path)
 
 
 def test_weights_and_biases_gets_the_run_offline(fit, tmp_path):
-    logger = WandbLogger(mode="offline", options={"settings": {"silent": True}})
-    fit(logger, epochs=2)
+    logger = WandbLogger(log_snapshots=True, mode="offline", options={"settings": {"silent": True}})
+    fit(logger, ModelCheckpoint(), epochs=2)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    records = offline_records(path)
-    losses = [record for record in records if "train/loss" in record]
+    deadline = time.monotonic() + 60  # W&B's own process may still write when the run has ended
+    losses, uploads = [], []
+    while (len(losses), len(uploads)) != (16, 2) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        losses = [record for record in history(path) if "train/loss" in record]
+        uploads = [artifact for record in offline_records(path) for artifact in artifacts(record)]
     assert [int(record["global_step"]) for record in losses] == list(range(1, 17))
     assert logger.run_id in path.name
+    assert {artifact.name for artifact in uploads} == {f"snapshot-{logger.run_id}"}
+    steps = [json.loads(artifact.metadata)["step"] for artifact in uploads]
+    assert steps == [8, 16]
+
+
+def history(path):
+    """Return the values logged at each point."""
+    points = []
+    for record in offline_records(path):
+        items = record.history.item
+        points.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return points
+
+
+def artifacts(record):
+    """Return the artifact that a record uploads, if any."""
+    held = [record.artifact, record.request.log_artifact.artifact]
+    return [artifact for artifact in held if artifact.name]
 
 
 def offline_records(path):
-    """Return the history records of W&B's transaction log: LevelDB's log format after a header of seven bytes."""
+    """Return the records of W&B's transaction log: LevelDB's log format after a header of seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, position, parts, found = path.read_bytes(), 7, b"", []
@@ -124,6 +147,5 @@ def offline_records(path):
         position += 7 + length
         if kind in (1, 4):  # whole, or the last of several
             record, parts = Record.FromString(parts), b""
-            items = record.history.item
-            found.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+            found.append(record)
     return found

@@ -221,6 +221,6 @@ def test_lambda_callback_and_learning_rate_scheduler(fit):
     assert trainer.learning_rate == pytest.approx(0.01 / 8)
 
 
-def test_a_metric_that_nobody_makes_is_refused_under_the_name_it_has_here(fit):
+def test_a_metric_that_is_not_produced_is_refused_under_the_name_it_has_here(fit):
     with pytest.raises(ValueError, match=r"EarlyStopping\(monitor='val_acu'\).*did you mean 'val_auc'"):
         fit(ms.EarlyStopping("acu"))

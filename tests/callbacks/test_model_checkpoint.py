@@ -32,7 +32,7 @@ def test_a_cadence_in_steps_and_a_last_one_when_the_run_ends(fit, tmp_path):
     assert names(tmp_path / "c") == ["step_00000005", "step_00000010", "step_00000015", "step_00000016"]
 
 
-def test_nothing_but_the_cadence_when_told_so(fit, tmp_path):
+def test_nothing_but_the_cadence_on_request(fit, tmp_path):
     fit(ModelCheckpoint(tmp_path / "c", every=Every(epochs=2), save_on_exit=False), epochs=3, valid=False)
     assert names(tmp_path / "c") == ["step_00000016"]
 

@@ -1,33 +1,15 @@
-import contextlib
-import fcntl
 import io
-import os
-import pty
 import re
-import select
-import struct
-import termios
+import time
 
 import pytest
+from mindspore import nn
 
 from callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
-
-
-@contextlib.contextmanager
-def real_terminal(columns):
-    """A pseudo-terminal of this width: a file to write to, and a function that returns what was written."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    seen = bytearray()
-
-    def read():
-        while select.select([leader], [], [], 0.2)[0]:
-            seen.extend(os.read(leader, 65536))
-        return seen.decode()
-
-    with os.fdopen(follower, "w") as file:
-        yield file, read
-    os.close(leader)
+from tests.terminals import real_terminal
+from trainer import Trainer
+from trainer.features import Features, Numeric
+from trainer.streams import IterableStream
 
 
 class Terminal(io.StringIO):
@@ -69,7 +51,8 @@ def test_the_monitored_metric_stays_at_any_width_and_no_line_is_longer_than_the_
         fit(EarlyStopping("val_auc", patience=9), ProgressBar(refresh_seconds=0, file=file), epochs=2)
         lines = [line for line in re.split(r"[\r\n]+", read()) if line.strip()]
     assert max(map(len, lines)) <= columns
-    assert {text for text in shown if text in lines[-1]} == shown
+    bar = [line for line in lines if "2/2" in line][-1]
+    assert {text for text in shown if text in bar} == shown
 
 
 @pytest.mark.parametrize("resumed", [False, True], ids=["second fit", "resumed"])
@@ -119,3 +102,84 @@ def test_a_failing_run_leaves_the_terminal_in_order(fit):
     assert terminal.getvalue().endswith("\n")
     fit(bar)
     assert terminal.getvalue().endswith("\n")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+def test_the_end_says_last_and_best_values_with_step_and_snapshot_and_where_the_time_went(columns, fit, tmp_path):
+    with real_terminal(columns) as (file, read):
+        trainer = fit(ProgressBar(file=file), ModelCheckpoint(monitor="val_auc"), epochs=3)
+        text = read()
+    end = text[re.search(r"\S+ +last ", text).start() :]
+    lines = end.replace("\r", "").strip().splitlines()
+    assert all(len(line) < columns for line in lines)
+    words = " ".join(end.split())
+    best = trainer.history.best["val_auc"]
+    assert f"val_auc last {trainer.state.metrics['val_auc']:.4g}, best {best.value:.4g} at step {best.step:,}" in words
+    assert f"in step_{best.step:08d}" in words
+    parts = r"(\d+% setting up, )?(\d+% waiting for data, )?(\d+% preparing data, )?\d+% training, "
+    parts += r"(\d+% evaluation, )?\d+% saving"
+    assert re.search(rf"[\d.]+ s: {parts}", words)
+
+
+def slowly(monkeypatch, seconds):
+    """Let preparing a chunk take so much longer."""
+    from trainer.data.feed import Feed
+
+    fill_in = Feed._fill_in
+
+    def slow(self, chunk):
+        time.sleep(seconds)
+        fill_in(self, chunk)
+
+    monkeypatch.setattr(Feed, "_fill_in", slow)
+
+
+def test_the_end_tells_preparing_from_waiting_for_data(fit, cancer, monkeypatch):
+    slowly(monkeypatch, 0.02)
+    with real_terminal(140) as (file, read):
+        fit(bar := ProgressBar(file=file), epochs=1, valid=False)  # so few arrays are prepared by the training thread
+        words = " ".join(read().split())
+    assert re.search(r"\d+% preparing data, \d+% training", words)
+    assert bar._times.seconds["preparing data"] >= 8 * 0.02
+    batches = [{name: cancer["train"][name][i : i + 64] for name in "xy"} for i in range(0, 512, 64)]
+    with real_terminal(140) as (file, read):  # read ahead by a thread
+        fit(bar := ProgressBar(file=file), data=lambda: iter(batches), batch_size=None, epochs=1, valid=False)
+        words = " ".join(read().split())
+    assert re.search(r"; [\d.]+ s of preparing data beside it", words)
+    assert bar._times.seconds["preparing data"] == 0
+    assert bar._times.ahead >= 8 * 0.02
+
+
+def test_the_end_says_how_many_rows_were_set_aside_and_why():
+    features = Features([Numeric("a"), Numeric("b")], label="y")
+    rows = {"a": ["1", "2", "x", "4"] * 8, "b": ["1"] * 32, "y": [0, 1] * 16}
+    network = nn.Dense(2, 1)
+
+    def trainer():
+        return Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), features=features)
+
+    for columns in (60, 140):
+        with real_terminal(columns) as (file, read):
+            trainer().fit(rows, batch_size=8, callbacks=[ProgressBar(file=file)])
+            text = read()
+        assert "8 of 32 rows set aside: " in " ".join(text.split())
+        assert all(len(line) <= columns for line in re.split(r"[\r\n]+", text))
+    stream = IterableStream(lambda: ({name: rows[name][i] for name in rows} for i in range(32)))
+    with real_terminal(140) as (file, read):
+        trainer().online_train(stream, batch_size=8, callbacks=[ProgressBar(file=file)])
+        assert "8 of 32 rows set aside: " in " ".join(read().split())
+
+
+def test_the_end_leaves_results_to_the_table_of_the_command_line(fit):
+    with real_terminal(80) as (file, read):
+        fit(ProgressBar(file=file, results=False), epochs=1)
+        text = read()
+    assert "% training" in text
+    assert not re.search(r"\blast [\d.]+", text)
+
+
+def test_nothing_is_printed_at_the_end_of_a_run_that_failed(fit):
+    with real_terminal(80) as (file, read):
+        with pytest.raises(OSError, match="disk"):
+            fit(ProgressBar(file=file), fail_at=3)
+        assert "best" not in read()

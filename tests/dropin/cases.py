@@ -1,5 +1,7 @@
 """What every drop-in case shares: tiny networks, data, and callbacks that write down what they are given."""
 
+import importlib
+
 import mindspore
 import mindspore.dataset as ms_dataset
 import numpy as np
@@ -20,6 +22,13 @@ def case(name, differs=""):
         return function
 
     return register
+
+
+def all_cases():
+    """Return name -> (function, what stays different) of every case of this folder."""
+    for module in ("methods", "hooks", "networks", "mindrec", "mindrec_more"):
+        importlib.import_module(f"tests.dropin.{module}")
+    return CASES
 
 
 HOOKS = (

@@ -39,7 +39,7 @@ def test_categories_follow_the_power_law_and_differ_between_fields():
     assert len(fields[8]) == 3
 
 
-def test_labels_are_drawn_with_the_probability_that_is_told():
+def test_labels_are_drawn_with_the_stated_probability():
     truth = Criteo(**SMALL)
     rows = truth.rows(0, 100_000)
     p = truth.probability(rows)

@@ -346,7 +346,7 @@ class TestWaitingForData:
     def run(self, linear, cancer, seconds, monkeypatch):
         import time
 
-        monkeypatch.setattr("trainer.run.run.LEAST_WAIT_SECONDS", 0.1)
+        monkeypatch.setattr("trainer.run.data_waits.LEAST_WAIT_SECONDS", 0.1)
         network = linear()
 
         def slow():
@@ -358,7 +358,7 @@ class TestWaitingForData:
         trainer.fit(slow, 3, callbacks=[])
         return trainer
 
-    def test_a_source_that_keeps_the_run_waiting_is_told_once_with_what_would_help(
+    def test_a_source_that_keeps_the_run_waiting_is_reported_once_with_what_would_help(
         self, linear, cancer, monkeypatch, caplog
     ):
         trainer = self.run(linear, cancer, 0.1, monkeypatch)

@@ -1,4 +1,4 @@
-"""What goes into a snapshot, and how it is restored. Files are `snapshot_writer`'s and `snapshot`'s concern."""
+"""Collects the content of a snapshot and restores it; `snapshot_writer` and `snapshot` handle the files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import mindspore
@@ -18,13 +19,15 @@ from ..distributed.exchange import BEFORE
 from ..errors import CheckpointError, TrainerError
 from ..mindspore_internals.cell_structure import parameters_of
 from .ckpt_files import compare
-from .content import Content, Cursor
+from .content import AVERAGES, NORMS, Content, Cursor
 from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
-WINDOW = "window"  # gradients of an unfinished accumulation; in snapshots that were taken inside one
+TABLES = "tables"  # the part of the sparse tables
+ACCUMULATION = "window"  # group of accumulated gradients, in snapshots taken inside an accumulation
+NOT_OF_THE_STEP = (BEFORE, AVERAGES, NORMS)  # parameters in the step's program that are no state of it
 DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
 
 
@@ -38,7 +41,7 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
     cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, content.optimizer), (STEP, content.step)]
     for group, cell in cells:
         for parameter in parameters_of(cell) if cell is not None else ():
-            if id(parameter) not in seen and not parameter.name.startswith(BEFORE):
+            if id(parameter) not in seen and not parameter.name.startswith(NOT_OF_THE_STEP):
                 seen.add(id(parameter))
                 groups[group][parameter.name] = parameter
     scaler = content.scaler
@@ -59,7 +62,8 @@ def take(content: Content) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
         if parameters
     }
     if content.accumulation.is_open:
-        groups[WINDOW] = {name: parameter.asnumpy() for name, parameter in content.accumulation.parameters().items()}
+        gradients = content.accumulation.parameters()
+        groups[ACCUMULATION] = {name: parameter.asnumpy() for name, parameter in gradients.items()}
     parts = {name: part.state_dict() for name, part in content.parts.items()}
     groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
     state = {
@@ -83,16 +87,16 @@ def fitting_tensors(
     expected = named_parameters(content)
     if weights_only:
         expected = {MODEL: expected[MODEL]}
-    elif WINDOW in groups:
-        expected[WINDOW] = content.accumulation.parameters()
-    groups = {group: groups.get(group, {}) for group in expected}
-    problems = compare(_flat(expected), _flat(groups))
+    elif ACCUMULATION in groups:
+        expected[ACCUMULATION] = dict(content.accumulation.parameters())
+    saved = {group: groups.get(group, {}) for group in expected}
+    problems = compare(_flat(expected), _flat(saved))
     if problems and strict:
         raise problems.error("the snapshot", "this network and optimizer")
     if problems:
         logger.warning("%s", problems.message("the snapshot", "this network and optimizer"))
     pairs = [
-        (parameter, groups[group].get(name))
+        (parameter, saved[group].get(name))
         for group, parameters in expected.items()
         for name, parameter in parameters.items()
     ]
@@ -106,7 +110,7 @@ def fitting_tensors(
 def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     """Put saved tensors into their parameters."""
     for parameter, value in tensors:
-        # A compiled step with a branch in it goes on with the old value after `set_data`.
+        # A compiled step with a branch in it keeps the old value after `set_data`.
         ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
 
 
@@ -143,43 +147,31 @@ def restore_all(
         raise CheckpointError(f"{snapshot.path} holds no usable state of {owner}: {reason}") from error
     if tables:
         load_tables(tables)
-    accumulation = content.accumulation
-    if WINDOW not in snapshot.groups:
-        accumulation.forget()
+    if ACCUMULATION not in snapshot.groups:
+        content.accumulation.clear()
     assign(tensors)
-    if WINDOW not in snapshot.groups and accumulation.is_open:
-        logger.warning(
-            "%s was written inside an accumulation window without its gradients; the rest of it makes up for them",
-            snapshot.path,
-        )
-        accumulation.forget(keep_count=True)
 
 
 def _small_parts(
     content: Content, snapshot: Snapshot, cursor: Cursor | None
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is neither tensor nor table: its name for people, and the function that restores it."""
+    """Yield (name for messages, function that restores it) of every part that is neither tensor nor table."""
     saved, state = snapshot.state, content.state
     for name, part in content.parts.items():
-        if part is content.tables:
+        if name == TABLES:
             continue
         states = part_states(snapshot, name)
         if states:
-            yield f"the part {name!r}", lambda part=part, states=states: part.load_state_dict(states[-1])
+            yield f"the part {name!r}", partial(part.load_state_dict, states[-1])
         else:
             logger.warning("the snapshot holds no state of %s; it starts from the beginning", name)
-
-    def restore_counters() -> None:
-        state.progress.load_state_dict(saved["progress"])
-        if state.progress.global_step != snapshot.step:
-            raise ValueError(f"global_step is {state.progress.global_step}, the snapshot's step {snapshot.step}")
 
     def restore_callbacks() -> None:
         for key in content.callbacks.load_state_dict(saved["callbacks"]):
             level = logging.INFO if cursor is None else logging.WARNING  # outside a run there are no callbacks yet
             logger.log(level, "the snapshot holds the state of callback %s, which this run does not have", key)
 
-    yield "the counters", restore_counters
+    yield "the counters", lambda: state.load_progress(saved["progress"], snapshot.step)
     yield "the metrics", lambda: state.load_metrics(saved["metrics"])
     yield "the random generators", lambda: restore_generators(saved["random"])
     yield "the callbacks", restore_callbacks
@@ -196,8 +188,8 @@ def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
         CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
     """
     if content.tables is None:
-        return part_states(snapshot, "tables")
-    states = part_states(snapshot, "tables")
+        return part_states(snapshot, TABLES)
+    states = part_states(snapshot, TABLES)
     if not states:
         logger.warning("the snapshot holds no state of tables; they start empty")
     content.tables.check_states(states)
@@ -217,8 +209,18 @@ def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
     return states
 
 
+def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
+    """Return the groups of a snapshot, averages of weights in place of those weights where it has any."""
+    states = part_states(snapshot, "averages")
+    if not states:
+        return dict(groups)
+    weights = groups[MODEL]
+    averages = {name: value.astype(weights[name].dtype) for name, value in states[-1]["arrays"].items()}
+    return {**groups, MODEL: {**weights, **averages}}
+
+
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Network parameters keep their names; the others get their group's, since names may repeat between groups."""
+    """Return all parameters by name; those outside the network are prefixed with their group's name."""
     return {
         name if group == MODEL else f"{group}: {name}": value
         for group, values in groups.items()
@@ -231,7 +233,7 @@ _ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "m
 
 
 class Undo:
-    """Remembers attributes, containers and arrays of stateful objects, and of the stateful objects they hold.
+    """Undoes changes of stateful objects: keeps their attributes, containers and arrays, recursively.
 
     Cells, data sources and whatever else has no `load_state_dict` are held by reference: their insides are not copied.
 
@@ -251,8 +253,8 @@ class Undo:
         self._seen.add(id(value))
         self._alive.append(value)
         if isinstance(value, np.ndarray):
-            kept = value.copy()
-            self._steps.append(lambda: _write(value, kept))
+            content = value.copy()
+            self._steps.append(lambda: _write(value, content))
         elif isinstance(value, dict):
             self._hold(value, value.update)
             self._remember_all(value.values())
@@ -270,8 +272,8 @@ class Undo:
             self.remember(value)
 
     def _hold(self, container: Any, fill: Callable[[Any], Any]) -> None:
-        kept = copy.copy(container)
-        self._steps.append(lambda: (container.clear(), fill(kept)))
+        content = copy.copy(container)
+        self._steps.append(lambda: (container.clear(), fill(content)))
 
     def put_back(self) -> None:
         """Make everything what it was when it was remembered."""
@@ -279,9 +281,9 @@ class Undo:
             step()
 
 
-def _write(array: np.ndarray, kept: np.ndarray) -> None:
+def _write(array: np.ndarray, content: np.ndarray) -> None:
     if array.flags.writeable:
-        array[...] = kept
+        array[...] = content
 
 
 def _is_stateful(value: Any) -> bool:
@@ -301,7 +303,8 @@ def seed_everything(seed: int) -> None:
 def generator_states() -> dict[str, Any]:
     """Return the generator states of Python and NumPy and MindSpore's seed, JSON-able."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    state: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = state
     return {
         "python": [version, list(internal), gauss],
         "numpy": [name, keys.tolist(), int(position), int(has_gauss), float(cached)],

@@ -1,4 +1,4 @@
-"""A root of snapshots: which there are, which to go on from, which to remove, and the pointers `last` and `best`."""
+"""A root of snapshots: list, find the one to resume from, prune, and the pointers `last` and `best`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Entry:
         path: its folder.
         sequence: position in the order of writing; -1 when the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
-        problem: what is wrong with it, or None.
+        problem: why it cannot be used, or None.
     """
 
     name: str
@@ -101,7 +101,7 @@ def _base_problem(
 
 
 def find(path: str | os.PathLike[str]) -> Snapshot:
-    """Return the snapshot to go on from.
+    """Return the snapshot to resume from.
 
     Args:
         path: a snapshot, a pointer file (``root/best``), or a root. In a root the newest sound snapshot is taken,
@@ -115,12 +115,12 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     """
     path = Path(path)
     try:
-        return _found(path)
+        return _find(path)
     except OSError as error:  # no permission for a folder on the way
         raise durable.read_error(path, error) from error
 
 
-def _found(path: Path) -> Snapshot:
+def _find(path: Path) -> Snapshot:
     if path.name in POINTERS and path.is_file():
         name = read_pointer(path.parent, path.name)
         if name is None:
@@ -128,7 +128,7 @@ def _found(path: Path) -> Snapshot:
         path = locate(path.parent, name)
     if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
         return _named_snapshot(path)
-    for _ in range(3):  # a live writer may replace or prune what was just listed
+    for _ in range(3):  # a live writer may replace or prune a listed snapshot
         snapshot = _newest_sound(path)
         if snapshot is not None:
             return snapshot
@@ -235,7 +235,7 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
 
 
 def unproven(path: Path) -> str | None:
-    """Return why what stands at a snapshot's name may not be removed, or None when its manifest proves it is ours.
+    """Return why a folder named like a snapshot must not be removed; None if its manifest proves it is one.
 
     Raises:
         FileNotFoundError: nothing stands there.
@@ -250,11 +250,11 @@ def unproven(path: Path) -> str | None:
 
 
 def recover(root: Path, *, alone: bool = False) -> None:
-    """Finish or undo what writers that are gone left in a root; best effort, a live writer's work is not touched.
+    """Finish or undo the work of dead writers in a root, as far as possible; live writers are left alone.
 
     Args:
         root: the folder.
-        alone: nobody else may write in it (see `folder_lock`), so that what is left is not a live writer's.
+        alone: the caller holds the folder's lock (see `folder_lock`), so leftovers are not a live writer's.
     """
     for path in root.glob(".*"):
         aside = durable.target_of(path)
@@ -294,7 +294,7 @@ def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
 
 
 def read_pointer(root: str | os.PathLike[str], pointer: str) -> str | None:
-    """Return the name of the snapshot that ``last`` or ``best`` names; None when the pointer is missing or damaged.
+    """Return the snapshot name in the pointer ``last`` or ``best``; None if it is missing or damaged.
 
     Raises:
         CheckpointError: an unknown pointer.

@@ -1,4 +1,4 @@
-"""Weights from plain MindSpore .ckpt files, and the comparison of what a network expects with what was found."""
+"""Weights from plain MindSpore .ckpt files, and the comparison of expected with available parameters."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _listed(title: str, names: Iterable[str]) -> list[str]:
     return [f"  {title} ({len(names)}): {', '.join(names[:_LISTED])}{more}"]
 
 
-def compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Mismatch:
+def compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Mismatch:
     """Compare parameters by name, shape and dtype.
 
     Args:
@@ -160,7 +160,7 @@ def compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Mismatch:
         found: the same.
     """
     want = {name: _signature(value) for name, value in expected.items()}
-    have = {name: _signature(value) for name, value in found.items()}
+    have = {name: _signature(value) for name, value in actual.items()}
     missing = tuple(name for name in want if name not in have)
     unexpected = tuple(name for name in have if name not in want)
     common = [name for name in want if name in have]

@@ -15,9 +15,12 @@ from callbacks import CallbackList
 
 from ..state import State, Stateful
 
+AVERAGES = "trainer.average."  # begins the names of averages of weights; they are a part of their own
+NORMS = "trainer.norms."  # of parameters that hold norms, which are no state of a run
+
 
 class Accumulation(Protocol):
-    """Gradients gathered for an optimizer update to come (`trainer.graph.program.OpenWindow`)."""
+    """Gradients gathered for an optimizer update to come (`trainer.graph.accumulation.OpenAccumulation`)."""
 
     @property
     def is_open(self) -> bool: ...
@@ -26,7 +29,7 @@ class Accumulation(Protocol):
     @property
     def gradient_sums(self) -> Sequence[Parameter]: ...
     def parameters(self) -> Mapping[str, Parameter]: ...
-    def forget(self, *, keep_count: bool = False) -> None: ...
+    def clear(self, *, keep_count: bool = False) -> None: ...
 
 
 class Chain(Protocol):

@@ -1,4 +1,4 @@
-"""Files that are whole and on the disk or not there: durable writes, atomic replacement, errors that say what to do."""
+"""Durable files: complete and synced, or absent; atomic replacement, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ADVICE = {
 
 
 def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
-    """Return the `CheckpointError` for a failed write of `what` at `path`: path, errno text and what to do."""
+    """Return the `CheckpointError` for a failed write of `what` at `path`, with errno text and advice."""
     code = errno.errorcode.get(error.errno or 0, "unknown")
     text = f"cannot write {what} {path}: {error.strerror or error} ({code})"
     if error.errno == errno.ENOSPC:
@@ -56,7 +56,7 @@ def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
 
 
 def read_error(path: Path, error: OSError) -> CheckpointError:
-    """Return the documented exception for a failed read of `path`: damage, or a reason that is not the file's."""
+    """Return the documented exception for a failed read of `path`, by whether the file itself is at fault."""
     if error.errno == errno.ENOENT:
         return CheckpointDamagedError(f"{path} is missing")
     text = f"cannot read {path}: {error.strerror or error}"
@@ -105,7 +105,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
 
 
 def probe(folder: Path) -> float:
-    """Write a small file to the disk in `folder` and remove it; return its time by the file system's clock.
+    """Write and remove a small file in `folder`; return its time by the file system's clock.
 
     Raises:
         OSError: the file system refused.
@@ -139,7 +139,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
     """Write `blocks` to a new file and force it to the disk.
 
     Returns:
-        Size in bytes and CRC-32 of what was written, computed while writing.
+        Size in bytes and CRC-32 of the content, computed while writing.
 
     Raises:
         OSError: the file system refused.
@@ -220,7 +220,7 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.\d{1,10}\.[0-9a-f]{12}\.(tmp|repl
 
 
 def target_of(temporary: Path) -> tuple[str, str] | None:
-    """Return (name it stands aside for, kind) of a name made by `temporary_name`, or None for any other name."""
+    """Return (final name, kind) of a name made by `temporary_name`, or None for any other name."""
     match = _TEMPORARY.fullmatch(temporary.name)
     return (match[1], match[2]) if match else None
 
@@ -250,18 +250,18 @@ def lock_folder(path: Path, *, shared: bool = False) -> int | None:
 
 
 def is_stale(temporary: Path, *, alone: bool = False) -> bool:
-    """Tell whether the writer of a temporary is gone: its lock is free, and its process is dead or long idle.
+    """Return whether a temporary's writer is gone: its lock is free, and its process is dead or long idle.
 
     Args:
         temporary: a path made by `temporary_name`.
-        alone: nobody else may write beside it (see `folder_lock`), so a free lock suffices.
+        alone: the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
     """
     try:
         descriptor = lock_folder(temporary)
         if descriptor is not None:
             os.close(descriptor)
         changed = os.stat(temporary)
-    except OSError:  # held by a live writer, or gone meanwhile
+    except OSError:  # held by a live writer, or just removed
         return False
     host, pid = temporary.name.split(".")[-4:-2]
     if alone or (host == _host() and not process_alive(int(pid))):

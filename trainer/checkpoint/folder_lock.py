@@ -1,4 +1,4 @@
-"""One writer for each folder: a lock that names its holder and that a dead process does not leave behind.
+"""A lock for one writer per folder; it names its holder and ends with its process.
 
 The lock is the file ``.lock`` in the folder; it names the process that took it. Between processes of one machine the
 kernel's advisory lock on that file decides, which ends with the process however that ends. Where the kernel's lock does
@@ -127,7 +127,9 @@ class FolderLock:
         )
 
     def check(self) -> None:
-        """Check that the lock is still held: another host may have counted this process as dead while it was stopped.
+        """Check that the lock is still held.
+
+        While this process was stopped, another host may have taken it for dead.
 
         Raises:
             FolderInUseError: another writer has the lock.
@@ -218,10 +220,10 @@ def _kernel_lock(descriptor: int) -> bool:
 
 def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
     """Return whether the writer of a record may still live, given that the kernel's lock was free."""
-    here = record is not None and record["boot"] == _boot()
-    if by_kernel and (here or record is None):
-        return False
-    if here and not durable.process_alive(record["pid"]):
+    if record is None:
+        return not by_kernel and age < DEAD_AFTER
+    here = record["boot"] == _boot()
+    if here and (by_kernel or not durable.process_alive(record["pid"])):
         return False
     return age < DEAD_AFTER
 

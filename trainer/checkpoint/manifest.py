@@ -1,4 +1,4 @@
-"""Documents with a checksum of themselves, and lists of files with theirs: what every durable folder is proven by.
+"""Manifests: documents that hold their own checksum and those of a folder's files.
 
 A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose body
 has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
@@ -73,7 +73,7 @@ def unseal(path: Path, kind: str) -> dict[str, Any]:
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a body as hexadecimal text: what names a folder by its content, by way of its sums."""
+    """Return the SHA-256 of a body in hexadecimal; by the checksums in it, it identifies a folder's content."""
     return hashlib.sha256(_canonical({"format_version": FORMAT_VERSION, **body})).hexdigest()
 
 
@@ -108,7 +108,7 @@ def files_of(body: Mapping[str, Any]) -> FileSums:
 
 
 def named(pattern: re.Pattern[str], value: Any) -> str:
-    """Return `value` when it is a string of this pattern; a name from a file must never lead out of its folder."""
+    """Return `value` if it is a string of this pattern, so that a name read from a file cannot leave its folder."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{value!r} is not accepted as a name")
     return value
@@ -132,7 +132,7 @@ def count(value: Any) -> int:
 
 
 def problem(folder: Path, files: FileSums) -> str | None:
-    """Return what is wrong with the listed files as far as names and sizes tell, or None."""
+    """Return the first problem in names and sizes of the listed files, or None."""
     for name, (size, _) in files.items():
         try:
             _check_size(folder / name, size)
@@ -179,7 +179,7 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
 def _room(size: int) -> memoryview:
     """Return so many bytes in memory; more than a quarter of the machine's in a file that has no name."""
     if size <= MOST_IN_MEMORY:
-        return memoryview(np.empty(size, np.uint8))
+        return np.empty(size, np.uint8).data
     with tempfile.TemporaryFile() as file:  # the mapping outlives it, and no other process can open it
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
         return memoryview(mmap.mmap(file.fileno(), size))

@@ -1,4 +1,4 @@
-"""`Saver`: takes and restores snapshots. When to take them and which to keep is decided by `ModelCheckpoint`."""
+"""`Saver`: takes and restores snapshots; `ModelCheckpoint` decides when, and which to keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,9 @@ class Owner(Protocol):
 
 
 class Saver:
-    """Writes and reads snapshots. Paths are resolved first, so that a link that changes later does no harm.
+    """Writes and reads snapshots.
+
+    Paths are resolved first, so that a link that changes later does no harm.
 
     Args:
         group: the processes; rank 0 writes.
@@ -67,7 +69,7 @@ class Saver:
         self.written: set[str] = set()
         self.durable_count = 0
         self._uncommitted: deque[Mapping[str, Any]] = deque()  # positions of snapshots not yet known to be durable
-        self._positions: dict[Path, Mapping[str, Any]] = {}
+        self._positions: dict[Path, Mapping[str, Any] | None] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
 
@@ -88,7 +90,7 @@ class Saver:
         catalog.recover(path, alone=True)
 
     @property
-    def hold_seconds(self) -> list[float]:
+    def hold_seconds(self) -> Sequence[float]:
         """How long each background snapshot held the step loop."""
         return self._writer.hold_seconds
 
@@ -121,20 +123,18 @@ class Saver:
         policy = content.tables.delta_policy if content.tables is not None else None
         base = None
         if policy is not None:
-            self._wait()  # only what is on the disk can be built on
+            self._wait()  # a delta needs a base that is on the disk
             name = policy.base_of(path)
             base = None if name is None else (name, self._identities[root / name])
         groups, state = capture.take(content)
         self._positions[path] = position
-        arguments = (root, step, groups, state)
-        options = {"config": self.config, "base": base, "identity": uuid.uuid4().hex}
+        identity = uuid.uuid4().hex
+        write: Callable[..., Any] = self._writer.submit if background else checkpoint.write
         with self._failing_breaks_the_chain():
-            if background:
-                self._writer.submit(*arguments, **options)
-            else:
+            if not background:
                 self._wait()
-                checkpoint.write(*arguments, **options)
-        self._identities = {path: options["identity"]}
+            write(root, step, groups, state, config=self.config, base=base, identity=identity)
+        self._identities = {path: identity}
         if policy is not None:
             policy.written(path)
         if not background:
@@ -229,13 +229,19 @@ class Saver:
             self._owner.commit(self._uncommitted.popleft())
 
     def prune(self, root: Path, keep: Collection[str]) -> None:
-        """Remove the snapshots not in `keep`; what is needed to go on is never removed."""
+        """Remove the snapshots not in `keep`, except those needed to resume."""
         if not self._group.is_main:
             return
         checkpoint.prune(durable.resolved(root), keep, trust=self.written)
 
     def load(
-        self, path: str | Path, *, strict: bool = True, weights_only: bool = False, cursor: Cursor | None = None
+        self,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        weights_only: bool = False,
+        averaged: bool = False,
+        cursor: Cursor | None = None,
     ) -> Snapshot | None:
         """Restore the newest sound snapshot under `path`, or the weights of a MindSpore .ckpt file.
 
@@ -243,6 +249,8 @@ class Saver:
             path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
             strict: refuse a snapshot whose parameters differ from those of the network; otherwise load what fits.
             weights_only: take the network's parameters and nothing else.
+            averaged: take the averages of `EMA` or `SWA` in place of the weights, where the snapshot has them; with
+                `weights_only`.
             cursor: position in the data of the training that is resumed.
 
         Raises:
@@ -256,7 +264,10 @@ class Saver:
             capture.assign(capture.fitting_tensors(content, weights, strict=strict, weights_only=True))
             return None
         snapshot = checkpoint.find(snapshots_of(path))
-        tensors = capture.fitting_tensors(content, groups_of(snapshot), strict=strict, weights_only=weights_only)
+        groups = groups_of(snapshot)
+        if averaged and weights_only:
+            groups = capture.with_averages(groups, snapshot)
+        tensors = capture.fitting_tensors(content, groups, strict=strict, weights_only=weights_only)
         if weights_only:
             states = capture.table_states(content, snapshot)
             if states:
@@ -311,7 +322,7 @@ class Saver:
         return None
 
     def rollback(self) -> None:
-        """Put weights, optimizer and step state back to the newest snapshot; the data goes on where it is.
+        """Put weights, optimizer and step state back to the newest snapshot; the position in the data stays.
 
         Raises:
             CheckpointError: no snapshot was written or restored in this run.
@@ -329,10 +340,10 @@ class Saver:
         # The position in the data tells how far an accumulation is, and it stays where it is.
         accumulation = content.accumulation
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
-        accumulation.forget(keep_count=True)
+        accumulation.clear(keep_count=True)
 
 
-def groups_of(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
     """Return the tensors of a snapshot by group."""
     return {group: snapshot.tensors(group) for group in snapshot.groups}
 

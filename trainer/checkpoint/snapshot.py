@@ -181,13 +181,13 @@ def _utf8(path: Path, content: bytes) -> str:
 
 
 def snapshot_name(path: Path) -> str:
-    """Return the name of the snapshot in the folder `path`, also while it stands aside for its replacement."""
+    """Return the name of the snapshot in the folder `path`, also while it is being replaced."""
     aside = durable.target_of(path)
     return aside[0] if aside else path.name
 
 
 def locate(root: Path, name: str) -> Path:
-    """Return the folder of the snapshot `name`; one moved aside by a writer that died meanwhile is found too."""
+    """Return the folder of the snapshot `name`, also if a writer died while replacing it."""
     path = root / name
     if not path.exists():
         for aside in sorted(root.glob(f".{name}.*.replaced")):
@@ -198,10 +198,10 @@ def locate(root: Path, name: str) -> Path:
 def read(path: str | os.PathLike[str]) -> Snapshot:
     """Read and verify the snapshot in the folder `path`, and those it builds on.
 
-    Every file is copied to memory and summed meanwhile (about 0.5 s for 1 GB that the system has cached).
+    Every file is copied to memory and its checksum computed (about 0.5 s for 1 GB that the system has cached).
 
     Raises:
-        CheckpointDamagedError: naming the file and what is wrong: missing, cut, altered, no manifest, a base gone.
+        CheckpointDamagedError: naming the file and the damage: missing, cut, altered, no manifest, a base gone.
         CheckpointError: no permission, or written by a newer version of this package.
     """
     path = Path(path)

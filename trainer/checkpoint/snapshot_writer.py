@@ -74,11 +74,12 @@ def prepare(
     base: str | tuple[str, str] | None = None,
     identity: str | None = None,
 ) -> Contents:
-    """Check what is to be written and encode all but the tensors.
+    """Check the content and encode all but the tensors.
 
     Args:
         step: optimizer steps done.
-        tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not change meanwhile.
+        tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not
+            change before `write` ends.
         state: everything else (see `trainer.checkpoint.strict_json` for what it may hold).
         config: text for config.yaml.
         base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
@@ -147,7 +148,7 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
             for name, blocks in _file_contents(contents):
                 folder.write(name, blocks)
             folder.seal(KIND, body, contents.id)
-            _put_in_place(folder.path, final, entries)
+            _install(folder.path, final, entries)
     except OSError as error:
         raise durable.write_error("snapshot", final, error) from error
     return final
@@ -166,8 +167,8 @@ def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, 
         return None
     name, identity = contents.base if isinstance(contents.base, tuple) else (contents.base, None)
     entry = next((entry for entry in entries if entry.name == name), None)
-    reason = entry.problem if entry else "there is no such snapshot"
-    if reason is None:
+    reason = entry.problem if entry is not None else "there is no such snapshot"
+    if entry is not None and reason is None:
         manifest = Manifest.load(entry.path)
         if identity in (None, manifest.id):
             return {"name": name, "id": manifest.id, "digest": manifest.digest}
@@ -175,7 +176,7 @@ def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, 
     raise CheckpointError(f"{step_name(contents.step)} cannot build on {root / name}: {reason}")
 
 
-def _put_in_place(aside: Path, final: Path, entries: list[Entry]) -> None:
+def _install(aside: Path, final: Path, entries: list[Entry]) -> None:
     replaced = None
     if os.path.lexists(final):
         dependents = [entry.name for entry in entries if entry.base == final.name]

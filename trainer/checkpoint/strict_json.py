@@ -1,4 +1,4 @@
-"""JSON that gives back what it was given: no NaN surprises, no lost tuples, integer keys or array dtypes, no code run.
+"""JSON that round-trips NaN, tuples, integer keys and arrays, and never runs code.
 
 Plain values are plain JSON. What JSON cannot hold is a mapping with one key that starts with ``$``:
 

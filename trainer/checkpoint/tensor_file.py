@@ -1,4 +1,6 @@
-"""The safetensors format for NumPy arrays: eight bytes of header length, a JSON header, the raw little-endian values.
+"""The safetensors format for NumPy arrays.
+
+A file is eight bytes of header length, a JSON header, and the raw little-endian values.
 
 Written and read here rather than by the safetensors package so that the checksum is taken while writing, arrays are
 views of what was read, and whatever bytes are found lead to one documented exception. The package was measured on
@@ -41,7 +43,7 @@ _METADATA = "__metadata__"
 
 
 def blocks(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
-    """Yield the content of a safetensors file: the header, then every array's bytes without a copy where possible.
+    """Yield the content of a safetensors file: the header, then each array's bytes, uncopied where possible.
 
     Args:
         tensors: name -> array of any shape; bool, (u)int8-64, float16/32/64, complex64 or MindSpore's bfloat16.
@@ -71,7 +73,7 @@ def _emit(head: bytes, arrays: list[np.ndarray]) -> Iterator[Any]:
             if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
                 array = array.astype(array.dtype.newbyteorder("<"))
             # reshape copies only what is not contiguous; the view as bytes makes every dtype writable.
-            yield memoryview(array.reshape(-1).view(np.uint8))
+            yield array.reshape(-1).view(np.uint8).data
 
 
 def _tag(name: str, dtype: np.dtype) -> str:
@@ -133,7 +135,7 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
 
 
 def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
-    """Return dtype, shape, first and last offset of a header entry, or raise ValueError saying what is wrong."""
+    """Return dtype, shape, first and last offset of a header entry; ValueError if they are wrong."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError("has no proper entry")
     tag, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -184,5 +186,6 @@ class Frozen:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         with self._lock:
             if self._array is None:
+                assert self._make is not None  # it is dropped once the array is there
                 self._array, self._make = self._make(), None
         return self._array if dtype is None else self._array.astype(dtype, copy=False)

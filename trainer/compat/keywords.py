@@ -1,4 +1,4 @@
-"""Keywords of Keras, Lightning and Hugging Face: taken where they mean one of ours, else refused with ours by name."""
+"""Keywords of Keras, Lightning and Hugging Face: translated if we have the same, else refused with a hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import did_you_mean
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-SAME = {
+SAME_MEANING = {
     "validation_data": "valid_dataset",
     "val_dataloaders": "valid_dataset",
     "eval_dataset": "valid_dataset",
@@ -20,12 +20,13 @@ SAME = {
     "max_epochs": "epochs",
     "num_train_epochs": "epochs",
     "ckpt_path": "resume",
+    "limit_val_batches": "limit_valid_batches",
     "resume_from_checkpoint": "resume",
 }
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _ACCUMULATE = "is Trainer(gradient_accumulation_steps=k)"
 _CLIP = "is Trainer(clip_norm=...)"
-OTHERWISE = {
+HINTS = {
     "x": "and y go together into the first argument: fit((x, y), epochs, batch_size=...)",
     "y": "goes with the inputs into the first argument: fit((x, y), epochs, batch_size=...)",
     "validation_split": "is done by slicing: fit((x[n:], y[n:]), valid_dataset=(x[:n], y[:n]))",
@@ -35,7 +36,6 @@ OTHERWISE = {
     "initial_epoch": "is resume=..., which goes on from a snapshot",
     "class_weight": "belongs to the loss: nn.CrossEntropyLoss(weight=Tensor([...])), or a loss of your own",
     "sample_weight": "is a column: fit((x, y, weight)) with a loss_fn(prediction, label, weight)",
-    "max_time": "is max_seconds=",
     "args": "has no counterpart: give the arguments one by one",
     "gradient_clip_val": _CLIP,
     "max_grad_norm": _CLIP,
@@ -62,8 +62,8 @@ VERBS = {
 }
 
 
-def explained(*also: str) -> Callable[[Method], Method]:
-    """Let a method take or explain the keywords of other trainers.
+def translated(*also: str) -> Callable[[Method], Method]:
+    """Let a method accept the keywords of other trainers, or name ours in an error.
 
     Args:
         also: keywords that the method takes though its signature does not show them.
@@ -78,7 +78,7 @@ def explained(*also: str) -> Callable[[Method], Method]:
         def take(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.keys() <= known:
                 given = {*positional[: len(args)], *kwargs}
-                kwargs = dict(_known(method.__name__, known, given, item) for item in kwargs.items())
+                kwargs = dict(_translate(method.__name__, known, given, item) for item in kwargs.items())
                 kwargs.pop("verbose", None)
             if "epochs" in kwargs and "epochs" in positional[: len(args)]:
                 epochs(args[positional.index("epochs")])  # labels in its place
@@ -89,11 +89,11 @@ def explained(*also: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _known(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a keyword and its value as the method takes them.
+def _translate(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a keyword and its value as the method accepts them.
 
     Raises:
-        TypeError: it does not take it; ours is named.
+        TypeError: it does not accept it; the message names ours.
     """
     name, value = item
     if name in known:
@@ -101,13 +101,13 @@ def _known(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -
     verb = "Trainer" if verb == "__init__" else verb
     if name == "verbose" and verb != "Trainer":
         return _verbose(verb, known, given, value)
-    ours = SAME.get(name)
+    ours = SAME_MEANING.get(name)
     if ours in known:
         if ours in given:
             raise TypeError(f"{verb}: {name} is {ours}, and both are given")
         return ours, value
-    if name in OTHERWISE:
-        raise TypeError(f"{verb}: {name} {OTHERWISE[name]}")
+    if name in HINTS:
+        raise TypeError(f"{verb}: {name} {HINTS[name]}")
     if ours is not None:
         raise TypeError(f"{verb}: {name} is {ours}, an argument of fit")
     raise TypeError(f"{verb} takes no {name!r}{did_you_mean(name, known - {'self'})}")
@@ -124,7 +124,7 @@ def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[s
 
 
 def missing_verb(kind: type, name: str) -> AttributeError:
-    """Return the error for an attribute that there is not; a verb of another trainer is told ours."""
+    """Return the error for a missing attribute; for a verb of another trainer it names ours."""
     if name in VERBS:
         return AttributeError(f"{kind.__name__} has no {name!r}: {VERBS[name]}")
     public = [known for known in dir(kind) if not known.startswith("_")]

@@ -24,9 +24,9 @@ from . import verbs
 
 
 class MindSporeMae(Mae):
-    """The mean absolute error of `mindspore.train.MAE`: of the output itself, the columns of a row added up."""
+    """The mean absolute error as `mindspore.train.MAE` computes it: the columns of a row are added up."""
 
-    name = None
+    name = None  # type: ignore[assignment]
 
     def expect(self, meaning: Meaning) -> None:
         """Read the output itself whatever the loss says."""
@@ -37,7 +37,7 @@ class MindSporeMae(Mae):
 
 
 class Model(Trainer):
-    """A `Trainer` whose `fit` and `predict` are those of `mindspore.Model`: epochs first, Tensors from Tensors."""
+    """A `Trainer` with the `fit` and `predict` of `mindspore.Model`: epochs first, Tensors in and out."""
 
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train as `mindspore.Model.fit` does; with the data first, as `Trainer.fit` does."""
@@ -45,7 +45,7 @@ class Model(Trainer):
             return verbs.fit(self, *args, **kwargs)
         return super().fit(*args, **kwargs)
 
-    predict = verbs.predict
+    predict = verbs.predict  # type: ignore[assignment]  # with the arguments of mindspore.Model
 
     @staticmethod
     def make_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
@@ -55,4 +55,4 @@ class Model(Trainer):
 
 
 class RecModel(Model):
-    """The same under the name of MindSpore Rec's class, whose `online_train(train_dataset)` every `Trainer` has."""
+    """`Model` under the name of MindSpore Rec's class; every `Trainer` has its `online_train(train_dataset)`."""

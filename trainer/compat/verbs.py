@@ -1,4 +1,4 @@
-"""The verbs of `mindspore.Model` and `RecModel` under their own names, so that a script changes only its import."""
+"""The verbs of `mindspore.Model` and `RecModel` under their names, so that a script changes only its import."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from . import keywords
 
 if TYPE_CHECKING:
     from callbacks import History
-
-    from ..trainer import Trainer
+    from callbacks.callback import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def train(
     sink_size: int = -1,
     initial_epoch: int = 0,
 ) -> History:
-    """Train from epoch `initial_epoch` up to `epoch`, as `mindspore.Model.train` does: `fit` without validation."""
+    """Train from epoch `initial_epoch` to `epoch` without validation, as `mindspore.Model.train` does."""
     return fit(
         trainer,
         epoch,
@@ -54,7 +53,7 @@ def train(
 def evaluate(
     trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
 ) -> dict[str, Any]:
-    """Return the metrics asked for, in their order and as their `eval` gives them, as `mindspore.Model.eval` does.
+    """Evaluate as `mindspore.Model.eval` does: the metrics in their order, as their `eval` returns them.
 
     Raises:
         ConfigurationError: the trainer has no metrics.
@@ -132,7 +131,7 @@ def predict_network(trainer: Trainer) -> nn.Cell:
     return trainer.network
 
 
-@keywords.explained("batch_size", "shuffle", "sharded", "max_steps", "max_seconds", "resume")
+@keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_seconds", "resume")
 def fit(
     trainer: Trainer,
     epoch: int,
@@ -177,7 +176,7 @@ def fit(
         valid_dataset,
         None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
         [] if callbacks is None else callbacks,
-        checks.sink_steps(dataset_sink_mode and not _watches_steps(callbacks), sink_size),
+        checks.steps_per_call(dataset_sink_mode and not _watches_steps(callbacks), sink_size),
         first_epoch=initial_epoch,
         **options,
     )
@@ -189,7 +188,7 @@ def _watches_steps(callbacks: Any) -> bool:
 
 
 class _EpochsOfCall(Every):
-    """Cadence of `valid_frequency`: every so many epochs, or the epochs of a list, by their number in the call."""
+    """Cadence of `valid_frequency`: every n epochs, or the epochs of a list, numbered within the call."""
 
     def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
         super().__init__(epochs=1)

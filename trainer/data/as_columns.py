@@ -1,4 +1,4 @@
-"""Columns, NumPy arrays or `Ragged` ones: made of what users and libraries give, compared, checked and put in order."""
+"""Columns (NumPy or `Ragged` arrays): converted from users' data, compared, checked and put in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXT_KINDS = "US"
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return one column as a NumPy array, or as a `Ragged` one where its rows are lists of different lengths.
+    """Return a column as a NumPy array, or as a `Ragged` array if its rows are lists of different lengths.
 
     float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
     what they leave is refused by `check_dtype`.
@@ -94,7 +94,7 @@ def check_dtype(column: np.ndarray, name: str) -> None:
 
 
 def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
-    """Return the columns of what a user calls a batch (a frame, a mapping, a sequence or one array) and their names.
+    """Return the columns of a batch (a frame, a mapping, a sequence or one array) and their names.
 
     Args:
         item: the batch.
@@ -130,7 +130,7 @@ def are_unnamed(names: Sequence[str]) -> bool:
 
 
 def dtype_of(column: Any) -> Any:
-    """Return the column's dtype; for text its type alone, because NumPy's dtype changes with the longest string."""
+    """Return the column's dtype; for text only its type, because NumPy's dtype holds the longest string's length."""
     dtype = column.dtype
     return dtype.type if dtype.kind in _TEXT_KINDS else dtype
 
@@ -141,7 +141,7 @@ def form_of(columns: Any) -> tuple[Any, ...]:
 
 
 def common_dtype(columns: Any) -> np.dtype:
-    """Return the dtype that holds the values of all `columns`, which have one `dtype_of`: of text the widest."""
+    """Return the dtype that holds the values of all `columns`, which have the same `dtype_of`; for text the widest."""
     first = columns[0].dtype
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
 
@@ -162,7 +162,7 @@ def describe_non_finite(columns: Sequence[np.ndarray | Ragged], names: Sequence[
 
 
 def _rows_of(column: Ragged, indexes: np.ndarray) -> np.ndarray:
-    """Return the rows that the values at `indexes` belong to; a part of a column may hold values of no row."""
+    """Return the rows of the values at `indexes`; values outside a sliced column belong to no row."""
     inside = indexes[(indexes >= column.offsets[0]) & (indexes < column.offsets[-1])]
     return np.unique(np.searchsorted(column.offsets, inside, side="right") - 1)
 

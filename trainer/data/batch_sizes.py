@@ -1,4 +1,4 @@
-"""Batch sizes: a batch is padded with copies of its last row, so that few programs serve many numbers of rows.
+"""Batch sizes: batches are padded with copies of their last row, so that a few programs serve all sizes.
 
 That is exact only where no row depends on the others. Custom networks do not show that by their layers, so it is tried
 once per network, on the first batch that could be padded: it is computed both ways.
@@ -22,7 +22,7 @@ SMALLEST, FINE = 16, 1024
 AS_THEY_ARE = 2  # sizes: the common one, and that of a short last batch
 _MANY = 5  # sizes
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
-_FINE_FILLED = 256  # what is trained or evaluated repeatedly wastes no more than a quarter from here on
+_FINE_FILLED = 256  # from this size on, repeated training or evaluation wastes at most a quarter
 # Kernels add up in another order for another number of rows.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 # A gradient is a sum over the rows, perhaps in half precision: shares of its own largest entry, and of that of all.
@@ -30,7 +30,7 @@ _SHARE_OF_OWN, _SHARE_OF_ALL = 1e-2, 1e-4
 
 
 def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
-    """Return the bucket for `rows`: a power of two >= 16, or above `fine` also a quarter of one between two.
+    """Return the bucket for `rows`: a power of two >= 16; above `fine` also in quarter steps between them.
 
     Args:
         rows: number of rows, >= 1.
@@ -76,7 +76,7 @@ class RowPadding:
 
 
 class RowFilling:
-    """Which batches are padded for a program with a loss: those of the third number of rows that occurs, and on.
+    """Decides which batches are padded for a program with a loss: from the third size that occurs on.
 
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
     is padded to follows from its rows alone.
@@ -187,7 +187,10 @@ class BatchShapes:
         self._compiled: set[Any] = set()
 
     def note(self, form: Any, stacked: bool, filling: RowFilling | None) -> None:
-        """Note the form of a chunk's batches, which `filling` may pad; warn when compiling so many programs is slow."""
+        """Record the form of a chunk's batches; warn when there are many.
+
+        Each form is another program to compile, unless `filling` pads the batches.
+        """
         if stacked:
             self.stacked.add(form)
         if form in self.seen:
@@ -219,7 +222,7 @@ def _pad(column: np.ndarray, size: int) -> np.ndarray:
 
 
 def row_weights(rows: int, size: int) -> np.ndarray:
-    """Return the weights of a batch padded from `rows` to `size` rows: 1 and, for padding, 0, float32 [size]."""
+    """Return the weights of a batch padded from `rows` to `size`, float32 [size]: 1, and 0 for padding."""
     return (np.arange(size) < rows).astype(np.float32)
 
 

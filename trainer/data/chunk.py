@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mindspore import Tensor
@@ -12,7 +12,7 @@ from mindspore import Tensor
 from .as_columns import ColumnOrder, Columns, common_dtype
 from .batch_sizes import RowFilling
 from .position import Position
-from .ragged import ListTypes
+from .ragged import ListTypes, RaggedInput
 from .source import Item
 
 
@@ -81,6 +81,20 @@ class Chunk:
         return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
 
 
+class InputBatch(NamedTuple):
+    """What the network is given of one batch.
+
+    Attributes:
+        names: names of its inputs.
+        columns: one array each, rows on axis 0; of a ragged column handed over with offsets, values.
+        ragged: the inputs made of ragged columns, by the column's name.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[np.ndarray, ...]
+    ragged: Mapping[str, RaggedInput]
+
+
 class ChunkTransform:
     """Turns the columns of a chunk into what the graph takes.
 
@@ -95,26 +109,26 @@ class ChunkTransform:
 
         Args:
             columns: arrays [B, ...], or [K, B, ...] when the chunk is stacked.
-            chunk: what is known from reading it; it has no arrays yet.
+            chunk: the chunk as read, without arrays.
             now: newest event time of the rows in seconds, or None.
         """
         raise NotImplementedError
 
-    def stand_by(self) -> None:
+    def join_exchange(self) -> None:
         """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
 
     def release(self) -> None:
-        """Forget what was prepared and not trained; called once the preparing thread has stopped."""
+        """Release prepared chunks that were not trained; called once the preparing thread has stopped."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class FeedOptions:
     """How batches are grouped.
 
     Attributes:
-        batches_per_call: K times the accumulation factor, or a function of the first batch that returns it.
+        steps_per_call: K, the most optimizer updates of a chunk, or a function of the first batch that returns it.
         accumulate: micro-batches per optimizer update.
-        transform: what is done to the columns of each chunk, or None.
+        transform: returns the `ChunkTransform`, or None; called once the first data is known.
         columns: use the first so many columns only; None uses all.
         arguments: names of what the network takes, for ragged columns.
         list_types: gives lists without any value a dtype; None where the source has done so.
@@ -129,11 +143,13 @@ class FeedOptions:
             raises DataError.
         inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
         alike: whether lists are padded to the length that those of the step have on any process.
+        batches_per_epoch: how many batches of the source make an epoch, at most; None for all.
+        same_batches: whether all epochs have the batches of the first one.
     """
 
-    batches_per_call: int | Callable[[Item], int] = 1
+    steps_per_call: int | Callable[[Item], int] = 1
     accumulate: int = 1
-    transform: ChunkTransform | None = None
+    transform: Callable[[], ChunkTransform | None] = lambda: None
     columns: int | None = None
     arguments: Sequence[str] = ()
     list_types: ListTypes | None = None
@@ -145,6 +161,8 @@ class FeedOptions:
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
     alike: bool = False
+    batches_per_epoch: int | None = None
+    same_batches: bool = False
 
 
 def newest_event_time(items: Sequence[Item]) -> float | None:

@@ -122,7 +122,7 @@ class ColumnCheck:
         )
 
     def _check_classes(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Refuse one float a row as the label of a loss of classes: cut to an integer it might be another class."""
+        """Refuse a float label for a loss of classes: truncated to an integer it might name another class."""
         first = len(columns) - self.labels
         for column, name, loss in zip(columns[first:], names[first:], self.class_losses, strict=False):
             if loss is not None and column.ndim == 1 and column.dtype.kind == "f":

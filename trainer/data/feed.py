@@ -1,4 +1,4 @@
-"""From a source's batches to chunks: the batches of one call of the program, prepared ahead on one thread.
+"""From a source's batches to chunks, each the input of one call of the program, prepared ahead on a thread.
 
 `Source` knows where rows come from. `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
 which position goes with each chunk. The loop knows neither.
@@ -9,25 +9,40 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from ..errors import DataError, TrainerError
-from .as_columns import Columns, check_dtype, form_of
+from .as_columns import Columns, check_dtype
+from .batch_conversion import BatchConversion
 from .batch_sizes import BatchShapes, padded, row_weights
 from .chunk import Chunk, FeedOptions, newest_event_time, stack, to_tensor
-from .column_checks import rows_instead_of_batches
 from .position import Position
-from .ragged import RaggedColumns
+from .ragged import RaggedColumns, RaggedInput
 from .source import Item, Source
-from .waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch, WaitClock
+from .waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Observer, Prefetch, ReadingTimes, WaitClock
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
 LEAVING_SECONDS = 0.5  # for a source to end after a stop signal
+
+
+def peek(
+    source: Source, options: FeedOptions, should_stop: Callable[[], bool] = lambda: False
+) -> tuple[Columns, tuple[str, ...]]:
+    """Return columns and names of the first batch as a `Feed` gives them, without consuming the batch.
+
+    Raises:
+        DataError: the source has no batch.
+    """
+    columns = source.peek(should_stop)
+    names = source.names or ()
+    if options.order is not None:
+        columns, names, _ = options.order(columns, names)
+    if options.list_types is not None:
+        columns = options.list_types(columns, names)
+    return RaggedColumns(options.arguments)(columns, names)
 
 
 class Feed:
@@ -39,22 +54,24 @@ class Feed:
 
     Attributes:
         clock: how long `chunks` has kept its caller waiting.
+        times: seconds of reading and preparing.
+        observer: called with "waiting for data", "reading" and "preparing" of each chunk, or None.
     """
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
         self.source = source
         self.options = options
-        self._size = options.batches_per_call if isinstance(options.batches_per_call, int) else 0
+        source.continues_epochs = options.batches_per_epoch is not None and not options.same_batches
+        steps = options.steps_per_call
+        self._batches_per_call = steps * options.accumulate if isinstance(steps, int) else 0  # 0: not known yet
         self._worker: Prefetch | None = None
-        self._checked: tuple[Any, ...] = ()  # form of the newest batch whose shapes were checked
-        self._unchanged: Any = None  # form of the batches that need no conversion
         self._signature: tuple[Any, ...] = ()
-        self.ragged = RaggedColumns(options.arguments)
-        self._names: tuple[str, ...] = ()
-        self._equal_rows: bool | None = None  # whether all columns have the same number of rows
+        self._conversion = BatchConversion(source, options)
         self._shapes = BatchShapes()
         self._vary = False  # whether shapes have changed before the last batch of an epoch
         self.clock = WaitClock()
+        self.times = ReadingTimes()
+        self.observer: Observer | None = None
         self._left_behind = False  # whether a thread may still be in the source
         self._reading = 0  # number of the current call of `chunks`; a thread that an earlier one left behind stops
 
@@ -73,11 +90,11 @@ class Feed:
             position: where to begin.
             max_steps: optimizer updates, or None.
             should_stop: asked while the source makes the caller wait; True ends the chunks.
-            gate: called with True before each chunk and with False at the end; returns whether to go on. What runs on
-                the thread of graphs (`ChunkTransform.on_graph_thread`) comes after it.
+            gate: called with True before each chunk and with False at the end; returns whether to continue.
+                A transform of the graph thread (`ChunkTransform.on_graph_thread`) runs after it.
             inline: whether to read on the caller's thread, as is done for a source that is bound to it.
         """
-        clock, transform, source = self.clock, self.options.transform, self.source
+        clock, transform, source = self.clock, self.options.transform(), self.source
         clock.worked += time.perf_counter() - clock.since
         clock.since = time.perf_counter()
         self._reading += 1
@@ -88,14 +105,16 @@ class Feed:
         if not inline:
             # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
             far = transform is None and (source.in_memory or source.endless)
-            chunks = self._ahead(chunks if late else map(self._prepare, chunks), far, should_stop)
+            chunks = self._ahead(chunks if late else map(self._prepare_ahead, chunks), far, should_stop)
         try:
             for chunk in chunks:
                 if gate is not None and not gate(True):
                     return
                 if late:
-                    self._prepare(chunk)
+                    self.times.prepared += self._prepare(chunk)
                 now = time.perf_counter()
+                if self.observer is not None:
+                    self.observer("waiting for data", clock.since, now)
                 clock.waited, clock.since = clock.waited + now - clock.since, now
                 yield chunk
                 now = time.perf_counter()
@@ -132,39 +151,37 @@ class Feed:
             self.source.interrupt()
             self._left_behind |= not worker.stop(seconds)
 
-    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> tuple[Columns, tuple[str, ...]]:
-        """Return columns and names of one batch, which `chunks` delivers all the same.
-
-        Raises:
-            DataError: the source has no batch.
-        """
-        columns = self.source.peek(should_stop)
-        names = self.source.names or ()
-        if self.options.order is not None:
-            columns, names, _ = self.options.order(columns, names)
-        if self.options.list_types is not None:
-            columns = self.options.list_types(columns, names)
-        return RaggedColumns(self.options.arguments)(columns, names)
-
-    def stand_by(self) -> None:
+    def join_exchange(self) -> None:
         """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
-        if self.options.transform is not None:
-            self.options.transform.stand_by()
+        transform = self.options.transform()
+        if transform is not None:
+            transform.join_exchange()
 
     def report(self) -> str | None:
         """Return how many shapes the batches had and the share of padding, or None if shapes never changed.
 
         A program is compiled for each shape, and another for a shape that was trained many steps per call as well.
         """
-        padding = self.ragged.describe()
+        padding = self._conversion.ragged.describe()
         if padding is None and not self._vary:
             return None
         return f"batches had {len(self._shapes.seen)} shapes" + ("" if padding is None else f"; {padding}")
 
     @property
+    def ragged_inputs(self) -> Mapping[str, RaggedInput]:
+        """The inputs made of ragged columns, by the column's name; known once a batch was read."""
+        return dict(self._conversion.ragged.inputs)
+
+    @property
     def depth(self) -> int:
         """Chunks that are ready and waiting."""
         return self._worker.depth if self._worker is not None else 0
+
+    @property
+    def size(self) -> int | None:
+        """Batches of one epoch, or None when unknown."""
+        size, most = self.source.size, self.options.batches_per_epoch
+        return size if most is None else min(most, size or most)
 
     def close(self) -> None:
         """Stop the prefetch thread and close the source."""
@@ -191,10 +208,10 @@ class Feed:
             position = start.next(len(items), open_batches, items[-1].state, ends_epoch=ends)
             if reading != self._reading:  # left behind while the source blocked: preparing would change the tables
                 return
-            rows = self._rows(first.columns)
+            rows = self._conversion.rows(first.columns)
             yield Chunk(
                 items=items,
-                names=self._names,
+                names=self._conversion.names,
                 stacked=self._is_stacked(items),
                 num_batches=len(items),
                 num_steps=steps,
@@ -223,12 +240,12 @@ class Feed:
                     yield group, False
                     group = []
                 continue
-            if not self._size:
-                count: Any = self.options.batches_per_call
-                self._size = count(item)
+            if not self._batches_per_call:
+                steps_for: Any = self.options.steps_per_call
+                self._batches_per_call = steps_for(item) * self.options.accumulate
             self._vary = self._vary or changed
             odd = self.options.filling is not None and self._is_odd(item)
-            most = 1 if self._vary or odd else self._size
+            most = 1 if self._vary or odd else self._batches_per_call
             changed = bool(group) and (group[-1].kind != item.kind or group[-1].form != item.form)
             if group and (changed or len(group) >= most):
                 yield group, False
@@ -252,19 +269,21 @@ class Feed:
             yield group, False
 
     def _is_odd(self, item: Item) -> bool:
-        """Return whether a batch may be padded with rows before it is trained, and so has to be a call of its own."""
+        """Return whether a batch may be padded with rows, which requires a call of its own."""
         filling = self.options.filling
-        if (rows := self._rows(item.columns)) in filling.sizes:
+        if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False
         filling.note(rows)
         return filling.odd(rows)
 
     def _read(self, position: Position, reading: int) -> Iterator[Item | None]:
         epoch, number = position.epoch, position.batch
-        take = iter(self.source.batches(epoch, number, position.state)).__next__
+        read, most = 0 if self.options.same_batches else epoch, self.options.batches_per_epoch
+        take = iter(self.source.batches(read, number, position.state)).__next__
         if not (self.source.read_mode.agrees_while_reading or self.source.in_memory):
             take = DATA_WAIT.around(take)
-        while True:
+        while most is None or number < most:
+            began = time.perf_counter()
             try:
                 item = take()
             except StopIteration:
@@ -275,117 +294,65 @@ class Feed:
                     error.args = (f"{batch}: {error}",)
                     raise
                 raise DataError(f"reading {batch} failed: {type(error).__name__}: {error}") from error
+            now = time.perf_counter()
+            self.times.read += now - began
+            if self.observer is not None:
+                self.observer("reading", began, now)
             if reading != self._reading:
                 return
             if item is not None:
-                self._convert(item, number, epoch)
+                self._conversion(item, number, epoch)
                 number += 1
             yield item
 
-    def _convert(self, item: Item, number: int, epoch: int) -> None:
-        """Check a batch and put into it the columns that the program takes, in memory of their own."""
-        form = item.form or form_of(item.columns)
-        if form == self._unchanged and item.lengths is None:
-            item.form = form
-            return
-        columns, names, extras = item.columns, self.source.names or (), item.extras
-        if self.options.order is not None:
-            columns, names, aside = self.options.order(columns, names)
-            extras = aside if extras is None else {**extras, **(aside or {})}
-        if self.options.list_types is not None:
-            columns = self.options.list_types(columns, names)
-        columns, self._names = self.ragged(columns, names, item.lengths if self.options.alike else None)
-        item_form = self._check(columns, number, epoch)
-        if self.options.columns is not None:
-            columns, item_form = columns[: self.options.columns], item_form[: self.options.columns]
-        if self.source.reuses_buffers:
-            # batches wait in a group while the next one is read
-            columns = tuple(np.array(column) for column in columns)
-        unchanged = columns is item.columns and extras is item.extras and self.options.inspect is None
-        self._unchanged = form if unchanged else None
-        item.columns, item.extras, item.form = columns, extras, item_form
-
     def _describe(self, number: int, epoch: int) -> str:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
-
-    def _check(self, columns: Columns, number: int, epoch: int) -> tuple[Any, ...]:
-        form = form_of(columns)
-        if form != self._checked:
-            self._check_shapes(columns, number, epoch)
-            self._checked = form
-        problem = self.options.inspect(columns, self._names) if self.options.inspect else None
-        if problem is not None:
-            logger.error("batch %d of epoch %d: %s", number, epoch, problem)
-        return form
-
-    def _rows(self, columns: Columns) -> int:
-        index = 0 if self._equal_rows else self.options.counted
-        if flat := self.ragged.flat:
-            index = next(i for i, name in enumerate(self._names) if name not in flat)
-        counted = columns[index]
-        return len(counted) if counted.ndim else 1
-
-    def _check_shapes(self, columns: Columns, number: int, epoch: int) -> None:
-        names = self._names
-        equal_rows = len({column.shape[:1] for column in columns}) == 1 and columns[0].ndim > 0 and not self.ragged.flat
-        if equal_rows != self._equal_rows:
-            shapes = {name: column.shape for name, column in zip(names, columns, strict=True)}
-            if self._equal_rows:
-                raise DataError(
-                    f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
-                    "of the batch before it had the same"
-                )
-            if self._equal_rows is None and not equal_rows and not self.ragged.cells:
-                logger.warning(
-                    "columns have different numbers of rows: %s; %r counts (is the dataset not batched?)",
-                    shapes,
-                    list(shapes)[self.options.counted],
-                )
-            self._equal_rows = bool(self._equal_rows is None and equal_rows)
-        if self._rows(columns) == 0:
-            hint = rows_instead_of_batches(columns, names)
-            raise DataError(f"batch {number} of epoch {epoch}: the batch has no rows{hint and '; ' + hint}")
-        if self.options.check is not None:
-            try:
-                self.options.check(columns, names)
-            except DataError as error:
-                raise DataError(f"batch {number} of epoch {epoch}: {error}") from None
 
     def _is_stacked(self, items: list[Item]) -> bool:
         """Return whether a group is trained by the program of many steps; notes its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or form in shapes.stacked or not shapes.seen
-        stacked = self._size > 1 and many and not self._vary
+        stacked = self._batches_per_call > 1 and many and not self._vary
         stacked = stacked and (filling is None or not self._is_odd(items[0]))
         if form not in (shapes.stacked if stacked else shapes.seen):
-            shapes.note(form, stacked, filling if self._equal_rows else None)
+            shapes.note(form, stacked, filling if self._conversion.equal_rows else None)
         return stacked
 
-    def _prepare(self, chunk: Chunk) -> Chunk:
-        """Put the arrays and tensors into a chunk and return it.
+    def _prepare_ahead(self, chunk: Chunk) -> Chunk:
+        """Prepare a chunk on the reading thread and return it."""
+        self.times.prepared_ahead += self._prepare(chunk)
+        return chunk
+
+    def _prepare(self, chunk: Chunk) -> float:
+        """Put the arrays and tensors into a chunk; return how many seconds that took.
 
         Raises:
             DataError: the batches are not what the network or the tables take; the message names the first of them.
         """
+        began = time.perf_counter()
         try:
             self._fill_in(chunk)
         except DataError as error:
             raise DataError(f"{self._describe(chunk.start.batch, chunk.start.epoch)}: {error}") from error
-        return chunk
+        now = time.perf_counter()
+        if self.observer is not None:
+            self.observer("preparing", began, now)
+        return now - began
 
     def _fill_in(self, chunk: Chunk) -> None:
         options, items = self.options, chunk.items
-        columns = chunk.arrays = stack(items, self._size) if chunk.stacked else items[0].columns
-        if options.fill_up_to is not None and not chunk.stacked and self._equal_rows:
+        columns = chunk.arrays = stack(items, self._batches_per_call) if chunk.stacked else items[0].columns
+        if options.fill_up_to is not None and not chunk.stacked and self._conversion.equal_rows:
             rows = chunk.num_samples
             size = options.fill_up_to(rows)
             if size is not None:
                 columns = padded(columns, size)
                 if options.row_weights:
                     columns, chunk.filled = (*columns, row_weights(rows, size)), True
-        if options.transform is not None:
-            columns, chunk.sparse = options.transform.prepare(columns, chunk, newest_event_time(items))
+        transform = options.transform()
+        if transform is not None:
+            columns, chunk.sparse = transform.prepare(columns, chunk, newest_event_time(items))
         as_read = columns is items[0].columns
         signature = items[0].form if as_read else tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:

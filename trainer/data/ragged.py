@@ -7,7 +7,8 @@ called "history":
   (int32, [batch]) where it takes them;
 - ``history_offsets`` (int32, [batch]) beside ``history``: all values one after another, [n], for `EmbeddingBag`.
 
-Lengths are rounded up to buckets, so that few programs are compiled.
+Lengths are rounded up to buckets, so that few programs are compiled. Lists that are never long have one length, their
+longest: the lengths of several list columns multiply, and a program costs more than the padding saves.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from ..streams.formats.ragged_column import Ragged
 
 logger = logging.getLogger(__name__)
 
+SHORT = 32  # lists with a `max_length` up to this are padded to it
 _SUFFIXES = ("_mask", "_lengths", "_offsets")
 
 
 def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
-    """Return the arguments of a network that data must have; masks and the like are derived from `columns`."""
+    """Return the network's arguments that are columns of the data; masks and the like are derived from them."""
     return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
 
 
@@ -38,7 +40,7 @@ def base_of(name: str) -> str:
 
 
 class ListLengths(NamedTuple):
-    """How long the lists of a column are in a step of several processes, all of which pad to the same length.
+    """Lengths of a column's lists in a step of several processes, which all pad to the same length.
 
     Attributes:
         longest: values of the longest row.
@@ -126,7 +128,7 @@ class RaggedInput(NamedTuple):
         return self.length * rows if "_offsets" in self.suffixes else self.length
 
     def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
-        """Return the arguments by name: rows padded to `length`, or all values followed by padding up to `length`."""
+        """Return the arguments by name: rows padded to `length`, or all values padded to `length`."""
         lengths = column.lengths
         if "_offsets" in self.suffixes:
             whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
@@ -216,6 +218,8 @@ class RaggedColumns:
         flat = "_offsets" in wanted.suffixes
         lengths = of_step or ListLengths.of(column)
         length = bucket(lengths.most if flat else lengths.longest, lengths.per_octave)
+        if not flat and wanted.length is not None and lengths.longest <= wanted.length <= SHORT:
+            length = wanted.length
         self.lengths.add(length)
         self.cells += length if flat else length * len(column)
         self.values += int(column.lengths.sum())
@@ -232,7 +236,9 @@ class RaggedColumns:
         if padding is None:
             number = -1 if "_offsets" in wanted and column.dtype.kind == "i" else 0
             padding = "" if column.dtype.kind == "U" else number
-        most = None if column.max_length is None else bucket(column.max_length, column.per_octave)
+        most = column.max_length
+        if most is not None and most > SHORT:
+            most = bucket(most, column.per_octave)
         return RaggedInput(wanted, padding, most)
 
     def describe(self) -> str | None:

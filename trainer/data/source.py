@@ -21,7 +21,7 @@ class Item:
 
     Attributes:
         columns: arrays with the rows on axis 0.
-        state: what the source needs to go on after this batch, or None.
+        state: what the source needs to continue after this batch, or None.
         extras: host-side companions of the rows (event time, group), never sent to the device.
         kind: batches of different kinds never share a call.
         made_up: whether the rows do not count: only other processes have rows in this step.
@@ -81,6 +81,9 @@ class Source:
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
         endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
         read_mode: how several processes read it.
+        continues_epochs: whether an epoch begins after the last batch of the previous one; set by a feed that limits
+            epochs. For data that cannot start again: iterators, pipelines of unknown size.
+        set_aside: how many rows were set aside so far and why, or None.
     """
 
     names: tuple[str, ...] | None = None
@@ -94,9 +97,11 @@ class Source:
     reuses_buffers: bool = False
     endless: bool = False
     read_mode: ReadMode = ReadMode.COMMON
+    continues_epochs: bool = False
+    set_aside: str | None = None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of `epoch` from number `start` on; `state` is what was saved with that position.
+        """Yield the batches of `epoch` from number `start` on; `state` was saved with that position.
 
         None in between means that no rows came for a while: batches that are waiting should be trained now.
         """
@@ -140,6 +145,9 @@ class Source:
     def of_all(self, position: Position) -> Position:
         """Return the position of all processes as it goes into a snapshot; all call this together."""
         return self.resolve(position)
+
+    def trained_to(self, position: Position) -> None:
+        """Take note that the rows before `position` have been trained on."""
 
     def commit(self, position: Position) -> None:
         """Acknowledge the rows before `position`, which are in a durable snapshot."""

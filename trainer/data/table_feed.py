@@ -1,7 +1,8 @@
 """The network's sparse tables within a run: their part of every chunk and of every snapshot.
 
-Of several processes each plans the ids of all, as a single process would from the larger batch, so that positions mean
-the same rows everywhere. The exchange of rows is described in `trainer.embedding.layers.sharded_tables`.
+Of several processes each plans its own ids and exchanges rows with their owners; with accumulation, or without kernels,
+each plans the ids of all, as a single process would from the larger batch, so that positions mean the same rows
+everywhere. Both are described in `trainer.embedding.layers.sharded_tables`.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class TableReader(ChunkTransform):
         columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
         return (*columns, *plan.inputs), plan
 
-    def stand_by(self) -> None:
+    def join_exchange(self) -> None:
         """Take part in what the others read."""
-        self.tables.planner.stand_by()
+        self.tables.planner.join_exchange()
 
 
 class DeltaPolicy:
-    """Decides which snapshot of a run holds the tables in full, and which only what changed since the one before it.
+    """Decides which snapshots hold the tables in full, and which only the changes since the previous one.
 
     A delta is worth it while it is small, and only builds on the snapshot taken right before it, in the same folder.
     The number of deltas between full snapshots is bounded, so that restoring is, too.
@@ -81,7 +82,7 @@ class DeltaPolicy:
         self.folder: Path | None = None
 
     def base_of(self, path: Path) -> str | None:
-        """Return the name of the snapshot that one to be written to `path` builds on; None when it is to be full.
+        """Return the name of the snapshot on which the next one, at `path`, builds; None if it is to be full.
 
         Called by all processes; rank 0, which writes, decides.
         """
@@ -162,7 +163,7 @@ class TableFeed(ChunkTransform, Stateful):
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:
-        """Forget what was prepared for training and not trained."""
+        """Release chunks prepared for training and not trained."""
         self.tables.rollback()
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,8 +206,32 @@ class TableFeed(ChunkTransform, Stateful):
         self.tables.rewind(states)
 
 
+class OwnTables(ChunkTransform):
+    """Prepares a chunk with the ids of this process, on the thread that runs graphs; the owners train the rows.
+
+    Args:
+        tables: what prepares the ids of one process.
+    """
+
+    on_graph_thread = True
+
+    def __init__(self, tables: TableFeed) -> None:
+        self.tables = tables
+
+    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
+        """Return the columns with positions instead of ids, and the plan of the rows to exchange and train."""
+        planner = self.tables.tables.planner
+        made_up = not chunk.num_samples
+        columns, plan = planner.plan(columns, chunk.stacked, chunk.num_batches, now=now, made_up=made_up)
+        return (*columns, *plan.inputs), plan
+
+    def release(self) -> None:
+        """Release chunks prepared and not trained."""
+        self.tables.release()
+
+
 class UnionTables(ChunkTransform):
-    """Prepares a chunk together with those of all other processes; on the thread that runs graphs, as it exchanges ids.
+    """Prepares a chunk together with the other processes; on the thread that runs graphs, because it exchanges ids.
 
     Args:
         tables: what prepares the ids of one process.
@@ -251,7 +276,7 @@ class UnionTables(ChunkTransform):
         return tuple(result), plan
 
     def release(self) -> None:
-        """Forget what was prepared and not trained."""
+        """Release chunks prepared and not trained."""
         self.tables.release()
 
 

@@ -1,4 +1,4 @@
-"""Waiting for data: chunks read ahead on a thread, how long the wait is, and how a signal interrupts it."""
+"""Waiting for data: reads ahead on a thread, measures the wait, and lets a signal interrupt it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+Observer = Callable[[str, float, float], None]  # (part of the work, its beginning and end by `time.perf_counter()`)
 
 
 class WaitClock:
@@ -35,6 +37,21 @@ class WaitClock:
     def share(self) -> float:
         """Share of the time spent waiting, 0 to 1; the time since `since` counts as work."""
         return self.waited / ((self.waited + self.worked + time.perf_counter() - self.since) or 1.0)
+
+
+class ReadingTimes:
+    """Seconds of a feed's work over its life; each attribute is written by one thread.
+
+    Attributes:
+        read: taking batches from the source, waiting for a stream included.
+        prepared: stacking, planning rows of sparse tables and making tensors, on the training thread.
+        prepared_ahead: the same on the reading thread, beside the training.
+    """
+
+    __slots__ = ("prepared", "prepared_ahead", "read")
+
+    def __init__(self) -> None:
+        self.read = self.prepared = self.prepared_ahead = 0.0
 
 
 class Interrupted(BaseException):

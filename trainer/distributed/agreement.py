@@ -15,26 +15,31 @@ _KINDS = ("signal", "non_finite", "callback", "user", "limit", "idle", "stream_e
 NO_STOP = len(_KINDS)
 
 
-def stop_kind(wish: StopReason | None) -> int:
-    """Return the number that stands for a wish to stop in a message to the others; `NO_STOP` without one."""
-    if wish is None:
+def stop_kind(requested: StopReason | None) -> int:
+    """Return the code of a requested stop for a message to the others; `NO_STOP` for None."""
+    if requested is None:
         return NO_STOP
-    return _KINDS.index(wish.kind) if wish.kind in _KINDS else _KINDS.index("user")
+    return _KINDS.index(requested.kind) if requested.kind in _KINDS else _KINDS.index("user")
 
 
-def first_stop(kinds: Sequence[int], wish: StopReason | None) -> StopReason | None:
-    """Return why all are to stop, given the numbers of all processes and the wish of this one; the same kind on all."""
+def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason | None:
+    """Return why all processes stop, or None; the same kind on all.
+
+    Args:
+        kinds: the codes of all processes (`stop_kind`), in the order of ranks.
+        requested: the stop that this process requested.
+    """
     first = int(np.argmin(kinds))
     if kinds[first] == NO_STOP:
         return None
-    if wish is not None and stop_kind(wish) == kinds[first]:
-        return wish
+    if requested is not None and stop_kind(requested) == kinds[first]:
+        return requested
     return StopReason(_KINDS[kinds[first]], f"rank {first} asked for it")
 
 
-def agree_to_stop(group: Group, wish: StopReason | None) -> StopReason | None:
-    """Return why all processes are to stop, if any of them wishes to; the same kind on all."""
-    return first_stop(group.gather(np.array([stop_kind(wish)], np.int64))[:, 0].tolist(), wish)
+def agree_to_stop(group: Group, requested: StopReason | None) -> StopReason | None:
+    """Return why all processes stop, if any of them requested it; the same kind on all."""
+    return first_stop(group.gather(np.array([stop_kind(requested)], np.int64))[:, 0].tolist(), requested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +47,16 @@ class StopHooks:
     """Connects an agreement to the run.
 
     Attributes:
-        wish: returns why this process wants the run to end, or None.
+        requested_stop: returns why this process wants the run to end, or None.
         stop: called with the reason that all have agreed on.
     """
 
-    wish: Callable[[], StopReason | None]
+    requested_stop: Callable[[], StopReason | None]
     stop: Callable[[StopReason], None]
 
     def decide(self, kinds: Sequence[int]) -> bool:
         """Return whether all stop, given the numbers of all processes; call `stop` if so."""
-        reason = first_stop(kinds, self.wish())
+        reason = first_stop(kinds, self.requested_stop())
         if reason is not None:
             self.stop(reason)
         return reason is not None

@@ -1,4 +1,4 @@
-"""State that every process has a copy of: made equal at the start, before a snapshot and before an evaluation."""
+"""State that all processes hold alike: synchronized at the start, before snapshots and evaluations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
     named = {parameter.name: parameter for parameter in parameters}
     values = {name: parameter.asnumpy() for name, parameter in named.items()}
     group.check_same("parameters", {name: np.array(value.shape) for name, value in values.items()})
-    sums = np.array([zlib.crc32(np.ascontiguousarray(value)) for value in values.values()], np.int64)
+    sums = np.array([zlib.crc32(np.ascontiguousarray(value).data) for value in values.values()], np.int64)
     all_sums = group.gather(sums)
     differing = [name for name, equal in zip(values, (all_sums == all_sums[0]).all(0), strict=True) if not equal]
     if differing:
@@ -44,7 +44,7 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
 
 
 def average_statistics(group: Group, network: nn.Cell) -> None:
-    """Give every process the mean of all moving statistics; all call it before a snapshot or an evaluation."""
+    """Average the moving statistics over all processes; a collective call before snapshots and evaluations."""
     if group.size == 1:
         return
     for parameter in moving_statistics(network):
@@ -55,7 +55,7 @@ def average_statistics(group: Group, network: nn.Cell) -> None:
 
 
 def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """Move unfinished accumulations and metric windows of all processes to rank 0; all call it before a snapshot."""
+    """Move open accumulations and metric windows of all processes to rank 0; a collective call before snapshots."""
     if group.size == 1:
         return
     for parameter in gradient_sums:
@@ -66,7 +66,7 @@ def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Itera
 
 
 def clear_on_followers(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """Leave what `merge_on_main` has merged, once a snapshot has restored it on all processes, to rank 0 alone."""
+    """After a restore, clear on all ranks but 0 what `merge_on_main` had merged."""
     if group.is_main:
         return
     for part in parts:

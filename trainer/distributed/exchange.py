@@ -1,4 +1,4 @@
-"""What the processes exchange inside a training step: the sums of their gradients, as graph code."""
+"""Sums gradients over processes inside a training step, as graph code."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Exchange(nn.Cell):
         own = self.own(self.tasks.row_numbers(labels), rows)
         return ops.concat((rows, own, self.add(own)))
 
-    def remember(self):
-        """Keep the buffers as they are before a forward."""
+    def save_buffers(self):
+        """Copy the buffers before a forward."""
         for index, buffer in enumerate(self.buffers):
             ops.assign(self.before[index], buffer)
 
-    def forget_made_up(self, rows):
-        """Put the buffers back when the forward was one of made-up rows."""
+    def restore_buffers(self, rows):
+        """Restore the buffers after a forward of made-up rows."""
         if len(self.buffers) > 0:
-            self._forget(rows[0] == 0)
+            self._restore(rows[0] == 0)
 
-    def _forget(self, made_up):
+    def _restore(self, made_up):
         if made_up:
             for index, buffer in enumerate(self.buffers):
                 ops.assign(buffer, self.before[index])
@@ -86,22 +86,46 @@ class Exchange(nn.Cell):
         part = ops.cast(part, mstype.float32)
         return ops.select(ops.broadcast_to(rows[0] > 0, part.shape), part, ops.zeros_like(part))
 
-    def mean(self, gradients, rows, loss, sound):
-        """Return mean gradients, mean loss and whether the statistics are sound, of all processes together."""
+    def mean(self, gradients, rows, loss, statistics_finite, rows_finite=True):
+        """Return mean gradients, mean loss and whether the statistics are sound, of all processes together.
+
+        `rows_finite` is False where gradients that are not among these are not finite.
+        """
         parts = ()
         for gradient in gradients:
             parts += (self.own(gradient, rows),)
-        head = ops.stack((self.own(self.weigh(loss, rows), rows), self._bad(rows, sound)))
+        bad = self._bad(rows, statistics_finite)
+        if rows_finite is not True:
+            bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
+        head = ops.stack((self.own(self.weigh(loss, rows), rows), bad))
         totals, head = self._total(parts, self._with_tasks(head, loss, rows), rows[0] / rows[1])
         self._note_tasks(head, rows)
-        found = ()
+        means = ()
         for index, total in enumerate(totals):
-            found += (ops.cast(total, gradients[index].dtype),)
-        return found, head[0], head[1] == 0
+            means += (ops.cast(total, gradients[index].dtype),)
+        return means, head[0], head[1] == 0
 
-    def mean_of_sums(self, sums, weight, rows, sound):
-        """Return the mean gradients and whether the statistics are sound, from sums over an accumulation window."""
-        bad = self._bad(rows, sound)
+    def clip(self, gradients, dense, squares, norm):
+        """Return gradients clipped by their global norm, of which some belong to one process alone.
+
+        Args:
+            gradients: the first `dense` are the same on all processes, the others are this process's own.
+            dense: see `gradients`.
+            squares: sum of the squares of this process's own, float32 scalar.
+            norm: bound of the global 2-norm.
+        """
+        total = ops.reshape(self.add(ops.reshape(squares, (1,))), ())
+        for gradient in gradients[:dense]:
+            total += ops.sum(ops.square(ops.cast(gradient, mstype.float32)))
+        factor = norm / ops.maximum(ops.sqrt(total), norm)
+        clipped = ()
+        for gradient in gradients:
+            clipped += (gradient * ops.cast(factor, gradient.dtype),)
+        return clipped
+
+    def mean_of_sums(self, sums, weight, rows, statistics_finite):
+        """Return the mean gradients and whether the statistics are finite, from the sums of an accumulation."""
+        bad = self._bad(rows, statistics_finite)
         totals, head = self._total(sums, ops.stack((bad, bad)), rows[0] / rows[1])
         means = ()
         for total in totals:
@@ -116,7 +140,7 @@ class Exchange(nn.Cell):
         return head[0]
 
     def _with_tasks(self, head, loss, rows):
-        """Return what every process sends first, with the sums of the tasks' losses behind."""
+        """Return `head` followed by the sums of the tasks' losses."""
         if self.tasks is None:
             return head
         return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
@@ -125,10 +149,10 @@ class Exchange(nn.Cell):
         if self.tasks is not None:
             self.tasks.add(head[_HEAD:], self._all_rows(rows))
 
-    def _bad(self, rows, sound):
+    def _bad(self, rows, statistics_finite):
         bad = ops.zeros_like(rows[0])
-        if sound is not True:
-            bad = ops.cast(ops.logical_and(rows[0] > 0, ops.logical_not(sound)), mstype.float32)
+        if statistics_finite is not True:
+            bad = ops.cast(ops.logical_and(rows[0] > 0, ops.logical_not(statistics_finite)), mstype.float32)
         return bad
 
     def _total(self, parts, head, share):
@@ -159,20 +183,21 @@ class Exchange(nn.Cell):
 def make_exchange(
     group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
 ) -> Callable[..., Exchange] | None:
-    """Return what makes an `Exchange` of a step's buffers; None for one process, which builds no collective."""
+    """Return a factory of `Exchange` from a step's buffers; None for one process, which needs no collective."""
     return functools.partial(Exchange, combine=combine, tasks=tasks) if group.size > 1 else None
 
 
 def buckets(sizes):
-    """Return which gradients, given their sizes, travel together: a tuple of tuples of indices, in order."""
-    made, held = [()], _HEAD
+    """Group gradients by their sizes into messages: a tuple of tuples of indices, in order."""
+    groups: list[tuple[int, ...]] = [()]
+    entries = _HEAD
     for index, size in enumerate(sizes):
-        if made[-1] and held + size > BUCKET_ENTRIES:
-            made.append(())
-            held = 0
-        made[-1] += (index,)
-        held += size
-    return tuple(made)
+        if groups[-1] and entries + size > BUCKET_ENTRIES:
+            groups.append(())
+            entries = 0
+        groups[-1] += (index,)
+        entries += size
+    return tuple(groups)
 
 
 _buckets = ops.constexpr(buckets)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError
 from ..native.padded_sizes import bucket
-from .launched import STAGE, cannot_meet, is_launched, process_count
+from .launched import STAGE, communication_error, is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,14 @@ class Group:
     Attributes:
         rank: number of this process, 0 to `size` - 1.
         size: processes.
+        bytes_sent: bytes that `all_to_all` has sent to other processes so far.
+        messages_sent: messages that `all_to_all` has sent to other processes so far.
     """
 
     rank = 0
     size = 1
+    bytes_sent = 0
+    messages_sent = 0
 
     @property
     def is_main(self) -> bool:
@@ -44,12 +48,16 @@ class Group:
         """Return the messages of all processes, of any lengths, in the order of ranks."""
         return [message]
 
+    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
+        """Send `parts[r]` to rank r for all r; return what each rank sent here; see `AllToAll.exchange`."""
+        return list(parts)
+
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Return the array of rank 0; the others give one of the same shape and dtype."""
         return array
 
     def wait_for_all(self) -> None:
-        """Return when all processes have called this, however long that takes; a collective may give up after 30 s."""
+        """Block until all processes have called this, without the 30 s time limit of a collective."""
 
     # -- what follows from these ---------------------------------------------------------------------------------------
 
@@ -66,15 +74,15 @@ class Group:
         """
         if self.size == 1:
             return make()
-        value, refused = None, None
+        value, error_of_main = None, None
         if self.is_main:
             try:
                 value = make()
             except (ConfigurationError, CheckpointError) as error:
-                refused = [isinstance(error, ConfigurationError), str(error)]
-        value, refused = self.gather_json([value, refused])[0]
-        if refused is not None:
-            of_configuration, message = refused
+                error_of_main = [isinstance(error, ConfigurationError), str(error)]
+        value, error_of_main = self.gather_json([value, error_of_main])[0]
+        if error_of_main is not None:
+            of_configuration, message = error_of_main
             raise ConfigurationError(message) if of_configuration else CheckpointError(message)
         return value
 
@@ -99,8 +107,8 @@ class Group:
     def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """Return the one-dimensional arrays of all processes, whose `lengths` all know, in the order of ranks.
 
-        What travels is as long as the longest, rounded up to one of 16 sizes an octave, each being a program. With
-        AlltoAll, whoever needs a part would be sent that part alone.
+        What travels is as long as the longest, rounded up to one of 16 sizes an octave, each being a program; see
+        `all_to_all` for what single processes need.
         """
         if self.size == 1:
             return [array]
@@ -119,14 +127,16 @@ class Group:
         """
         if self.size == 1:
             return
-        sums = {name: [zlib.crc32(np.ascontiguousarray(array)), list(array.shape)] for name, array in arrays.items()}
-        found = self.gather_json(sums)
-        for rank, other in enumerate(found):
-            differing = sorted(name for name in {*found[0], *other} if found[0].get(name) != other.get(name))
+        sums = {
+            name: [zlib.crc32(np.ascontiguousarray(array).data), list(array.shape)] for name, array in arrays.items()
+        }
+        checksums = self.gather_json(sums)
+        for rank, other in enumerate(checksums):
+            differing = sorted(name for name in {*checksums[0], *other} if checksums[0].get(name) != other.get(name))
             if differing:
                 raise ConfigurationError(
-                    f"{what}: {len(differing)} of {len(found[0])} differ between rank 0 and rank {rank}, the first is "
-                    f"{differing[0]!r}; all processes must build the same network"
+                    f"{what}: {len(differing)} of {len(checksums[0])} differ between rank 0 and rank {rank}, the first "
+                    f"is {differing[0]!r}; all processes must build the same network"
                 )
 
 
@@ -137,7 +147,7 @@ _world: Group | None = None
 
 
 def join() -> Group:
-    """Return the group this process belongs to; the first call of a launched process starts MindSpore's communication.
+    """Return the group of this process; its first call in a launched process starts MindSpore's communication.
 
     A scheduler process, which `msrun` starts with the same command as the others, stays in this call to its end.
 
@@ -152,17 +162,17 @@ def join() -> Group:
         if count == 1:
             return SINGLE
         if "MS_ROLE" in os.environ:
-            raise cannot_meet(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
+            raise communication_error(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
     from mindspore import communication
 
     from .world import World
 
     if not communication.GlobalComm.INITED:
         try:
-            with STAGE.of_a_call():
+            with STAGE.track_call():
                 communication.init()
         except (RuntimeError, ValueError) as error:
-            raise cannot_meet(count, error) from error
+            raise communication_error(count, error) from error
     rank, size = int(communication.get_rank()), int(communication.get_group_size())
     if size == 1:
         return SINGLE

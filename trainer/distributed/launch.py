@@ -1,8 +1,8 @@
-"""``trainer launch``: start one job of several processes, look after it, and leave nothing behind.
+"""``trainer launch``: start, supervise and clean up one job of several processes.
 
 Every process gets MindSpore's documented variables (a dynamic cluster), so the job is the one `msrun` would start; the
-command line that does so is printed. Unlike it, the supervisor passes SIGTERM and SIGINT on and waits for snapshots,
-ends the job seconds after a process died, and takes every process with it when it is killed itself.
+command line that does so is printed. Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits for
+snapshots, ends the job seconds after a process died, and all processes die with it when it is killed itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +34,10 @@ from .launched import (
 from .machines import MEETING_SECONDS, Machines, Verdict
 from .watched_process import WatchedProcess
 
-GRACE_SECONDS = 5.0  # for the others to end by themselves, and to say why, once one process has failed
+GRACE_SECONDS = 5.0  # for the others to end by themselves, with their own messages, once one process has failed
 LEFT_SECONDS = 5.0  # for the others to end as well, once a process has ended with exit code 0
-TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL then: one that waits for a dead one in a collective hears nothing
-LATE_SECONDS = 1800  # that others wait in a collective for one that is there; MindSpore itself would give up after 30
+TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL: a process inside a collective does not handle signals
+LATE_SECONDS = 1800  # time limit of a collective; MindSpore's default is 30
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict")
 _SCHEDULER = "from mindspore import communication; communication.init()"
@@ -56,10 +56,11 @@ class Job:
         master: "HOST:PORT" of machine 0, where the supervisors of several machines meet; of one
             machine MindSpore's scheduler is there, by default at a free port.
         max_restarts: how often all processes are started again after one failed.
-        logs: folder for one log a process; None: ``logs`` in the run folder, where there is one.
+        logs: folder for one log per process; None: ``logs`` in the run folder, where there is one.
         meeting_seconds: how long the machines wait for each other at the start.
         grace_seconds: how long processes may take to end, snapshots included, after a signal to the supervisor; then
             they are killed.
+        all_output: print the lines of every process of this machine, not of rank 0 alone; each begins with "[rank N]".
     """
 
     command: Sequence[str]
@@ -71,11 +72,12 @@ class Job:
     logs: Path | None = None
     meeting_seconds: float = MEETING_SECONDS
     grace_seconds: float = 120.0
+    all_output: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
-            if value < least:
-                raise ConfigurationError(f"launch: {name} takes a whole number >= {least}; received {value}")
+        for name, value, minimum in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
+            if value < minimum:
+                raise ConfigurationError(f"launch: {name} takes a whole number >= {minimum}; received {value}")
         if self.max_restarts < 0:
             raise ConfigurationError(f"launch: --max-restarts takes a whole number >= 0; received {self.max_restarts}")
         if not 0 <= self.node_rank < self.nodes:
@@ -126,12 +128,12 @@ def launch(job: Job) -> int:
     """Run the job until all its processes have ended; return the exit code of the first that failed, or 0.
 
     Raises:
-        ConfigurationError, TrainerError: the machines of the job have not met, see `Machines.meet`.
+        ConfigurationError, TrainerError: the machines of the job have not met, see `Machines.connect`.
     """
     supervisor = Supervisor(job)
-    with supervisor.signals(), Machines(job, supervisor.say, lambda: supervisor.told is not None) as machines:
-        if not machines.meet():
-            return 128 + supervisor.told
+    with supervisor.signals(), Machines(job, supervisor.say, lambda: supervisor.stop_signal is not None) as machines:
+        if not machines.connect():
+            return 128 + supervisor.stop_signal
         attempt = 0
         while True:
             verdict = supervisor.run(attempt, machines)
@@ -145,13 +147,13 @@ class Supervisor:
     """Starts the processes of a job on this machine and waits for them.
 
     Attributes:
-        told: the signal that asked the supervisor to stop, or None.
+        stop_signal: the signal that asked the supervisor to stop, or None.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.told: int | None = None
-        self._told_others = False
+        self.stop_signal: int | None = None
+        self._signal_forwarded = False
         self._processes: list[WatchedProcess] = []
         self._workers: list[WatchedProcess] = []
         self._run_folder: str | None = None
@@ -163,21 +165,32 @@ class Supervisor:
         self._stages: dict[WatchedProcess, Path] = {}
         self._ended_at: dict[WatchedProcess, float] = {}
         self._stopped: set[WatchedProcess] = set()
+        self._output_lost = False
 
     def say(self, text: str) -> None:
-        """Tell the user something on standard error."""
-        print(f"trainer launch: {text}", file=sys.stderr, flush=True)
+        """Print a message on standard error."""
+        with contextlib.suppress(OSError):  # the job continues without it
+            print(f"trainer launch: {text}", file=sys.stderr, flush=True)
+
+    def _print(self, text: str) -> None:
+        """Print a line on standard output, unless writing has failed before."""
+        if not self._output_lost:
+            try:
+                print(text, flush=True)
+            except OSError as error:
+                self._output_lost = True
+                self.say(f"standard output cannot be written ({error.strerror}); lines go to the logs alone")
 
     @contextlib.contextmanager
-    def signals(self):
-        """Pass the first SIGTERM, SIGHUP or SIGINT on to every process; kill them all at the second."""
+    def signals(self) -> Iterator[None]:
+        """Forward the first SIGTERM, SIGHUP or SIGINT to every process; kill them all at the second."""
 
         def forward(number: int, frame: object) -> None:
-            if self.told is not None:
+            if self.stop_signal is not None:
                 for process in self._processes:
                     process.kill()
                 os._exit(128 + number)
-            self.told = number
+            self.stop_signal = number
             for process in self._workers:
                 process.signal(number)
 
@@ -191,7 +204,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def run(self, attempt: int, machines: Machines) -> Verdict:
-        """Start all processes and wait until those of all machines have ended; return what to do then."""
+        """Start all processes, wait for those of all machines to end, and return what to do next."""
         folder = self.job.logs or Path(tempfile.mkdtemp(prefix="trainer-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "run_folder"
@@ -204,7 +217,7 @@ class Supervisor:
             for process in self._processes:
                 process.kill()
                 process.close()
-            self._keep_logs(folder, note)
+            self._move_logs(folder, note)
             self._processes, self._workers = [], []
 
     def _start(self, attempt: int, machines: Machines, folder: Path, note: Path) -> None:
@@ -219,7 +232,7 @@ class Supervisor:
             RUN_NOTE_VARIABLE: str(note),
             RESTART_VARIABLE: str(attempt),
         }
-        # Who comes late to a collective, because it compiles or reads for long, is not lost: that the supervisor tells.
+        # A process that is late for a collective is compiling or reading; the supervisor detects those that failed.
         common.setdefault("MS_CPU_COMM_OP_TIMEOUT", str(LATE_SECONDS))
         if job.nodes > 1:  # MindSpore would take the first network interface that it finds
             common.setdefault("MS_WORKER_IP", machines.address)
@@ -239,32 +252,32 @@ class Supervisor:
             self._processes.append(process)
             self._workers.append(process)
             self._stages[process] = stage
-        if self.told is not None:  # before there was anybody to pass it on to
+        if self.stop_signal is not None:  # arrived before the processes were started
             for process in self._workers:
-                process.signal(self.told)
+                process.signal(self.stop_signal)
 
     def _watch(self, attempt: int, machines: Machines, note: Path) -> Verdict:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.popen.stdout, selectors.EVENT_READ, process)
             while self._is_running():
-                self._turn(machines, selector)
+                self._poll(machines, selector)
             self._read_all(selector)  # what the pipes still hold
-            self._look_for_failure(machines, selector)
+            self._check_failed(machines, selector)
             if self._failed is not None and self._failed_first:
                 self.say(self._failed.report())
             ended = self._failed or next((process for process in self._workers if process.popen.returncode), None)
             code = 0 if ended is None else ended.exit_code
-            machines.tell_end(code)
-            while not machines.settled:
-                self._turn(machines, selector)
+            machines.send_end(code)
+            while not machines.is_decided:
+                self._poll(machines, selector)
         if note.is_file():
             self._run_folder = note.read_text("utf-8")
         if self.job.node_rank == 0:
-            code = next((one for one in (self._cause, code, *machines.codes.values()) if one), 0)
-            again = self.told is None and not machines.lost and attempt < self.job.max_restarts
+            code = next((exit_code for exit_code in (self._cause, code, *machines.codes.values()) if exit_code), 0)
+            again = self.stop_signal is None and not machines.lost and attempt < self.job.max_restarts
             verdict = Verdict(code, bool(code) and again, self._run_folder)
-            machines.tell_verdict(verdict)
+            machines.send_verdict(verdict)
             return verdict
         verdict = machines.verdict or Verdict(self._cause or code or 1)
         self._run_folder = verdict.run_folder
@@ -273,33 +286,33 @@ class Supervisor:
     def _is_running(self) -> bool:
         return any(process.popen.poll() is None for process in self._workers)
 
-    def _turn(self, machines: Machines, selector: selectors.BaseSelector) -> None:
-        """Take what processes write; look for one that has failed, here or elsewhere, and then end the rest."""
+    def _poll(self, machines: Machines, selector: selectors.BaseSelector) -> None:
+        """Read the processes' output, check for failures on all machines, and end the job after one."""
         self._read(selector, 0.2)
-        if self.told is not None and not self._told_others:
-            self._told_others = True
-            machines.tell_signal(self.told)
-        self._look_for_stopped()
-        self._look_for_failure(machines, selector)
-        for message in machines.hear():
-            if message["kind"] == "signal" and self.told is None:
-                self.told, self._told_others = message["number"], True
+        if self.stop_signal is not None and not self._signal_forwarded:
+            self._signal_forwarded = True
+            machines.send_signal(self.stop_signal)
+        self._check_stopped()
+        self._check_failed(machines, selector)
+        for message in machines.receive():
+            if message["kind"] == "signal" and self.stop_signal is None:
+                self.stop_signal, self._signal_forwarded = message["number"], True
                 for process in self._workers:
-                    process.signal(self.told)
+                    process.signal(self.stop_signal)
             elif message["kind"] == "failed" and self._cause is None:
-                self._blame(message["code"])
+                self._set_cause(message["code"])
                 self.say(f"machine {message['machine']}: {message['text']}")
         if self._cause is not None and time.monotonic() > self._deadline and self._is_running():
-            self._end_the_rest(selector)
+            self._terminate_workers(selector)
 
-    def _look_for_stopped(self) -> None:
-        """Name processes that are stopped; after a signal let them hear it, and kill what does not end in time."""
+    def _check_stopped(self) -> None:
+        """Report stopped processes; after a signal continue them, and kill all that exceed the grace period."""
         for process in self._workers:
             if process not in self._stopped and process.popen.poll() is None and process.is_stopped:
                 self._stopped.add(process)
                 self.say(f"{process.name} (pid {process.popen.pid}) is stopped (SIGSTOP); SIGCONT lets it go on")
         self._stopped = {process for process in self._stopped if process.is_stopped}
-        if self.told is None:
+        if self.stop_signal is None:
             return
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self.job.grace_seconds
@@ -311,49 +324,49 @@ class Supervisor:
                 process.kill()
                 self.say(f"{process.name} (pid {process.popen.pid}) {process.fault} and was killed")
 
-    def _has_left(self, process: WatchedProcess) -> bool:
-        """Return whether a process that ended with exit code 0 is missing in what another one does."""
+    def _left_early(self, process: WatchedProcess) -> bool:
+        """Return whether a process that ended with exit code 0 leaves another one waiting inside a call."""
         if process not in self._stages or not self._is_running():
             return False
         if time.monotonic() - self._ended_at.setdefault(process, time.monotonic()) < LEFT_SECONDS:
             return False
         own = Stage.read(self._stages[process]) or Stage()
         running = [other for other in self._workers if other.popen.poll() is None]
-        missed = [other.name for other in running if own.has_left(Stage.read(self._stages[other]))]
+        missed = [other.name for other in running if own.left_early(Stage.read(self._stages[other]))]
         if missed:
             process.fault = f"left before {' and '.join(missed)} had ended what all processes do together"
         return bool(missed)
 
-    def _look_for_failure(self, machines: Machines, selector: selectors.BaseSelector) -> None:
+    def _check_failed(self, machines: Machines, selector: selectors.BaseSelector) -> None:
         if self._failed is not None:
             return
         self._failed = next((process for process in self._processes if self._has_failed(process)), None)
         if self._failed is not None:
-            if self._failed not in self._workers and self._stopped:  # the scheduler gives up what does not answer it
+            if self._failed not in self._workers and self._stopped:  # the scheduler drops a worker that does not answer
                 self._failed = next(iter(self._stopped))
                 self._failed.fault = "is stopped (SIGSTOP), so MindSpore's scheduler has given it up"
             self._failed_first = self._cause is None
             self._read_all(selector)
-            self._blame(self._failed.exit_code)
-            machines.tell_failure(self._failed.report(), self._failed.exit_code)
+            self._set_cause(self._failed.exit_code)
+            machines.send_failure(self._failed.report(), self._failed.exit_code)
 
-    def _blame(self, code: int) -> None:
+    def _set_cause(self, code: int) -> None:
         if self._cause is None:
             self._cause, self._deadline = code, time.monotonic() + GRACE_SECONDS
 
     def _has_failed(self, process: WatchedProcess) -> bool:
-        """Return whether a process ended otherwise than it should; after a signal a worker may end by that one."""
+        """Return whether a process ended abnormally; after a signal, a worker may die of that signal."""
         code = process.popen.poll()
-        if self.told is None:
-            return bool(code) or (code == 0 and self._has_left(process))
-        return process in self._workers and code not in (None, 0, 128 + self.told, -self.told)
+        if self.stop_signal is None:
+            return bool(code) or (code == 0 and self._left_early(process))
+        return process in self._workers and code not in (None, 0, 128 + self.stop_signal, -self.stop_signal)
 
     def _read(self, selector: selectors.BaseSelector, timeout: float) -> bool:
         events = selector.select(timeout)
         for key, _ in events:
             process = key.data
-            show = _print if process is self._workers[0] else None
-            if not process.read(show):
+            printed = process is self._workers[0] or (self.job.all_output and process in self._workers)
+            if not process.read(self._print if printed else None):
                 selector.unregister(key.fileobj)
         return bool(events)
 
@@ -361,8 +374,8 @@ class Supervisor:
         while selector.get_map() and self._read(selector, 0):
             pass
 
-    def _end_the_rest(self, selector: selectors.BaseSelector) -> None:
-        """End the processes that are left: SIGTERM, and SIGKILL for those that cannot hear it."""
+    def _terminate_workers(self, selector: selectors.BaseSelector) -> None:
+        """End the remaining processes: SIGTERM, then SIGKILL."""
         for process in self._workers:
             process.signal(signal.SIGTERM)
         deadline = time.monotonic() + TERM_SECONDS
@@ -371,8 +384,8 @@ class Supervisor:
         for process in self._workers:
             process.kill()
 
-    def _keep_logs(self, folder: Path, note: Path) -> None:
-        """Move the logs to where they stay: into the run folder that rank 0 has named, if it named one."""
+    def _move_logs(self, folder: Path, note: Path) -> None:
+        """Move the logs into the run folder, if rank 0 has reported one."""
         if self.job.logs is None and self._run_folder is not None and Path(self._run_folder).is_dir():
             kept = Path(self._run_folder) / LOGS
             with contextlib.suppress(OSError):
@@ -385,7 +398,3 @@ class Supervisor:
         for file in (note, *self._stages.values()):
             file.unlink(missing_ok=True)
         self.say(f"logs in {folder}")
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)

@@ -1,4 +1,4 @@
-"""What a launcher told this process: MindSpore's documented environment variables, read without importing anything."""
+"""Settings from the launcher: MindSpore's documented environment variables, read without importing anything."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import ConfigurationError
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
 RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
 RESTART_VARIABLE = "TRAINER_RESTART"  # how often the supervisor has started the job again
-RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a job started again goes on with
+RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a restarted job resumes
 
 STAGE_VARIABLE = "TRAINER_STAGE"  # file in which a process keeps its stage
 
 
 class Stage:
-    """How far a process has come in what all processes do together, kept in a file for the supervisor.
+    """Progress of a process through the calls that all processes make together, in a file for the supervisor.
 
     Attributes:
         calls: calls begun: joining the others is the first, each verb one more.
@@ -32,7 +32,7 @@ class Stage:
 
     @classmethod
     def read(cls, path: Path) -> Stage | None:
-        """Return what a process has written; None before it has joined the others."""
+        """Return the stage in a process's file; None before it has joined the group."""
         try:
             calls, state = path.read_text("ascii").split()
         except (OSError, ValueError):  # missing, or being written
@@ -40,24 +40,24 @@ class Stage:
         return cls(int(calls), state)
 
     @contextlib.contextmanager
-    def of_a_call(self) -> Iterator[None]:
-        """Note that a call begins, and how it ends."""
+    def track_call(self) -> Iterator[None]:
+        """Record the beginning and the end of a call."""
         self.calls += 1
-        self._note("inside")
+        self._write("inside")
         try:
             yield
         except BaseException:
-            self._note("left")
+            self._write("left")
             raise
-        self._note("done")
+        self._write("done")
 
-    def _note(self, state: str) -> None:
+    def _write(self, state: str) -> None:
         path = os.environ.get(STAGE_VARIABLE)
         if path:
             Path(path).write_text(f"{self.calls} {state}", "ascii")
 
-    def has_left(self, other: Stage | None) -> bool:
-        """Return whether a process that ended at this stage is missing in a call that `other` is inside."""
+    def left_early(self, other: Stage | None) -> bool:
+        """Return whether a process that ended at this stage leaves `other` waiting inside a call."""
         if other is None or other.state != "inside":
             return False
         return other.calls > self.calls or (other.calls == self.calls and self.state != "done")
@@ -72,7 +72,7 @@ def is_restarted() -> bool:
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many processes the job has by msrun's, a rank table's or MPI's variables or MindSpore, or 1."""
+    """Return the number of the job's processes, from variables of msrun, a rank table or MPI, or MindSpore."""
     names = ["MS_WORKER_NUM"] if "MS_ROLE" in environment else []
     for name in (*names, "RANK_SIZE", "OMPI_COMM_WORLD_SIZE"):
         value = environment.get(name, "")
@@ -85,24 +85,24 @@ def process_count(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def note_run_folder(run_dir: Path) -> None:
-    """Tell the supervisor, if there is one, where the run writes to."""
+    """Write the path of the run folder for the supervisor, if there is one."""
     note = os.environ.get(RUN_NOTE_VARIABLE)
     if note:
         Path(note).write_text(str(run_dir.absolute()), "utf-8")
 
 
 def folder_to_resume() -> str | None:
-    """Return the run folder that the supervisor wants this process, started again, to go on with."""
+    """Return the run folder that this restarted process is to resume, or None."""
     return os.environ.get(RESUME_VARIABLE)
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether msrun or `trainer launch` started this process as part of a job, of one worker even."""
+    """Return whether msrun or `trainer launch` started this process, even as the only worker."""
     return environment.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in environment
 
 
-def cannot_meet(count: int, reason: object) -> ConfigurationError:
-    """Return the error of processes that a launcher started and that cannot exchange their gradients."""
+def communication_error(count: int, reason: object) -> ConfigurationError:
+    """Return the error for launched processes that cannot exchange gradients."""
     return ConfigurationError(
         f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
         "network of its own; start them with `trainer launch` or msrun"
@@ -112,9 +112,16 @@ def cannot_meet(count: int, reason: object) -> ConfigurationError:
 SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer
 
 
-def notice_silence(connection: socket.socket) -> None:
+def enable_keepalive(connection: socket.socket) -> None:
     """Turn on keepalive probes, which end the connection when the other machine does not answer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_SECONDS)
+
+
+def own_address() -> str:
+    """Return this machine's address on the route to the scheduler, under which the others reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))  # sends nothing
+        return probe.getsockname()[0]

@@ -1,7 +1,7 @@
-"""The supervisors of a job on several machines: they meet, begin together, and hear of each other's failures.
+"""Connects the supervisors of a job on several machines: a common start, and notice of failures.
 
-Each holds one TCP connection to that of machine 0, at the address that ``--master`` names; lines of JSON travel there.
-What one machine tells, machine 0 passes on to the others. A connection that breaks is a machine that has failed.
+Each supervisor has one TCP connection to that of machine 0, at the address of ``--master``. Messages are lines of JSON.
+Machine 0 forwards the messages of each machine to the others. A broken connection counts as a failed machine.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, TrainerError
-from .launched import notice_silence
+from .launched import enable_keepalive
 
 if TYPE_CHECKING:
     from .launch import Job
 
 MEETING_SECONDS = 300.0
-ANSWER_SECONDS = 10.0  # for whoever listens at the address to say that it is machine 0
+ANSWER_SECONDS = 10.0  # for the listener at the address to identify itself as machine 0
 LONGEST_MESSAGE = 1 << 20  # bytes
 ESCAPED_BYTES = 12  # of a character in JSON, at most
 
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     Attributes:
         code: exit code of the job, that of the process that failed first.
         again: whether all processes are started once more.
-        run_folder: where rank 0 writes to, if it has said so.
+        run_folder: the folder that rank 0 writes to, if known.
     """
 
     code: int
@@ -45,10 +45,10 @@ class _Link:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.open = True
-        self.unread: list[dict[str, Any]] = []  # what had come along with a message that was waited for alone
+        self.buffered: list[dict[str, Any]] = []  # messages received while waiting for another one
         self._rest = b""
         connection.settimeout(ANSWER_SECONDS)
-        notice_silence(connection)
+        enable_keepalive(connection)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; a connection that cannot take it is closed."""
@@ -61,7 +61,7 @@ class _Link:
         """Return the messages that have arrived.
 
         Raises:
-            ValueError: what has arrived is no message of a supervisor.
+            ValueError: the data is not a message of a supervisor.
         """
         while self.open and select.select([self.connection], [], [], 0)[0]:
             try:
@@ -76,13 +76,13 @@ class _Link:
         messages = [json.loads(line) for line in lines]
         if not all(isinstance(message, dict) and isinstance(message.get("kind"), str) for message in messages):
             raise ValueError("no message")
-        messages, self.unread = self.unread + messages, []
+        messages, self.buffered = self.buffered + messages, []
         return messages
 
-    def is_there(self) -> bool:
-        """Return whether the other end has not closed it; what has arrived meanwhile stays unread."""
+    def is_connected(self) -> bool:
+        """Return whether the other end is still open; buffers messages that have arrived."""
         try:
-            self.unread = self.received()
+            self.buffered = self.received()
         except ValueError:
             self.open = False
         return self.open
@@ -93,17 +93,17 @@ class _Link:
 
 
 class Machines:
-    """The supervisor of this machine among those of all; one machine has nobody to meet and decides alone.
+    """The supervisor of this machine among those of all; a single machine decides alone.
 
     Args:
-        job: what is started; on all machines the same.
-        say: tells the user something.
-        stopped: returns whether a signal has ended the waiting.
+        job: the job to start, the same on all machines.
+        say: prints a message for the user.
+        stopped: returns whether a stop signal has arrived.
 
     Attributes:
         host: address of machine 0.
-        address: that of this machine, as the others reach it.
-        lost: whether a machine has gone without a word.
+        address: of this machine, as seen by the others.
+        lost: whether a machine has disconnected without a message.
         codes: exit codes of the machines whose processes have ended; known on machine 0.
         verdict: what machine 0 has decided; known on the others.
     """
@@ -128,8 +128,8 @@ class Machines:
 
     # -- meeting -------------------------------------------------------------------------------------------------------
 
-    def meet(self) -> bool:
-        """Wait until all supervisors are connected; return False where a signal came before.
+    def connect(self) -> bool:
+        """Wait until all supervisors are connected; return False if a signal interrupts the wait.
 
         Raises:
             ConfigurationError: the address is not machine 0's, or the machines were started with different options.
@@ -157,16 +157,16 @@ class Machines:
                 if select.select([listener, *(link.connection for link in waiting)], [], [], 0.2)[0]:
                     if select.select([listener], [], [], 0)[0]:
                         waiting.append(_Link(listener.accept()[0]))
-                    self._let_go()
-                    waiting = [link for link in waiting if not self._greeted(link)]
+                    self._drop_lost()
+                    waiting = [link for link in waiting if not self._handshake(link)]
         for link in waiting:
             link.close()
         return True
 
-    def _let_go(self) -> None:
-        """Forget the machines whose supervisors were stopped while others are waited for; they may come again."""
+    def _drop_lost(self) -> None:
+        """Drop machines whose supervisors stopped before the job began; they may connect again."""
         for machine, link in list(self._links.items()):
-            if not link.is_there():
+            if not link.is_connected():
                 self._links.pop(machine).close()
                 self._say(f"machine {machine} has left")
 
@@ -185,11 +185,11 @@ class Machines:
                 f"one ({error.strerror or error})"
             ) from error
 
-    def _greeted(self, link: _Link) -> bool:
-        """Take a machine in; return whether no more is to come from this connection while machines are waited for."""
+    def _handshake(self, link: _Link) -> bool:
+        """Accept or refuse a machine; return whether the handshake of this connection is complete."""
         try:
             messages = link.received()
-        except ValueError:  # somebody else, who tries ports
+        except ValueError:  # a port scanner, for example
             messages = []
             link.open = False
         if not messages:
@@ -223,7 +223,7 @@ class Machines:
         }
 
     def _join(self, deadline: float) -> bool:
-        told, reason = False, "no answer"
+        announced, reason = False, "no answer"
         while not self._stopped():
             try:
                 address = socket.gethostbyname(self.host)  # MindSpore takes no other than IPv4
@@ -231,7 +231,7 @@ class Machines:
             except OSError as error:
                 reason = error.strerror or str(error)
             else:
-                if self._is_welcome(link, min(deadline, time.monotonic() + ANSWER_SECONDS)):
+                if self._is_accepted(link, min(deadline, time.monotonic() + ANSWER_SECONDS)):
                     self.host, self.address = link.connection.getpeername()[0], link.connection.getsockname()[0]
                     self._links[0] = link
                     return True
@@ -240,17 +240,17 @@ class Machines:
                     f"launch: machine 0 was not met at --master {self.job.master} in {self.job.meeting_seconds:g} "
                     f"seconds ({reason}); is that its address, and does `trainer launch --node-rank 0` run there?"
                 )
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self._say(f"machine 0 is not at {self.job.master} yet ({reason}); trying again")
             time.sleep(0.3)
         return False
 
-    def _is_welcome(self, link: _Link, deadline: float) -> bool:
-        """Return whether machine 0 has taken this one in; False where it left before it said so.
+    def _is_accepted(self, link: _Link, deadline: float) -> bool:
+        """Return whether machine 0 has accepted this one; False if it disconnected before it answered.
 
         Raises:
-            ConfigurationError: it refused, or it is somebody else.
+            ConfigurationError: it refused, or the other end is no supervisor.
         """
         link.send(self._hello())
         while link.open and time.monotonic() < deadline and not self._stopped():
@@ -262,7 +262,7 @@ class Machines:
             if answers and answers[0]["kind"] == "refused":
                 raise ConfigurationError(f"launch: machine 0 refused this one: {answers[0].get('reason')}")
             if answers:
-                link.unread = answers[1:]
+                link.buffered = answers[1:]
                 return True
         left = not link.open
         link.close()
@@ -273,42 +273,42 @@ class Machines:
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
     def begin(self, run_folder: str | None) -> tuple[int, str | None]:
-        """Return the port of MindSpore's scheduler and the run folder to go on with; of machine 0, on all of them.
+        """Return the port of MindSpore's scheduler and the run folder to resume, as machine 0 chose them.
 
         Raises:
             TrainerError: machine 0 is gone.
         """
         self.codes, self.verdict = {}, None
         if self.job.node_rank == 0:
-            alone = self.job.nodes == 1 and self._port  # nobody has met at the port
+            alone = self.job.nodes == 1 and self._port  # no machine has connected to the port
             port = alone or free_port(self.host)
-            self._tell({"kind": "start", "port": port, "run_folder": run_folder})
+            self._broadcast({"kind": "start", "port": port, "run_folder": run_folder})
             return port, run_folder
         while self._start is None:
             select.select([self._links[0].connection], [], [], 0.2)
-            self.hear()
+            self.receive()
             if self.lost:
                 raise TrainerError("launch: machine 0 has gone before the job began")
         start, self._start = self._start, None
         return start["port"], start["run_folder"]
 
-    def tell_failure(self, text: str, code: int) -> None:
-        """Tell the others that a process of this machine has failed."""
-        told = text[-(LONGEST_MESSAGE // ESCAPED_BYTES - 100) :]
-        self._tell({"kind": "failed", "machine": self.job.node_rank, "text": told, "code": code})
+    def send_failure(self, text: str, code: int) -> None:
+        """Report a failed process of this machine to the others."""
+        tail = text[-(LONGEST_MESSAGE // ESCAPED_BYTES - 100) :]
+        self._broadcast({"kind": "failed", "machine": self.job.node_rank, "text": tail, "code": code})
 
-    def tell_signal(self, number: int) -> None:
-        """Tell the others that a signal asked this supervisor to stop."""
-        self._tell({"kind": "signal", "number": number})
+    def send_signal(self, number: int) -> None:
+        """Report a signal that stops this supervisor to the others."""
+        self._broadcast({"kind": "signal", "number": number})
 
-    def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+    def _broadcast(self, message: dict[str, Any], exclude: int | None = None) -> None:
         for machine, link in self._links.items():
-            if link.open and machine != but:
+            if link.open and machine != exclude:
                 link.send(message)
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Return what other machines have told of: ``failed`` with text and code, ``signal`` with its number."""
-        heard = []
+    def receive(self) -> list[dict[str, Any]]:
+        """Return messages of other machines: ``failed`` with text and code, ``signal`` with its number."""
+        received = []
         for machine, link in self._links.items():
             if not link.open:
                 continue
@@ -318,8 +318,8 @@ class Machines:
                 link.open, messages = False, []
             if not link.open and not (machine == 0 and any(message["kind"] == "over" for message in messages)):
                 self.lost = True
-                gone = f"the supervisor of machine {machine} is gone, or its network"
-                messages.append({"kind": "failed", "machine": machine, "text": gone, "code": 1})
+                text = f"the supervisor of machine {machine} is gone, or its network"
+                messages.append({"kind": "failed", "machine": machine, "text": text, "code": 1})
             for message in messages:
                 if message["kind"] == "ended":
                     self.codes[machine] = message["code"]
@@ -328,30 +328,30 @@ class Machines:
                 elif message["kind"] == "over":
                     self.verdict = Verdict(message["code"], message["again"], message["run_folder"])
                 else:
-                    heard.append(message)
+                    received.append(message)
                     if self.job.node_rank == 0:
-                        self._tell(message, but=machine)
-        return heard
+                        self._broadcast(message, exclude=machine)
+        return received
 
-    def tell_end(self, code: int) -> None:
-        """Tell machine 0 that all processes of this one have ended, and how."""
+    def send_end(self, code: int) -> None:
+        """Report to machine 0 that all processes of this machine have ended, with the exit code."""
         if self.job.node_rank != 0:
-            self._tell({"kind": "ended", "code": code})
+            self._broadcast({"kind": "ended", "code": code})
 
-    def tell_verdict(self, verdict: Verdict) -> None:
-        """Tell the other machines what machine 0 has decided."""
-        self._tell({"kind": "over", **verdict._asdict()})
+    def send_verdict(self, verdict: Verdict) -> None:
+        """Send the decision of machine 0 to the other machines."""
+        self._broadcast({"kind": "over", **verdict._asdict()})
 
     @property
-    def settled(self) -> bool:
-        """Whether this machine has heard all that it waits for once its processes have ended."""
+    def is_decided(self) -> bool:
+        """Whether all messages that end an attempt have arrived."""
         if self.job.node_rank != 0:
             return self.verdict is not None or self.lost
         return all(machine in self.codes or not link.open for machine, link in self._links.items())
 
 
 def free_port(host: str) -> int:
-    """Return a port that nobody listens at on this machine's address `host`."""
+    """Return a free port on this machine's address `host`."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Values, arrays, states and outputs of processes as messages to the others, in the order of ranks or batches."""
+"""Serializes values, arrays, states and outputs into messages between processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def lockstep_outputs(
-    group: Group, own: Iterable[tuple[Any, int]], stand_by: Callable[[], None]
+    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[], None]
 ) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
 
@@ -58,18 +58,18 @@ def lockstep_outputs(
         group: the processes; all of them have to consume this iterator.
         own: this process's outputs, tensors and host arrays in tuples and mappings of any depth, and the number of
             rows, 0 where they are made up.
-        stand_by: called in place of `own` once that has ended: what the other processes exchange to make theirs.
+        join_exchange: called once `own` has ended, to take part in the exchanges of the other processes' batches.
     """
     if group.size == 1:
         yield from own
         return
     batches = iter(own)
-    group.wait_for_all()  # connects them, before one of them is late
+    group.wait_for_all()  # connect before one process can be late
     while True:
         batch = next(batches, None)
         ended = batch is None
         if ended:
-            stand_by()
+            join_exchange()
         message = b"" if ended or batch[1] == 0 else _pack(*batch)
         group.wait_for_all()  # while a process waits for its data
         parts = group.gather_bytes(bytes([ended]) + message)

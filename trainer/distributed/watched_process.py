@@ -1,4 +1,4 @@
-"""One process that a supervisor has started: its output, its log, its end."""
+"""A process started by a supervisor: output, log and exit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """One process of the job, with the log it writes.
+    """A process of the job and its log.
 
     Args:
-        name: what its lines begin with.
+        name: prefix of its lines.
         argv: command.
         environment: all its variables.
         log: file that its lines are added to.
 
     Attributes:
         tail: its last lines.
-        fault: what is wrong with it, in words, where its exit code does not tell; empty: nothing.
+        fault: description of a failure that its exit code does not show; empty: none.
     """
 
     def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -48,8 +48,8 @@ class WatchedProcess:
         )
         os.set_blocking(self.popen.stdout.fileno(), False)
 
-    def read(self, show: Callable[[str], None] | None) -> bool:
-        """Take what the process has written; return False at the end of it."""
+    def read(self, print_line: Callable[[str], None] | None) -> bool:
+        """Read the process's new output; return False at its end."""
         try:
             data = os.read(self.popen.stdout.fileno(), 1 << 16)
         except BlockingIOError:
@@ -58,19 +58,19 @@ class WatchedProcess:
         self._rest = lines.pop() if data else b""
         for line in lines:
             if data or line:
-                self._take(line, show)
+                self._handle_line(line, print_line)
         self._log.flush()
         return bool(data)
 
-    def _take(self, line: bytes, show: Callable[[str], None] | None) -> None:
+    def _handle_line(self, line: bytes, print_line: Callable[[str], None] | None) -> None:
         text = f"[{self.name}] {line.decode(errors='replace')}"
         self.tail.append(text)
         self._log.write(text.encode() + b"\n")
-        if show is not None:
-            show(text)
+        if print_line is not None:
+            print_line(text)
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send the process a signal, if it is still running."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(number)
 
@@ -97,26 +97,26 @@ class WatchedProcess:
 
     @property
     def exit_code(self) -> int:
-        """What a shell would give for it; 1 for a process that has failed without one."""
+        """The exit code as a shell reports it; 1 for a process that has failed without one."""
         code = self.popen.returncode
         if not code:
             return 1 if self.fault else 0
         return 128 - code if code < 0 else code
 
     def report(self) -> str:
-        """Return in words how the process ended, and the end of its log."""
+        """Describe how the process ended, with the end of its log."""
         code = self.popen.returncode
         if code is None:
-            how = self.fault
+            ending = self.fault
         else:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            how = f"{self.fault}, and {how}" if self.fault else how
+            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            ending = f"{self.fault}, and {ending}" if self.fault else ending
         end = "\n".join(self.tail)
-        return f"{self.name} (pid {self.popen.pid}) {how}, and the job with it; the end of its log:\n{end}"
+        return f"{self.name} (pid {self.popen.pid}) {ending}, and the job with it; the end of its log:\n{end}"
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return what a child calls to be killed when the supervisor is gone, however it went."""
+    """Return a function for a child that ties its life to the supervisor's."""
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec as little as possible may happen
     parent = os.getpid()
 

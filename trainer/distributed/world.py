@@ -4,7 +4,7 @@ On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over al
 here runs one small graph for each. A device with AlltoAll and ReduceScatter would use them behind the same functions.
 
 Under `msrun` a collective gives up after 30 seconds, so processes that may wait longer meet at a `Barrier`: each holds
-one TCP connection to rank 0, opened when it is first needed.
+one TCP connection to rank 0, opened when it is first needed. So are the connections of `AllToAll`, one for each pair.
 """
 
 # ruff: noqa: D102 - `Group` describes the methods of `World`
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ from mindspore import Tensor, nn, ops
 from ..errors import TrainerError
 from ..mindspore_internals.compilation import gc_frozen
 from ..native.padded_sizes import bucket
+from .all_to_all import AllToAll
 from .group import SMALLEST_FRAME, Group
-from .launched import notice_silence
+from .launched import enable_keepalive, own_address
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class World(Group):
         self._cells: dict[type[nn.Cell], nn.Cell] = {}
         self._programs: set[tuple[Any, ...]] = set()
         self._barrier: Barrier | None = None
+        self._all_to_all: AllToAll | None = None
 
     def wait_for_all(self) -> None:
         if self._barrier is None:
@@ -74,6 +76,13 @@ class World(Group):
         frames = self.gather(frame)
         return [frames[rank, :length].tobytes() for rank, length in enumerate(lengths)]
 
+    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
+        if self._all_to_all is None:
+            self._all_to_all = AllToAll(self)
+        received = self._all_to_all.exchange(parts)
+        self.bytes_sent, self.messages_sent = self._all_to_all.bytes_sent, self._all_to_all.messages_sent
+        return received
+
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         words, length = _as_words(array)
         received = self._run(Broadcast, words)
@@ -89,7 +98,9 @@ def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 class Barrier:
-    """All processes of a group make one together, and pass it together.
+    """A barrier over TCP: no process passes before all have arrived.
+
+    All processes of a group create it together.
 
     Args:
         group: the processes.
@@ -102,7 +113,7 @@ class Barrier:
             listener = socket.create_server(("", 0), backlog=group.size)
             listener.settimeout(CONNECT_SECONDS)
         port = 0 if listener is None else listener.getsockname()[1]
-        host, port, word = group.gather_json([_own_address(), port, secrets.token_hex(8)])[0]
+        host, port, word = group.gather_json([own_address(), port, secrets.token_hex(8)])[0]
         try:
             if listener is not None:
                 with listener:
@@ -117,23 +128,23 @@ class Barrier:
             logger.warning("rank %d %s at %s:%d (%s)", group.rank, what, host, port, error)
         for connection in self._connections:
             connection.settimeout(None)
-            notice_silence(connection)
+            enable_keepalive(connection)
         complete = len(self._connections) == (group.size - 1 if group.is_main else 1)
         self.works = not group.any(not complete)
         if not self.works:
             self.close()
         self._is_main = group.is_main
 
-    def _take(self, connection: socket.socket, word: bytes) -> None:
-        """Keep a connection that begins with the word; others are not the group's."""
+    def _take(self, connection: socket.socket, token: bytes) -> None:
+        """Accept a connection that begins with the group's token; close any other."""
         connection.settimeout(CONNECT_SECONDS)
-        if connection.recv(len(word), socket.MSG_WAITALL) == word:
+        if connection.recv(len(token), socket.MSG_WAITALL) == token:
             self._connections.append(connection)
         else:
             connection.close()
 
     def wait(self) -> None:
-        """Return when all processes have called this; at once where they could not be connected.
+        """Block until all processes have called this; return at once if they could not be connected.
 
         Raises:
             TrainerError: one of them is gone.
@@ -153,16 +164,9 @@ class Barrier:
             raise TrainerError(f"a process that the others wait for is gone ({error})") from error
 
     def close(self) -> None:
-        """Leave the others to themselves."""
+        """Close the connections."""
         for connection in self._connections:
             connection.close()
-
-
-def _own_address() -> str:
-    """Return the address of this machine by which it reaches the scheduler's, and so the other processes reach it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))  # sends nothing
-        return probe.getsockname()[0]
 
 
 class Gather(nn.Cell):
@@ -172,7 +176,7 @@ class Gather(nn.Cell):
         super().__init__(auto_prefix=False)
         self.all_gather = ops.AllGather()
 
-    def construct(self, array):
+    def construct(self, array: Tensor) -> Tensor:
         """Return the arrays of all ranks one after the other."""
         return self.all_gather(array)
 
@@ -184,6 +188,6 @@ class Broadcast(nn.Cell):
         super().__init__(auto_prefix=False)
         self.from_main = ops.Broadcast(0)
 
-    def construct(self, array):
+    def construct(self, array: Tensor) -> Tensor:
         """Return the array of rank 0."""
         return self.from_main((array,))[0]

@@ -1,4 +1,4 @@
-"""Sparse tables: embeddings for raw ids, at a cost that does not grow with the vocabulary."""
+"""Sparse tables: embeddings for raw ids whose cost does not grow with the vocabulary."""
 
 from __future__ import annotations
 

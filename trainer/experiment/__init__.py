@@ -5,7 +5,7 @@ from __future__ import annotations
 from .experiment_config import DataConfig, ExperimentConfig, ObjectSpec
 from .instantiate import Experiment, build, instantiate
 from .loader import load_config
-from .problems import ConfigErrors, Place, Problem
+from .problems import ConfigErrors, Problem, SourceLocation
 
 __all__ = [
     "ConfigErrors",
@@ -13,8 +13,8 @@ __all__ = [
     "Experiment",
     "ExperimentConfig",
     "ObjectSpec",
-    "Place",
     "Problem",
+    "SourceLocation",
     "build",
     "instantiate",
     "load_config",

@@ -1,4 +1,4 @@
-"""What the commands `fit`, `online`, `evaluate` and `predict` do with a checked configuration."""
+"""The commands `fit`, `online`, `evaluate` and `predict`, run from a checked configuration."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from callbacks import Callback, ProgressBar
+from callbacks import Callback, ProgressBar, RunRecord
 
+from ..checkpoint.catalog import available
 from ..checkpoint.folder_lock import claim
+from ..checkpoint.saver import FOLDER
 from ..data.finite.datasets import is_arrays
 from ..distributed.launched import note_run_folder
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, TrainerError
 from ..masking import MASK
 from ..metrics.defaults import meaning_of
 from ..metrics.predictions import activate
+from ..storage.mirror import Mirror
 from . import rundir
 from .experiment_config import ExperimentConfig
 from .instantiate import Experiment, build, keyword_values
-from .loader import BETTER
+from .object_reader import ENV_HINT
 from .resolve import expand
 from .tree import dump
 
@@ -34,31 +37,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays, where it makes no difference to the result
+DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays; it does not affect the result
+DRIFT_ROWS = 10_000
 SPLITS = ("test", "valid", "train")
 
 
 def fit(config: ExperimentConfig, resume: bool = False) -> Path:
-    """Train as `config` says, evaluate on ``data.test`` where there is one, and call the report.
+    """Train, evaluate on ``data.test`` if configured, and call the report.
 
     Args:
-        config: a checked configuration. Its run folder is taken as it is with `resume`; otherwise the next free one.
-        resume: go on from the last snapshot in the run folder; from the beginning when there is none yet.
+        config: a checked configuration. With `resume` its run folder is used as is; otherwise the next free one.
+        resume: continue from the last snapshot in the run folder, or start over if there is none yet.
 
     Returns:
         The run folder.
 
     Raises:
-        ConfigErrors, ConfigurationError: the experiment cannot be made or run.
-        TrainerError: what a run may raise.
-        KeyboardInterrupt, SystemExit: a signal stopped the run after it had wound up.
+        ConfigErrors, ConfigurationError: the experiment cannot be built or run.
+        TrainerError: the run failed.
+        KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
     """
     _require(config, "train", "fit")
     return _train(config, "fit", resume)
 
 
 def online(config: ExperimentConfig, resume: bool = False) -> Path:
-    """Train on ``data.stream`` as `config` says; everything else as in `fit`."""
+    """Train on ``data.stream``; otherwise the same as `fit`."""
     _require(config, "stream", "online")
     return _train(config, "online", resume)
 
@@ -70,9 +74,12 @@ def _require(config: ExperimentConfig, split: str, command: str) -> None:
 
 def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
-    learns = command == "online" and not resume and config.features is not None
+    mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
+    # a run that was killed before its first snapshot begins as at first
+    continues = resume and bool(available(config.run_dir / FOLDER))
+    learns = command == "online" and not continues and config.features is not None
     experiment = build(config, (*splits, "train") if learns else splits)
-    if config.init_from is not None and not resume:
+    if config.init_from is not None and not continues:
         begin = {name: value for name, value in config.init_from.items() if value is not None}
         experiment.trainer.init_from(**{**begin, "path": expand(str(begin["path"]), "path")})
     if learns:
@@ -89,16 +96,21 @@ def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
             logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
         config = replace(config, run_dir=run_dir)
         try:
-            return _train_in(config, experiment, command, resume)
+            return _train_in(config, experiment, command, resume, mirror)
         except ConfigurationError:
             if not resume and experiment.trainer.state.progress.global_step == 0:
+                if mirror is not None:
+                    mirror.remove_started()
                 held.close()
-                rundir.withdraw(run_dir)
+                rundir.remove_rejected(run_dir)
             raise
+        finally:
+            if mirror is not None:  # results are written after training
+                mirror.catch_up()
 
 
 def _learn_features(experiment: Experiment) -> None:
-    """Let features that learn from data do so before a stream, which has no end, is read: from data.train."""
+    """Fit features that learn from data on data.train, because a stream has no end."""
     features = experiment.trainer.features
     earlier = experiment.datasets.pop("train", None)
     if features is not None and not features.is_fitted and earlier is not None:
@@ -106,27 +118,33 @@ def _learn_features(experiment: Experiment) -> None:
         features.fit(earlier)
 
 
-def _train_in(config: ExperimentConfig, experiment: Experiment, command: str, resume: bool) -> Path:
+def _train_in(
+    config: ExperimentConfig, experiment: Experiment, command: str, resume: bool, mirror: Mirror | None
+) -> Path:
     run_dir, offline, group = config.run_dir, command == "fit", experiment.trainer.group
     trainer = experiment.trainer
     trainer.run_dir = run_dir
     recorded = dump(config.to_dict())
     trainer.saver.config = recorded
     if MASK in recorded:
-        logger.warning("the configuration holds a credential, which is not written to the run folder: %s", BETTER)
-    callbacks = [*(experiment.callbacks or [ProgressBar()])]
+        logger.warning("the configuration holds a credential, which is not written to the run folder: %s", ENV_HINT)
+    callbacks = [*(experiment.callbacks or [ProgressBar()]), *([] if mirror is None else [mirror])]
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            callback.results = False  # the command's table shows them with those of the test
     if group.is_main:
         note_run_folder(run_dir)
+        callbacks.append(RunRecord(run_dir / rundir.RECORD))
     else:
-        run_dir = rundir.scratch_folder()  # what every process writes down, rank 0 alone keeps
+        run_dir = rundir.scratch_folder()  # every rank writes records; only rank 0's are kept
     if resume and group.is_main:
         callbacks.append(_ResumeRecord(config))
     else:
         rundir.write_record(run_dir, config, command)
     logger.info("run folder: %s", config.run_dir)
-    # "auto" starts over, with a warning, when the run was killed before its first snapshot
+    # "auto" starts over with a warning if the run was killed before its first snapshot
     from_where = "auto" if resume else None
-    began = time.monotonic()
+    start_time = time.monotonic()
     results: dict[str, Any] = {}
     outcome: dict[str, Any] = {}
     try:
@@ -141,22 +159,35 @@ def _train_in(config: ExperimentConfig, experiment: Experiment, command: str, re
             trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
     finally:
         results = _results(trainer)
-        outcome = _outcome(trainer, command, time.monotonic() - began, results)
+        outcome = _outcome(trainer, command, time.monotonic() - start_time, results)
         _write_results(run_dir, trainer, outcome)
     if "test" in experiment.datasets:
         test = evaluate_on(experiment, "test")
         results.update({f"test_{name}": value for name, value in test.items()})
+        outcome["drift"] = _drift(experiment, "test")
         rundir.write_json(run_dir / rundir.METRICS, outcome)
     if experiment.report is not None:
-        told = experiment.report(trainer, run_dir)
-        if isinstance(told, Mapping):
-            outcome["report"] = told
+        reported = experiment.report(trainer, run_dir)
+        if isinstance(reported, Mapping):
+            outcome["report"] = reported
             rundir.write_json(run_dir / rundir.METRICS, outcome)
     return run_dir
 
 
+def _drift(experiment: Experiment, split: str) -> dict[str, float]:
+    """Return the drift (PSI) of each raw column of a dataset from the training rows; empty if unknown."""
+    features = experiment.trainer.features
+    if features is None or not features.is_fitted or not features.learned.profiled_rows:
+        return {}
+    try:
+        return features.drift(experiment.datasets[split], max_rows=DRIFT_ROWS)
+    except TrainerError as error:
+        logger.info("drift of data.%s is not known: %s", split, error)
+        return {}
+
+
 class _ResumeRecord(Callback):
-    """Notes in the run folder which snapshot the run went on from, once it has been restored."""
+    """Records in the run folder which snapshot the run resumed from, once it is restored."""
 
     def __init__(self, config: ExperimentConfig) -> None:
         self._config = config
@@ -168,9 +199,14 @@ class _ResumeRecord(Callback):
 
 
 def _results(trainer: Trainer) -> dict[str, Any]:
-    """Return the last value of everything the run recorded."""
+    """Return the last value of each recorded metric."""
     history = trainer.history.history if trainer.history is not None else {}
     return {("train_loss" if name == "loss" else name): values[-1] for name, values in history.items() if values}
+
+
+def _described_features(trainer: Trainer) -> dict[str, str]:
+    """Return the class of each declared feature, by name."""
+    return {} if trainer.features is None else {f.name: type(f).__name__ for f in trainer.features.features}
 
 
 def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, Any]) -> dict[str, Any]:
@@ -186,6 +222,7 @@ def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, 
         "snapshot": state.snapshot,
         "sink_mode": trainer.sink_mode,
         "finished": rundir.now(),
+        "features": _described_features(trainer),
     }
 
 
@@ -194,17 +231,18 @@ def _write_results(run_dir: Path, trainer: Trainer, outcome: dict[str, Any]) -> 
         rundir.write_json(run_dir / rundir.METRICS, outcome)
         if trainer.history is not None:
             rundir.write_json(run_dir / rundir.HISTORY, trainer.history.as_dict())
-    except OSError as error:  # a full disk must not hide what ended the run
+    except OSError as error:  # a full disk must not hide the error that ended the run
         logger.error("the results cannot be written to %s: %s", run_dir, error.strerror or error)
 
 
 def evaluate_on(experiment: Experiment, split: str) -> dict[str, float]:
-    """Return the metrics of the trained network on one dataset of the experiment."""
+    """Evaluate the trained network on one dataset of the experiment."""
     dataset = experiment.datasets[split]
-    return experiment.trainer.evaluate(dataset, batch_size=_batch_size(experiment.config, dataset))
+    return experiment.trainer.evaluate(dataset, batch_size=batch_size(experiment.config, dataset))
 
 
-def _batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
+def batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
+    """Return the batch size for arrays; None for datasets, which are batched already."""
     if not is_arrays(dataset):
         return None
     return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
@@ -216,51 +254,81 @@ def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = Non
     Args:
         config: a checked configuration.
         checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
-        split: "test", "valid" or "train"; None for the first of them that the configuration has.
+        split: "test", "valid" or "train"; None: the first of these in the configuration.
 
     Returns:
         The split and its metrics.
 
     Raises:
         ConfigurationError: the configuration has no such dataset.
-        CheckpointError: there is nothing sound to load, or it belongs to another network.
+        CheckpointError: there is no intact snapshot, or it belongs to another network.
     """
-    split = _split(config, split)
-    experiment = _restored(config, checkpoint, split)
+    split = split_of(config, split)
+    experiment = build_restored(config, checkpoint, split)
     return split, evaluate_on(experiment, split)
 
 
 def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None = None) -> tuple[str, Any]:
     """Write predictions to `output`.
 
-    ``.csv`` has a column for each output, in the unit of the label where the loss says so (probabilities); other files
-    the network's own output: ``.npy``, or ``.npz`` for several outputs.
+    ``.csv`` has a column for each output, converted to label units (such as probabilities) if the loss defines the
+    conversion. ``.npy``, or ``.npz`` for several outputs, holds the raw network output.
 
-    Args and errors as in `evaluate`.
+    Arguments and errors as in `evaluate`; also TrainerError if `output` cannot be written.
 
     Returns:
-        The split and the shape of what was written.
+        The split and the shape of the predictions.
     """
-    split = _split(config, split)
-    experiment = _restored(config, checkpoint, split)
+    split = split_of(config, split)
+    experiment = build_restored(config, checkpoint, split)
     dataset = experiment.datasets[split]
-    made = experiment.trainer.predict(dataset, batch_size=_batch_size(config, dataset))
+    predictions = experiment.trainer.predict(dataset, batch_size=batch_size(config, dataset))
+    try:
+        _save_predictions(output, experiment.trainer, predictions)
+    except OSError as error:
+        reason = error.strerror or error
+        raise TrainerError(
+            f"{output}: the predictions cannot be written ({reason}); choose another --output"
+        ) from error
+    return split, tuple(part.shape for part in predictions) if isinstance(predictions, tuple) else predictions.shape
+
+
+def _save_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".csv":
-        write_answers(output, experiment.trainer, made)
-    elif isinstance(made, tuple):
-        np.savez(output.with_suffix(".npz"), *made)
+        write_predictions(output, trainer, predictions)
+    elif isinstance(predictions, tuple):
+        np.savez(output.with_suffix(".npz"), *predictions)
     else:
         with open(output, "wb") as file:  # np.save would add a suffix to a name without one
-            np.save(file, made)
-    return split, tuple(part.shape for part in made) if isinstance(made, tuple) else made.shape
+            np.save(file, predictions)
 
 
-def write_answers(output: Path, trainer: Trainer, predictions: Any) -> None:
-    """Write predictions as CSV, with their rows' numbers; those of a binary label as probabilities.
+def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
+    """Write predictions as CSV with row numbers; binary predictions as probabilities.
 
     Raises:
         ConfigurationError: an output has more than one number per row.
+    """
+    columns = prediction_columns(trainer, predictions)
+    for name, values in columns.items():
+        if values.ndim > 1:
+            raise ConfigurationError(
+                f"{output}: output {name} has the shape {list(values.shape)}, no column of a CSV; write .npy"
+            )
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *columns])
+        count = len(next(iter(columns.values())))
+        writer.writerows(zip(range(count), *(map(float, column) for column in columns.values()), strict=True))
+
+
+def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
+    """Return predictions by name, [n, ...], in label units if the loss defines them.
+
+    Args:
+        trainer: the trainer that made the predictions.
+        predictions: the result of its `predict`: an array or a tuple of arrays.
     """
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
     parts = predictions if isinstance(predictions, tuple) else (predictions,)
@@ -271,40 +339,39 @@ def write_answers(output: Path, trainer: Trainer, predictions: Any) -> None:
         declared = trainer.prediction_activations.get(name if tasks else "")
         loss = losses[index] if index < len(losses) else None
         values = activate(meaning_of(loss, declared).activation, np.asarray(part))
-        if values.size != len(values):
-            raise ConfigurationError(
-                f"{output}: output {name} has the shape {list(values.shape)}, no column of a CSV; write .npy"
-            )
-        columns[name] = values.reshape(-1)
-    with open(output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", *columns])
-        writer.writerows(zip(range(len(parts[0])), *(map(float, column) for column in columns.values()), strict=True))
+        columns[name] = values.reshape(-1) if values.size == len(values) else values
+    return columns
 
 
-def _split(config: ExperimentConfig, split: str | None) -> str:
-    given = [name for name in SPLITS if getattr(config.data, name) is not None]
-    if split is None and given:
-        return given[0]
-    if split in given:
+def split_of(config: ExperimentConfig, split: str | None) -> str:
+    """Return the name of the dataset to use: `split`, or the first of `SPLITS` in the configuration.
+
+    Raises:
+        ConfigurationError: the dataset is not configured.
+    """
+    splits = [name for name in SPLITS if getattr(config.data, name) is not None]
+    if split is None and splits:
+        return splits[0]
+    if split in splits:
         return split
-    if not given and config.data.stream is not None:
+    if not splits and config.data.stream is not None:
         raise ConfigurationError(
             f"{config.source}: data: has a stream alone, which has no end; give the dataset to evaluate, "
             "as data.test in the configuration or by --set data.test.class_path=... --set data.test.init_args...=..."
         )
     wanted = f"no dataset {split!r}" if split else "no dataset"
-    raise ConfigurationError(f"{config.source}: data: has {wanted}; it has {', '.join(given) or 'none'}")
+    raise ConfigurationError(f"{config.source}: data: has {wanted}; it has {', '.join(splits) or 'none'}")
 
 
-def _restored(config: ExperimentConfig, checkpoint: Path, split: str) -> Experiment:
-    experiment = build(config, (split,))
-    experiment.trainer.load(checkpoint, weights_only=True)
+def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None) -> Experiment:
+    """Return the experiment with a snapshot's weights, averaged ones if it has any, and at most one dataset."""
+    experiment = build(config, () if split is None else (split,))
+    experiment.trainer.load(checkpoint, weights_only=True, averaged=True)
     return experiment
 
 
 def default_checkpoint(run_dir: Path, which: str | None) -> Path:
-    """Return the snapshot of a run to apply: the best where one is marked, else the last; or the one asked for.
+    """Return the requested snapshot of a run; by default the best one if marked, else the last.
 
     Args:
         run_dir: the run folder.

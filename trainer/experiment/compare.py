@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,14 +16,40 @@ from .rundir import Run
 from .tree import join
 
 _ABSENT = object()
+
+
+class Tables(str):
+    """Tables as text; a notebook shows them in a fixed-width font."""
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="overflow-x:auto">{html.escape(self)}</pre>'
+
+
 _VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")
-_NO_RESULTS = ("finished", "snapshot", "directions")
+_NO_RESULTS = ("finished", "snapshot", "directions", "features", "drift")
+_NAMES = {
+    "progress.epoch": "epochs",
+    "progress.global_step": "steps",
+    "progress.samples_seen": "rows",
+    "best loss": "best train_loss",
+    "stop_reason": "ended by",
+}
+_STATES = {
+    "limit": "finished",
+    "stream_end": "finished",
+    "idle": "finished",
+    "callback": "stopped early",
+    "user": "stopped",
+    "signal": "interrupted",
+    "non_finite": "not finite",
+    "exception": "failed",
+}
 
 
 def compare(*folders: str | Path) -> str:
-    """Return tables of runs side by side: differences of configuration and versions, then final results.
+    """Return tables of what differs between runs: configuration and versions, then final results.
 
-    Runs that do not fit beside each other into the terminal follow below each other.
+    Columns that do not fit the terminal continue in a further table below.
 
     Raises:
         ConfigurationError: one of them is not a run folder.
@@ -34,22 +61,23 @@ def compare(*folders: str | Path) -> str:
     lines = _section("Configuration", names, differences, "the same")
     lines += _section("Versions", names, _differing(versions), "the same")
     heads = [*names, "difference"] if len(runs) == 2 else names
-    lines += _section("Results", heads, _results([run.metrics for run in runs]), "none written yet")
-    return "\n".join(lines)
+    metrics = [run.metrics for run in runs]
+    lines += _section("Results", heads, _results(metrics), "the same" if any(metrics) else "none written yet")
+    return Tables("\n".join(lines))
 
 
 def list_runs(folder: str | Path) -> str:
-    """Return a table of the runs below a folder, the newest first: state, best metric, time, size.
+    """Return a table of the runs below a folder, newest first: state, best metric, time, size.
 
     Raises:
         ConfigurationError: a file of a run cannot be read.
     """
     paths = sorted({path.parent for path in Path(folder).rglob(rundir.CONFIG)}, key=_started, reverse=True)
-    runs = [run for run in map(Run.read, paths) if "command" in run.versions]  # a snapshot has a configuration too
+    runs = [run for run in map(Run.read, paths) if "command" in run.versions]  # snapshots also contain a configuration
     if not runs:
         return f"no runs below {folder}"
     rows = [[str(run.path), *_summary(run)] for run in runs]
-    return "\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows]))
+    return Tables("\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows])))
 
 
 def _started(path: Path) -> float:
@@ -58,16 +86,22 @@ def _started(path: Path) -> float:
 
 def _summary(run: Run) -> list[str]:
     metrics = run.metrics
-    state = "running" if _is_running(run.path) else str(metrics.get("stop_reason", "killed"))
+    reason = str(metrics.get("stop_reason", "killed"))
+    state = "running" if is_running(run.path) else _STATES.get(reason.partition(":")[0], reason)
     steps = str(metrics["progress"]["global_step"]) if metrics else ""
     seconds = duration(metrics["seconds"]) if metrics else ""
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
+    return [state, steps, _main_result(metrics), _start_time(run), seconds, f"{size / 1e6:,.1f} MB"]
+
+
+def _start_time(run: Run) -> str:
+    """Return when a run started, to the minute; the year is left out if it is this one."""
     started = str(run.versions.get("started", ""))[:16].replace("T", " ")
-    return [state, steps, _main_result(metrics), started, seconds, f"{size / 1e6:,.1f} MB"]
+    return started.removeprefix(f"{rundir.now()[:4]}-")
 
 
-def _is_running(folder: Path) -> bool:
-    """Return whether a run holds the folder's lock; one that may not be locked by us counts as ended."""
+def is_running(folder: Path) -> bool:
+    """Return whether a run holds the folder's lock; False if this process may not lock the folder."""
     try:
         claim(folder, "run folder").release()
     except FolderInUseError:
@@ -78,14 +112,14 @@ def _is_running(folder: Path) -> bool:
 
 
 def _main_result(metrics: Mapping[str, Any]) -> str:
-    """Return the metric to judge a run by with its best value: of those that validate the first that is no loss."""
+    """Return a run's main metric and its best value: preferably a validation metric that is not a loss."""
     best: Mapping[str, Any] = metrics.get("best", {})
     order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
-    return f"{order[0]} {number(best[order[0]]['value'])}" if order else ""
+    return f"{order[0]} {best[order[0]]['value']:.4g}" if order else ""
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them: "3.7 s", "4 min 05 s", "2 h 10 min"."""
+    """Format seconds for display: "3.7 s", "4 min 05 s", "2 h 10 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -95,7 +129,7 @@ def duration(seconds: float) -> str:
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists by dotted path; an empty one is a leaf."""
+    """Return the leaves of nested mappings and lists by dotted path; empty containers are leaves."""
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -119,13 +153,11 @@ def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     for key in dict.fromkeys(key for side in sides for key in side):
         values = [side.get(key, _ABSENT) for side in sides]
-        same = all(value == values[0] for value in values)
-        if key.split(".")[0] in _NO_RESULTS or (same and not is_number(values[0])):
+        if key.split(".")[0] in _NO_RESULTS or all(value == values[0] for value in values):
             continue
-        row = [key.removeprefix("results."), *map(_text, values)]
+        row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]
         if len(values) == 2:
-            numbers = all(map(is_number, values))
-            row.append(f"{values[1] - values[0]:+.6g}" if numbers and not same else "")
+            row.append(f"{values[1] - values[0]:+.6g}" if all(map(is_number, values)) else "")
         rows.append(row)
     return rows
 
@@ -140,7 +172,7 @@ def _text(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a value for a table: six significant digits of a float, anything else as it is."""
+    """Format a value for a table: floats with six significant digits, anything else with `str`."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -151,12 +183,12 @@ def _section(title: str, heads: list[str], rows: list[list[str]], empty: str) ->
 
 
 def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
-    """Return the lines of a table whose first row is its head; columns after the first are aligned to the right.
+    """Return the lines of a table. The first row is the header; columns after the first are right-aligned.
 
     Args:
-        rows: cells, as many in every row.
-        columns: width to keep to; None for the terminal's, without bound where there is none. A table that is wider
-            goes on below, with its first column repeated; no word is broken.
+        rows: cells; all rows have the same length.
+        columns: maximum width in characters; None: the terminal's, or unlimited without a terminal. A wider table
+            continues below with its first column repeated; words are not broken.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns

@@ -1,4 +1,4 @@
-"""What is wrong with the streams and features that a configuration declares; nothing of the user's is called."""
+"""Checks of the streams and features that a configuration declares, without calling user code."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..errors import ConfigurationError, did_you_mean
 from .experiment_config import INIT_KEYS, ExperimentConfig, ObjectSpec
 from .instantiate import instantiate, make_features
-from .problems import ConfigErrors, Problem, show
+from .problems import ConfigErrors, Problem, format_value
 from .resolve import UnresolvedError, has_reference, resolve
 from .signature import real_signature
 from .tree import Node, join
 
 
 def stream_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return what is wrong with paths, schemas and labels of declared streams, and with columns the network lacks."""
+    """Return problems with paths, schemas and labels of declared streams, and with missing network inputs."""
     problems: list[Problem] = []
     data = config.data
     for spec in (data.train, data.valid, data.test, data.stream):
@@ -32,7 +32,7 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
-    """Yield the streams of this package that a value declares, those within others too, with their arguments."""
+    """Yield this package's streams in a value, nested ones included, with their arguments."""
     if not isinstance(value, ObjectSpec):
         return
     from ..streams.base import Stream
@@ -49,7 +49,7 @@ def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
 def _target(spec: ObjectSpec) -> Any:
     try:
         return resolve(spec.class_path)
-    except UnresolvedError:  # reported where the configuration is read
+    except UnresolvedError:  # already reported by the loader
         return None
 
 
@@ -58,11 +58,11 @@ def _of_path(spec: ObjectSpec, arguments: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(path, str) or has_reference(path) or Path(path).exists():
         return []
     message = f"{spec.class_path} takes a folder or file that exists; received {path!r}"
-    return [Problem(spec.place, f"{spec.path}.init_args.path", message)]
+    return [Problem(spec.location, f"{spec.path}.init_args.path", message)]
 
 
 def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
-    """Return the schema, or None where a function of the user's makes it, and what is wrong with it."""
+    """Return the schema (None if a user function creates it) and its problems."""
     from ..streams import Schema
     from ..streams.formats.column import Column
 
@@ -72,19 +72,19 @@ def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
         if isinstance(declared, ObjectSpec):
             if not all(_target(part) in ours for part in _objects(declared)):
                 return None, []
-            made = instantiate(declared)
-            return (made if isinstance(made, Schema) else None), []
+            schema = instantiate(declared)
+            return (schema if isinstance(schema, Schema) else None), []
         if not isinstance(declared, Mapping) or any(_objects(declared)):
             return None, []
         accepted = set(inspect.signature(Schema).parameters)
         for name in declared:
             if name not in accepted:
-                return None, [Problem(spec.place, path, f"Schema takes no {name!r}{did_you_mean(name, accepted)}")]
+                return None, [Problem(spec.location, path, f"Schema takes no {name!r}{did_you_mean(name, accepted)}")]
         return Schema(**declared), []
     except ConfigErrors as errors:
         return None, errors.problems
     except (ConfigurationError, TypeError) as error:
-        return None, [Problem(spec.place, path, str(error))]
+        return None, [Problem(spec.location, path, str(error))]
 
 
 def _objects(value: Any) -> Iterator[ObjectSpec]:
@@ -98,7 +98,10 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
 
 
 def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:
-    """Return the arguments of the network that a schema with some of them lacks; without any they go by position."""
+    """Return the network arguments missing from a schema that names some of them.
+
+    A schema that names none passes its columns by position.
+    """
     from mindspore import nn
 
     from ..data.column_checks import arguments_of
@@ -107,9 +110,9 @@ def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> li
     network = _target(config.network)
     if not (isinstance(network, type) and issubclass(network, nn.Cell)):
         return []
-    least, _, arguments = arguments_of(network)
+    required, _, arguments = arguments_of(network)
     columns = list(schema.columns)
-    wanted = given_names(arguments[:least], columns)
+    wanted = given_names(arguments[:required], columns)
     missing = [name for name in wanted if name not in columns]
     free = [name for name in columns if name not in (schema.label, schema.event_time)]
     if not missing or (len(missing) == len(wanted) and len(free) >= len(wanted)):
@@ -119,21 +122,31 @@ def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> li
         f"{network.__name__}.construct takes {', '.join(wanted)}; the schema has no {', '.join(missing)}, its columns "
         f"are {', '.join(columns)}{hints}"
     )
-    return [Problem(stream.place, f"{stream.path}.init_args.schema", message)]
+    return [Problem(stream.location, f"{stream.path}.init_args.schema", message)]
 
 
-FEATURES_KEYS = ("columns", "label", "weight", "group", "event_time", "label_dtype", "keep")
+FEATURES_KEYS = (
+    "columns",
+    "label",
+    "weight",
+    "group",
+    "event_time",
+    "label_dtype",
+    "keep",
+    "update_every",
+    "max_bad_share",
+)
 _ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".arrows", ".feather")
 _ARGUMENT = re.compile(r"\w+\((\w+)=")
 
 
 def is_path_of_rows(text: str) -> bool:
-    """Return whether a text names a file or folder of rows, and no class."""
+    """Return whether a text names a file or folder of rows rather than a class."""
     return text.lower().endswith(_ROWS) or "/" in text or Path(text).is_dir()
 
 
 def feature_problems(node: Node, path: str, *, together: bool) -> list[Problem]:
-    """Return what is wrong with each feature, at the key it is wrong with; else, if `together`, with all of them."""
+    """Return the problems of each feature, by key; without any, and if `together`, those of the whole set."""
     columns = node.get("columns")
     assert columns is not None
     assert isinstance(columns.value, tuple)
@@ -146,23 +159,25 @@ def feature_problems(node: Node, path: str, *, together: bool) -> list[Problem]:
         try:
             make_features(node.plain())
         except (ConfigurationError, TypeError) as error:
-            problems.append(Problem(node.place, path, str(error)))
+            problems.append(Problem(node.location, path, str(error)))
     return problems
 
 
 def _of_feature(node: Node, path: str) -> Iterator[Problem]:
     from ..features import KINDS
-    from ..features.features import as_feature
+    from ..features.feature_arguments import as_feature
 
     if not isinstance(node.value, dict):
-        yield Problem(node.place, path, f"received {show(node.plain(), path)}; accepts a mapping with kind and name")
+        yield Problem(
+            node.location, path, f"received {format_value(node.plain(), path)}; accepts a mapping with kind and name"
+        )
         return
     entries = node.value
     kind = None if "kind" not in entries else entries["kind"].node.value
     if kind not in KINDS:
-        place = entries["kind"].place if "kind" in entries else node.place
+        location = entries["kind"].location if "kind" in entries else node.location
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
-        yield Problem(place, join(path, "kind"), f"received {show(kind)}; accepts {', '.join(KINDS)}{hint}")
+        yield Problem(location, join(path, "kind"), f"received {format_value(kind)}; accepts {', '.join(KINDS)}{hint}")
         return
     accepted = ["kind", *KINDS[kind].__dataclass_fields__]
     unknown = [name for name in entries if name not in accepted]
@@ -170,7 +185,7 @@ def _of_feature(node: Node, path: str) -> Iterator[Problem]:
         message = (
             f"unknown key; a feature of kind {kind} accepts {', '.join(accepted)}{did_you_mean(str(name), accepted)}"
         )
-        yield Problem(entries[name].place, join(path, name), message)
+        yield Problem(entries[name].location, join(path, name), message)
     if unknown:
         return
     try:
@@ -178,24 +193,24 @@ def _of_feature(node: Node, path: str) -> Iterator[Problem]:
     except (ConfigurationError, TypeError) as error:
         argument = _ARGUMENT.match(str(error))
         entry = entries.get(argument.group(1)) if argument else None
-        place = node.place if entry is None else entry.place
-        yield Problem(place, path if entry is None else join(path, argument.group(1)), str(error))
+        location = node.location if entry is None else entry.location
+        yield Problem(location, path if entry is None else join(path, argument.group(1)), str(error))
 
 
 def initial_problems(node: Node, path: str) -> list[Problem]:
-    """Return what is wrong with the section `init_from`: a path, or a mapping of `INIT_KEYS`."""
+    """Return the problems of the section `init_from`, which is a path or a mapping of `INIT_KEYS`."""
     if node.value is None or isinstance(node.value, str):
         return []
     if not isinstance(node.value, dict):
         accepted = f"a path, or a mapping with the keys {', '.join(INIT_KEYS)}"
-        return [Problem(node.place, path, f"received {show(node.plain())}; accepts {accepted}")]
+        return [Problem(node.location, path, f"received {format_value(node.plain())}; accepts {accepted}")]
     words = {"path": (str, "a path"), "parameter_map": (dict, "a mapping of names"), "strict": (bool, "true or false")}
-    problems = [] if node.get("path") is not None else [Problem(node.place, join(path, "path"), "is missing")]
+    problems = [] if node.get("path") is not None else [Problem(node.location, join(path, "path"), "is missing")]
     for key, entry in node.value.items():
         if key not in words:
             message = f"unknown key; accepts {', '.join(INIT_KEYS)}{did_you_mean(str(key), INIT_KEYS)}"
-            problems.append(Problem(entry.place, join(path, key), message))
+            problems.append(Problem(entry.location, join(path, key), message))
         elif entry.node.value is not None and not isinstance(entry.node.value, words[key][0]):
-            message = f"received {show(entry.node.plain())}; accepts {words[key][1]}"
-            problems.append(Problem(entry.node.place, join(path, key), message))
+            message = f"received {format_value(entry.node.plain())}; accepts {words[key][1]}"
+            problems.append(Problem(entry.node.location, join(path, key), message))
     return problems

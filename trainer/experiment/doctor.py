@@ -1,4 +1,4 @@
-"""`trainer doctor`: what this machine and installation are, and what stands in the way of a run."""
+"""`trainer doctor`: describes the machine and the installation, and finds what would prevent a run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: what was looked at.
-        value: what was found.
+        name: what was checked.
+        value: the result.
         state: "ok", "note" (worth knowing) or "WRONG" (runs will fail).
         advice: what to do about it.
     """
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(run_a_graph: bool = True) -> list[Finding]:
-    """Look at everything and return the findings.
+    """Run all checks and return the findings.
 
     Args:
         run_a_graph: also compile and run a tiny network, which takes about a second.
@@ -53,14 +53,14 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
     if run_a_graph:
         checks.append(_graph)
     checks += [_extras, _shadow]
-    found = []
+    findings = []
     for check in checks:
         try:
-            found += list(check())
+            findings += list(check())
         except Exception as error:  # one broken check must not hide the others
             name = check.__name__.strip("_")
-            found.append(Finding(name, f"the check failed: {type(error).__name__}: {error}", NOTE))
-    return found
+            findings.append(Finding(name, f"the check failed: {type(error).__name__}: {error}", NOTE))
+    return findings
 
 
 def report(findings: list[Finding]) -> str:
@@ -92,7 +92,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """Return what the installed package needs, by extra; under "" what it always needs."""
+    """Return the installed package's requirements by extra; "" holds the unconditional ones."""
     needed: dict[str, list[Requirement]] = {}
     for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
         requirement = Requirement(text)
@@ -126,7 +126,7 @@ def _architecture() -> Iterator[Finding]:
 
 
 def elf_machine(path: Path) -> str | None:
-    """Return the machine an ELF library was built for, as `platform.machine` names it; None when it is no ELF file."""
+    """Return the machine of an ELF library as `platform.machine` names it; None if it is not ELF."""
     with open(path, "rb") as file:
         head = file.read(20)
     if len(head) < 20 or head[:4] != b"\x7fELF":
@@ -159,15 +159,15 @@ def _cpu_quota() -> float | None:
 
 
 def _threads() -> Iterator[Finding]:
-    given = {name: os.environ[name] for name in _THREADS if name in os.environ}
-    yield Finding("thread settings", ", ".join(f"{name}={value}" for name, value in given.items()) or "all default")
+    settings = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    yield Finding("thread settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "all default")
     import mindspore
 
     yield Finding("mindspore threads", f"runtime_num_threads={mindspore.get_context('runtime_num_threads')}")
 
 
 def _graph_cache() -> Iterator[Finding]:
-    # Measured with MindSpore 2.10: a second start with another constant in the same network got the first one's graph.
+    # Measured with MindSpore 2.10: restarting the same network with another constant reused the first run's graph.
     import mindspore
 
     on = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or mindspore.get_context("enable_compile_cache")
@@ -195,16 +195,16 @@ def _convolutions() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     import mindspore
 
-    found = []
+    findings = []
     for name in ("cpu", "gpu", "ascend"):
         device = getattr(getattr(mindspore, "device_context", None), name, None)
         try:
             if device is not None and device.is_available():
-                found.append(f"{name} ({device.device_count()})")
-        except RuntimeError:  # how MindSpore says that a device is not there
+                findings.append(f"{name} ({device.device_count()})")
+        except RuntimeError:  # raised by MindSpore if there is no such device
             continue
     target = mindspore.get_context("device_target")
-    yield Finding("devices", f"{', '.join(found) or 'not told'}; runs use {target}")
+    yield Finding("devices", f"{', '.join(findings) or 'not told'}; runs use {target}")
     if target == "CPU":
         yield Finding("precision", "float32, float16 (emulated, slower); MindSpore has no bfloat16 on CPU")
 
@@ -216,12 +216,14 @@ def _graph() -> Iterator[Finding]:
     import numpy as np
     from mindspore import nn
 
-    began = time.monotonic()
+    start_time = time.monotonic()
     cell = nn.Dense(4, 2, weight_init="ones", has_bias=False)
     cell.set_train(False)
     out = cell.compile_and_run(mindspore.Tensor(np.ones((3, 4), np.float32)))
     right = np.array_equal(out.asnumpy(), np.full((3, 2), 4, np.float32))
-    text = f"compiled and ran in {time.monotonic() - began:.1f} s" + ("" if right else f"; it gave {out.asnumpy()}")
+    text = f"compiled and ran in {time.monotonic() - start_time:.1f} s" + (
+        "" if right else f"; it gave {out.asnumpy()}"
+    )
     yield Finding("a tiny graph", text, OK if right else WRONG, "" if right else "reinstall MindSpore and NumPy")
 
 

@@ -1,40 +1,40 @@
-"""What a checked experiment configuration is made of: frozen dataclasses, and their plain form for the run folder."""
+"""A checked experiment configuration as frozen dataclasses, and its plain form for the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..masking import mask_value
-from .problems import Place
+from .problems import SourceLocation
 
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """An object to be made: ``class_path`` called with ``init_args``.
+    """An object to be instantiated: ``class_path`` called with ``init_args``.
 
     Attributes:
         class_path: dotted path of a class, or of any callable that returns the object.
         init_args: keyword arguments; values are plain or `ObjectSpec`, also inside lists and mappings.
-        args: positional arguments, where ``init_args`` is a list.
-        place: where the object stands in the configuration.
+        args: positional arguments, if ``init_args`` is a list.
+        location: where the object is in the configuration file.
         path: its dotted path in the configuration.
-        defaults: simple default values of the arguments that are not given, recorded with the run.
-        model: its name in `trainer.models`, where the configuration gives that in place of ``class_path``; or "".
+        defaults: plain default values of arguments that are not given, recorded with the run.
+        model: name in `trainer.models`, if the configuration gives it instead of ``class_path``; or "".
     """
 
     class_path: str
     init_args: Mapping[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
-    place: Place = field(default=Place(""), compare=False)
+    location: SourceLocation = field(default=SourceLocation(""), compare=False)
     path: str = field(default="", compare=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
     model: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form, defaults filled in."""
+        """Return the plain form with defaults filled in."""
         if self.model:
             return {"model": self.model, **to_plain({**self.init_args, **self.defaults})}
         plain: dict[str, Any] = {"class_path": self.class_path}
@@ -73,6 +73,7 @@ class ExperimentConfig:
         init_from: arguments of `Trainer.init_from`, applied before `fit` and `online`; None: a training from the start.
         seed: seed of every random number generator; 0 to 2**32 - 1. Default: 0.
         run_dir: folder of the run. Default: ``runs/<experiment>``.
+        mirror: URL of the run's mirror, as in ``s3://bucket/run``; None: it has none.
         loss: the loss, or None when the network returns it.
         optimizer: the optimizer, or None when the network is a whole training step. Its `params` are filled in.
         metrics: names and objects.
@@ -92,6 +93,7 @@ class ExperimentConfig:
     init_from: Mapping[str, Any] | None = None
     seed: int = 0
     run_dir: Path = Path("runs")
+    mirror: str | None = None
     loss: ObjectSpec | None = None
     optimizer: ObjectSpec | None = None
     metrics: tuple[str | ObjectSpec, ...] = ()
@@ -105,18 +107,39 @@ class ExperimentConfig:
     overrides: tuple[str, ...] = field(default=(), compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form of what the configuration file may hold; what is not given is left out.
+        """Return the plain form of the configuration for the run folder, without empty values.
 
-        It is for the run folder: references to the environment stay references, credentials are masked.
+        References to environment variables stay references; credentials are masked.
         """
         plain = mask_value({name: to_plain(getattr(self, name)) for name in SECTIONS})
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}
+
+    def default_paths(self) -> list[str]:
+        """Return the dotted paths of arguments in `to_dict` that have their default values."""
+        return [path for name in SECTIONS for path in _defaults(getattr(self, name), name)]
+
+
+def _defaults(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, ObjectSpec):
+        below = path if value.model else f"{path}.init_args"
+        yield from (f"{below}.{name}" for name in value.defaults)
+        yield from _defaults(dict(value.init_args), below)
+    elif isinstance(value, DataConfig):
+        for name in DATA_KEYS:
+            yield from _defaults(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _defaults(item, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _defaults(item, f"{path}.{index}")
 
 
 SECTIONS: tuple[str, ...] = (
     "experiment",
     "seed",
     "run_dir",
+    "mirror",
     "init_from",
     "features",
     "network",

@@ -1,4 +1,4 @@
-"""`trainer features`: what declared features make of the first rows, what columns hold, how far they drifted."""
+"""`trainer features`: feature values of the first rows, column statistics and drift."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _KIND_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Path | None, rows: int = 10_000) -> str:
-    """Return what features make of the first rows, as text.
+    """Describe the features computed from the first rows, as text.
 
     Args:
         config: a checked configuration.
-        snapshot: a run folder, a folder of snapshots or a snapshot with what the features have learned, and from which
-            drift is measured; None, or one that holds nothing yet: they learn from data.train.
+        snapshot: a run folder, a folder of snapshots or a snapshot with the fitted features, which is also the baseline
+            for drift. None, or a folder without snapshots: features are fitted on data.train.
         data: a file or folder of raw rows; None: data.train, else the files of data.stream.
         rows: rows to look at.
 
     Raises:
         ConfigurationError: the configuration declares no features, or names no rows.
-        DataError: no good rows.
-        CheckpointError: a snapshot is damaged, or that of other features.
+        DataError: there are no good rows.
+        CheckpointError: a snapshot is damaged or belongs to other features.
     """
     if config.features is None:
         raise ConfigurationError(f"{config.source}: has no section features, whose columns could be shown")
@@ -49,7 +49,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     source = data if data is not None else _source(config)
     learned_from = None if snapshot is None else restore_features(features, snapshot)
     drift = {}
-    if learned_from is not None and features.learned.profiled_rows:  # snapshots of older versions have none
+    if learned_from is not None and features.learned.profiled_rows:  # older snapshots lack it
         drift = features.drift(source, max_rows=rows)
     if not features.is_fitted:
         features.fit(source if config.data.train is None else instantiate(config.data.train))
@@ -71,7 +71,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
 
 
 def restore_features(features: Features, path: Path) -> str | None:
-    """Restore what features learned in the newest snapshot below `path`; return its path, or None without one."""
+    """Restore fitted features from the newest snapshot below `path`; return its path, or None without one."""
     from .. import checkpoint
     from ..checkpoint.capture import part_states
     from ..checkpoint.saver import snapshots_of
@@ -98,7 +98,7 @@ def _source(config: ExperimentConfig) -> Any:
 
 
 def _first(parts: Iterator[Rows], count: int) -> Rows:
-    """Return the first good rows as one."""
+    """Return the first good rows, concatenated."""
     read: list[Rows] = []
     while sum(rows.count for rows in read) < count and (rows := next(parts, None)) is not None:
         good = min(rows.good, count - sum(rows.count for rows in read))
@@ -131,7 +131,7 @@ def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, flo
 
 
 def _facts(values: Any, times: bool) -> tuple[float, str, str]:
-    """Return the share of rows without a value, the number of distinct values, and their range."""
+    """Return the share of missing rows, the number of distinct values, and the range."""
     if isinstance(values, Ragged):
         lengths = values.lengths
         ends = f"{lengths.min()} to {lengths.max()} values" if len(lengths) else ""
@@ -155,7 +155,7 @@ def _time(seconds: float) -> str:
 
 
 def _unseen(feature: Feature, ids: Any, values: Any) -> str:
-    """Return the share of values outside of the feature's vocabulary; empty where it has none."""
+    """Return the share of values outside the feature's vocabulary; empty if it has none."""
     if not isinstance(feature, IdFeature) or feature.vocabulary is None:
         return ""
     ids = ids[:].values if isinstance(ids, Ragged) else ids

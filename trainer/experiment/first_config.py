@@ -1,4 +1,4 @@
-"""`trainer init`: a first experiment for a table, from what its columns hold; commented, and it runs as it is."""
+"""`trainer init`: writes a commented, runnable first experiment for a table, based on its contents."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _FEW, _SMALL_VOCABULARY, _LONGEST_LIST = 20, 1000, 50
 
 @dataclass
 class Proposal:
-    """What `propose` makes of a table.
+    """The experiment that `propose` suggests for a table.
 
     Attributes:
-        model: name of the network.
+        model: name of the model.
         options: its options.
         labels: names of the label columns.
-        binary: whether these are 0 and 1; else they are numbers.
-        event_time: name of the column that the table is divided by, or None.
-        features: (a feature's arguments, what its column holds); None in place of arguments for a column that is left
-            out, with the reason.
-        reason: why this model.
+        binary: whether the labels are 0 and 1; otherwise they are real numbers.
+        event_time: name of the column that the table is split by, or None.
+        features: pairs of a feature's arguments and a description of its column. For a column left out the arguments
+            are None and the description gives the reason.
+        reason: why this model was chosen.
     """
 
     model: str
@@ -57,16 +57,16 @@ class Proposal:
 def propose(
     table: TableSummary, model: str | None = None, labels: Sequence[str] = (), event_time: str | None = None
 ) -> Proposal:
-    """Return features and a model for a table.
+    """Propose features and a model for a table.
 
     Args:
-        table: what it holds.
-        model: name of a model; None: one that suits it.
-        labels: names of the label columns; empty: the one that is named and filled like a label.
-        event_time: name of the column with the time of an event; None: the first that holds times.
+        table: summary of the table.
+        model: name of a model; None: choose one that suits the table.
+        labels: names of the label columns; empty: the column whose name and values look like a label.
+        event_time: name of the column with the time of an event; None: the first column of times.
 
     Raises:
-        ConfigurationError: no such model or column, no label to be seen, or a model that the table has no columns for.
+        ConfigurationError: no such model or column, no label found, or the table lacks columns the model needs.
     """
     choice("MODEL", model, MODELS, optional=True)
     for name in (*labels, *([event_time] if event_time else [])):
@@ -143,14 +143,14 @@ def _check_labels(table: TableSummary, labels: Sequence[str]) -> None:
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
-    """Return the list that is a history and the column of single values it shares them with; None for both else."""
+    """Return the list column that is a history and the scalar column with the same values; else None for both."""
     best: tuple[float, str | None, str | None] = (0.2, None, None)
     for column in table.columns:
         if column.kind != "list" or not (wanted or _HISTORIES.search(column.name)):
             continue
         for other in table.columns:
-            alike = other.kind == ("integer" if column.whole else "text")
-            if not alike or other.name in labels:
+            same_kind = other.kind == ("integer" if column.whole else "text")
+            if not same_kind or other.name in labels:
                 continue
             common = len(column.values.keys() & other.values.keys())
             shared = common / max(1, column.distinct + other.distinct - common)
@@ -168,7 +168,7 @@ def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> t
 
 
 def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
-    """Return the arguments of the feature for a column, and what the column holds; `table`: whose vectors it shares."""
+    """Return the feature arguments and a description of a column; `table` is the column whose table it shares."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
     if column.kind == "empty":
@@ -183,7 +183,7 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
         return None, f"{column.name}: another value in every row"
     if column.kind in ("list", "vector", "time"):
         return _listed(column, sequence, shared), about
-    few = column.kind == "integer" and column.distinct <= _FEW and column.greatest - column.least < 10 * _FEW
+    few = column.kind == "integer" and column.distinct <= _FEW and column.maximum - column.minimum < 10 * _FEW
     ids = column.kind == "integer" and (few or bool(_IDS.search(column.name)))
     if ids or column.kind == "bool" or table is not None:
         dtype = {"dtype": "int64"} if column.kind == "integer" else {}
@@ -210,20 +210,20 @@ def _listed(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> di
     if column.kind == "vector":
         return {"kind": "vector", "name": column.name, "width": int(column.width)}
     if column.kind == "time":
-        days = column.least % 86_400 == 0 and column.greatest % 86_400 == 0
+        days = column.minimum % 86_400 == 0 and column.maximum % 86_400 == 0
         return {"kind": "time", "name": column.name, "parts": ["weekday", "month"] if days else ["hour", "weekday"]}
     arguments: dict[str, Any] = {"kind": "list", "name": column.name}
     if column.separator is not None:
         arguments["separator"] = column.separator
     if column.whole:
         arguments["dtype"] = "int64"
-    arguments["max_length"] = min(_LONGEST_LIST, max(1, int(column.greatest)))
+    arguments["max_length"] = min(_LONGEST_LIST, max(1, int(column.maximum)))
     return {**arguments, **shared, **({"pooling": None} if sequence else {})}
 
 
 def _number(column: ColumnSummary) -> dict[str, Any]:
     arguments: dict[str, Any] = {"kind": "numeric", "name": column.name}
-    if column.least >= 0 and column.greatest > 100 * max(1.0, column.median):
+    if column.minimum >= 0 and column.maximum > 100 * max(1.0, column.median):
         arguments["transform"] = "log1p"  # a long tail
     arguments["normalize"] = "standard"
     return {**arguments, **({"indicator": True} if column.missing else {})}
@@ -245,13 +245,10 @@ def _options(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 _HEAD = """\
-# {path}: {rows} rows{looked}, {columns} columns. Written by `trainer init`; change what you know better.
+# {path}: {rows} rows{looked}, {columns} columns.
+# Written by `trainer init`; change what you know better.
 #
-#     trainer fit {file}            train, validate, judge on the rows kept for that
-#     trainer evaluate {file}       judge the last run again; --data FILE for other rows
-#     trainer predict {file} --data FILE --output answers.csv
-#     trainer serve runs/{name}     answer over HTTP
-#     trainer online {file}         learn row by row, each scored before it is learned
+{commands}
 experiment: {name}
 seed: 1
 run_dir: {run_dir}
@@ -259,23 +256,32 @@ run_dir: {run_dir}
 features:
   columns:
 """
+_COMMANDS = (
+    ("fit {file}", "train, validate, test on the rows kept for that"),
+    ("evaluate {file}", "test the last run again; --data FILE: other rows"),
+    ("predict {file} --data FILE --output answers.csv", ""),
+    ("serve runs/{name}", "answer over HTTP"),
+    ("online {file}", "learn row by row; each is scored first"),
+)
+_COLUMNS = 80
+
+
+def _commands(file: str, name: str) -> str:
+    """Return the commands for the file as comments, those with an explanation in two columns."""
+    lines = [(command.format(file=file, name=name), about) for command, about in _COMMANDS]
+    width = max(len(command) for command, about in lines if about)
+    return "\n".join(f"#   trainer {command:<{width if about else 0}}  {about}".rstrip() for command, about in lines)
 
 
 def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
-    """Return the experiment as YAML text.
-
-    Args:
-        table: what the table holds.
-        proposal: features and model.
-        output: the file it is for.
-    """
+    """Return the proposed experiment as YAML text, for the file `output`."""
     name = re.sub(r"[^\w-]+", "_", output.stem, flags=re.ASCII).strip("_-") or "table"
     text = _HEAD.format(
         path=_comment(str(table.path)),
         rows=f"{'' if table.complete else 'about '}{table.rows:,}",
         looked="" if table.complete else f" (figures below are of the first {table.columns[0].rows:,})",
         columns=len(table.columns),
-        file=_quoted(output),
+        commands=_commands(_quoted(output), name),
         name=name,
         run_dir=f"runs/{name}",
     )
@@ -290,15 +296,15 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         text += "  label_dtype: int32\n"
     if proposal.event_time:
         text += f"  event_time: {_flow(proposal.event_time)}  # the newest rows are kept to judge on\n"
-    why = f"  # {proposal.reason}; `trainer models` lists others" if proposal.reason else ""
-    text += f"\nnetwork:{why}\n  model: {proposal.model}\n"
+    why = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
+    text += f"\n{why}network:\n  model: {proposal.model}\n"
     text += "".join(f"  {name}: {_flow(value)}\n" for name, value in proposal.options.items())
     return text + _training(table, proposal) + _data(table, proposal, name)
 
 
 def _training(table: TableSummary, proposal: Proposal) -> str:
-    one = "mindspore.nn.BCEWithLogitsLoss" if proposal.binary else "mindspore.nn.MSELoss"
-    loss: Any = {"class_path": one}
+    loss_path = "mindspore.nn.BCEWithLogitsLoss" if proposal.binary else "mindspore.nn.MSELoss"
+    loss: Any = {"class_path": loss_path}
     if proposal.model == "two_tower":
         loss = {"class_path": "trainer.models.InBatchSoftmax"}
     elif len(proposal.labels) > 1:
@@ -314,22 +320,34 @@ def _training(table: TableSummary, proposal: Proposal) -> str:
     return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {_flow(metrics)}\n"
 
 
+def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
+    """Return the arguments of the stream, which may set aside all rows without a label or time."""
+    required = [*proposal.labels, *([proposal.event_time] if proposal.event_time else [])]
+    share = sum(table.column(name).missing_share for name in required)
+    arguments: dict[str, Any] = {"path": str(table.path), "end": "at_last"}
+    if share:
+        limit = {"max_bad_share": round(min(1.0, 0.01 + 2 * share), 2)}
+        arguments["dead_letter"] = {"class_path": "trainer.streams.DeadLetter", "init_args": limit}
+    return arguments
+
+
 def _data(table: TableSummary, proposal: Proposal, name: str) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
-    source = _flow(str(table.path))
-    parts = "".join(
-        f"  {part}: {{class_path: trainer.features.RawFiles, init_args: {{path: {source}, part: {part}}}}}\n"
+    path = str(table.path)
+    sections = {
+        part: {"class_path": "trainer.features.RawFiles", "init_args": {"path": path, "part": part}}
         for part in ("train", "valid", "test")
-    )
+    }
+    sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
+    parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
     return f"""
-# 80 % of the rows to train on, 10 % shown after every epoch, 10 % to judge on; other files: `train: newer.csv`
+# 80 % of the rows to train on, 10 % to validate on after every epoch, 10 % to
+# test on; other files: `train: newer.csv`
 data:
-{parts}  stream: {{class_path: trainer.streams.FileStream, init_args: {{path: {source}, end: at_last}}}}
-fit: {{epochs: 3, batch_size: {batch}}}
-online: {_flow({"batch_size": min(batch, 64), "window": window})}
-
+{parts}fit: {{epochs: 3, batch_size: {batch}}}
+online:{_block({"batch_size": min(batch, 64), "window": window}, 2)}
 callbacks:
   - callbacks.ProgressBar
   - callbacks.ModelCheckpoint
@@ -337,9 +355,20 @@ callbacks:
 
 
 def _published(proposal: Proposal, name: str) -> str:
-    line = f"{{class_path: trainer.serving.Publish, init_args: {{root: published/{name}, every: 10}}}}  # for servers\n"
-    # the vectors of two towers are searched, not answered with
-    return f"  # - {line}" if proposal.model == "two_tower" else f"  - {line}"
+    lines = (
+        "- class_path: trainer.serving.Publish  # for servers",
+        f"  init_args: {{root: published/{name}, every: 10}}",
+    )
+    # two-tower vectors are for retrieval, not for serving predictions
+    return "".join(f"  # {line}\n" if proposal.model == "two_tower" else f"  {line}\n" for line in lines)
+
+
+def _block(value: dict[str, Any], indent: int) -> str:
+    """Return a mapping as the YAML value of a key: on its line if that is short enough, else its entries below."""
+    flow = f" {_flow(value)}\n"
+    if indent + len(flow) <= _COLUMNS - 8:
+        return flow
+    return "\n" + "".join(f"{' ' * indent}{key}: {_flow(item)}\n" for key, item in value.items())
 
 
 def _flow(value: Any) -> str:
@@ -370,7 +399,7 @@ def write_first_config(
     output: Path | None = None,
     overwrite: Callable[[Path], bool] = lambda path: False,
 ) -> tuple[Path, Proposal]:
-    """Write a first experiment for a table, and return its path and what was proposed.
+    """Write a first experiment for a table; return its path and the proposal.
 
     Args:
         data: file or folder of rows.

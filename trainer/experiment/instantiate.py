@@ -1,4 +1,4 @@
-"""Objects out of their specifications: `instantiate` makes one, `build` a whole experiment."""
+"""Objects from their specifications: `instantiate` creates one, `build` a whole experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, TrainerError
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .extends import read_extended
-from .problems import ConfigErrors, Place, Problem
+from .problems import ConfigErrors, Problem, SourceLocation
 from .resolve import UnresolvedError, expand, has_reference, resolve
 from .sections import wrong_result
 from .signature import Signature, real_signature
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Experiment:
-    """Everything a configuration describes, made.
+    """An experiment built from a configuration.
 
     Attributes:
-        config: the configuration it was made from.
+        config: the source configuration.
         trainer: the trainer, with network, loss, optimizer and metrics.
-        callbacks: the callbacks, as given.
-        datasets: datasets by their key in section `data`, those that were asked for.
+        callbacks: the callbacks, in configuration order.
+        datasets: the requested datasets by their key in section `data`.
         report: the object to call after `fit`, or None.
     """
 
@@ -42,18 +42,17 @@ class Experiment:
 
 
 def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:
-    """Return the experiment that `config` describes, its random number generators seeded.
+    """Build the experiment that `config` describes.
 
-    Seeds Python, NumPy and MindSpore with ``config.seed`` first, because the network draws its first weights while it
-    is made.
+    Seeds Python, NumPy and MindSpore with ``config.seed`` first, because networks initialize weights on construction.
 
     Args:
         config: a checked configuration.
-        datasets: keys of section `data` to make ("train", "valid", "test", "stream"); None for all that are given.
+        datasets: keys of section `data` to build ("train", "valid", "test", "stream"); None: all that are configured.
 
     Raises:
-        ConfigErrors: objects that cannot be made from their arguments; all of them at once.
-        TrainerError: what a data source raises on its own account.
+        ConfigErrors: objects that cannot be created from their arguments; all of them at once.
+        TrainerError: raised by a data source itself.
     """
     from ..checkpoint.capture import seed_everything
 
@@ -64,12 +63,12 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
     report = builder.make(config.report, "report")
     wanted = ("train", "valid", "test", "stream") if datasets is None else tuple(datasets)
     specs = {key: getattr(config.data, key) for key in wanted}
-    made = {}
-    if not builder.problems:  # data may take long to read; first things first
-        made = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
+    objects = {}
+    if not builder.problems:  # reading data may be slow, so report other problems first
+        objects = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
     if builder.problems or trainer is None:
         raise ConfigErrors(builder.problems)
-    return Experiment(config, trainer, callbacks, made, report)
+    return Experiment(config, trainer, callbacks, objects, report)
 
 
 class _Builder:
@@ -78,19 +77,19 @@ class _Builder:
         self.problems: list[Problem] = []
 
     def make(self, spec: ObjectSpec | None, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
-        """Return the object of `spec`, or None after recording why there is none."""
+        """Return the object of `spec`; on failure record the problem and return None."""
         if spec is None:
             return None
         try:
-            made = instantiate(spec, supplied)
+            instance = instantiate(spec, supplied)
         except ConfigErrors as errors:
             self.problems.extend(errors.problems)
             return None
-        if wrong := wrong_result(made, section):
+        if wrong := wrong_result(instance, section):
             self.problems.append(
-                Problem(spec.place, spec.path, f"{spec.class_path} made {type(made).__name__}, {wrong}")
+                Problem(spec.location, spec.path, f"{spec.class_path} made {type(instance).__name__}, {wrong}")
             )
-        return made
+        return instance
 
     def trainer(self) -> Trainer | None:
         from ..graph.optimizers import dense_parameters
@@ -131,10 +130,10 @@ class _Builder:
 
 
 def make_features(section: Mapping[str, Any]) -> Features:
-    """Return what the section `features` declares.
+    """Create the `Features` that the section `features` declares.
 
     Raises:
-        ConfigurationError: it cannot work; the message begins with the key.
+        ConfigurationError: invalid declaration; the message begins with the key.
     """
     from ..features import Features
 
@@ -142,30 +141,30 @@ def make_features(section: Mapping[str, Any]) -> Features:
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a section with their objects made, in the types `target` wants.
+    """Return a section's keyword arguments as objects, converted to the types of `target`.
 
     Raises:
-        ConfigErrors: an object cannot be made from its arguments.
+        ConfigErrors: an object cannot be created from its arguments.
     """
     return _keywords(section, real_signature(target))
 
 
 def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> Any:
-    """Return the object that `spec` describes; nested objects are made first.
+    """Create the object that `spec` describes; nested objects are created first.
 
     Args:
         spec: class path and arguments.
-        supplied: arguments to fill in where the signature has them and `spec` does not.
+        supplied: arguments to fill in if the signature has them and `spec` does not.
 
     Raises:
-        ConfigErrors: the class path names nothing, or the call raises; the cause is chained.
-        TrainerError: other documented exceptions of this package, as they are.
+        ConfigErrors: the class path cannot be resolved, or the call raises; the cause is chained.
+        TrainerError: other documented exceptions of this package, unchanged.
         OSError: reading or fetching failed, other than for a missing file.
     """
     try:
         target = resolve(spec.class_path)
     except UnresolvedError as error:
-        raise ConfigErrors([Problem(spec.place, spec.path, str(error))]) from error
+        raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
     signature = real_signature(target)
     try:
         positional = _positional(spec, signature)
@@ -173,14 +172,14 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     except ConfigErrors:
         raise
     except ConfigurationError as error:
-        raise ConfigErrors([Problem(spec.place, spec.path, str(error))]) from error
+        raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
     filled = {name: value for name, value in (supplied or {}).items() if name not in keywords}
     if signature is None:
         positional = (*list(filled.values())[:1], *positional)
     else:
         taken = list(signature.parameters)[: len(positional)]
         if positional and any(name in filled for name in taken):
-            # a list of positional arguments leaves out the ones that are filled in
+            # positional arguments skip the parameters that are filled in
             rest = iter(positional)
             names = [name for name in signature.parameters if name not in filled]
             keywords, positional = dict(zip(names, rest, strict=False)), ()
@@ -190,19 +189,19 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     except (ConfigErrors, TrainerError) as error:
         if isinstance(error, ConfigErrors) or not isinstance(error, ConfigurationError):
             raise
-        raise ConfigErrors([Problem(spec.place, spec.path, f"{spec.class_path}: {error}")]) from error
+        raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             raise
-        raise ConfigErrors([Problem(spec.place, spec.path, f"{spec.class_path}: {error}")]) from error
+        raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
     except Exception as error:
-        raise ConfigErrors([Problem(spec.place, spec.path, _failure(spec, error))]) from error
+        raise ConfigErrors([Problem(spec.location, spec.path, _failure(spec, error))]) from error
 
 
 def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
     names = list(signature.accepts) if signature is not None else []
     return tuple(
-        _argument(names[place] if place < len(names) else "", value, signature) for place, value in enumerate(spec.args)
+        _argument(names[index] if index < len(names) else "", value, signature) for index, value in enumerate(spec.args)
     )
 
 
@@ -211,25 +210,25 @@ def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict
 
 
 def _argument(name: str, value: Any, signature: Signature | None) -> Any:
-    """Return the value of one argument, its objects made, in the type its parameter wants."""
-    made = _made(value, name)
+    """Return one argument with nested objects instantiated, converted to its parameter's type."""
+    instance = _instantiated(value, name)
     accepts = signature.accepts.get(name) if signature is not None else None
     if accepts is None:
-        return made
-    if isinstance(value, str) and has_reference(value) and not accepts.fits(made):
-        made = parse_tree(made, name).plain()  # "6379" where a number is wanted
-        if not accepts.fits(made):
+        return instance
+    if isinstance(value, str) and has_reference(value) and not accepts.fits(instance):
+        instance = parse_tree(instance, name).plain()  # "6379" for a numeric parameter
+        if not accepts.fits(instance):
             raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
-    return accepts.convert(made)
+    return accepts.convert(instance)
 
 
-def _made(value: Any, name: object) -> Any:
+def _instantiated(value: Any, name: object) -> Any:
     if isinstance(value, ObjectSpec):
         return instantiate(value)
     if isinstance(value, dict):
-        return {key: _made(item, key) for key, item in value.items()}
+        return {key: _instantiated(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_made(item, name) for item in value]
+        return [_instantiated(item, name) for item in value]
     return expand(value, name) if isinstance(value, str) else value
 
 
@@ -241,13 +240,13 @@ def _failure(spec: ObjectSpec, error: Exception) -> str:
 
 
 def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
-    """Return `message` as a problem at the key of `section` it names first ("amp_level: ..."), else at the section."""
+    """Return `message` as a problem at the key it begins with ("amp_level: ..."), else at `section`."""
     key = message.partition(":")[0].partition("=")[0].strip()
     if config.source is None:
-        return Problem(Place("configuration"), section, message)
+        return Problem(SourceLocation("configuration"), section, message)
     root, _ = apply_overrides(read_extended(config.source), config.overrides)
     node = root.get(section) or root
     inner = node.get(key)
     if inner is None:
-        return Problem(node.place, section, message)
-    return Problem(inner.place, f"{section}.{key}", message.partition(":")[2].strip())
+        return Problem(node.location, section, message)
+    return Problem(inner.location, f"{section}.{key}", message.partition(":")[2].strip())

@@ -1,4 +1,4 @@
-"""`trainer schema`: a JSON schema of experiments, from the same signatures that the loader checks by."""
+"""`trainer schema`: a JSON schema of experiments, derived from the signatures that the loader checks."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ _SIMPLE: dict[Any, Schema] = {
 
 
 def experiment_schema() -> Schema:
-    """Return the schema of an experiment, of draft 7."""
+    """Return the JSON schema (draft 7) of an experiment."""
     sections: dict[str, Schema] = {
         "experiment": {"type": "string", "pattern": r"^[A-Za-z0-9_][\w.-]*$"},
         "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**32 - 1},
         "run_dir": {"type": ["string", "null"]},
+        "mirror": {"type": ["string", "null"], "pattern": r"^[A-Za-z][\w+.-]*://|\$\{env:"},
         "init_from": _init_from(),
         "features": _optional(_features()),
         "network": {"if": {"type": "object", "required": ["model"]}, "then": _models(), "else": _object_or_path()},
-        "loss": _optional(_object_or_path()),
-        "optimizer": _optional(_object_or_path()),
         "metrics": _metrics(),
         "data": _optional(_data()),
         "callbacks": _optional({"type": "array", "items": _object_or_path()}),
-        "report": _optional(_object_or_path()),
         **{name: _optional(_keywords(name)) for name in ("trainer", "fit", "online")},
     }
     described = _documented(ExperimentConfig)
-    properties = {name: {"description": described.get(name, ""), **sections[name]} for name in SECTIONS}
+    properties = {
+        name: {"description": described.get(name, ""), **(sections.get(name) or _optional(_object_or_path()))}
+        for name in SECTIONS
+    }
     paths = {"type": ["string", "array"], "items": {"type": "string"}}
     properties["extends"] = {"description": "an experiment, or several, that this one changes", **paths}
     return {
@@ -72,15 +73,15 @@ def experiment_schema() -> Schema:
 
 
 def _optional(schema: Schema) -> Schema:
-    # no anyOf: editors and validators then say what is wrong where it stands
+    # not anyOf: this way editors and validators report the error at its location
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {**schema, "type": [*kinds, "null"]}
 
 
 def _metrics() -> Schema:
     name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc", "gauc/user"
-    one = {"anyOf": [name, _OBJECT]}
-    return {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
+    metric = {"anyOf": [name, _OBJECT]}
+    return {"anyOf": [metric, {"type": "array", "items": metric}, {"type": "null"}]}
 
 
 def _init_from() -> Schema:
@@ -100,9 +101,9 @@ def _data() -> Schema:
 def _keywords(section: str) -> Schema:
     from ..trainer import Trainer
 
-    signature, elsewhere = section_signature(section)
+    signature, supplied = section_signature(section)
     methods = {"trainer": Trainer, "fit": Trainer.fit, "online": Trainer.online_train}
-    return _arguments(signature, elsewhere, _documented(methods[section]), needed=False)
+    return _arguments(signature, supplied, _documented(methods[section]), needed=False)
 
 
 def _features() -> Schema:
@@ -175,7 +176,7 @@ def _object() -> Schema:
 
 
 def known_classes() -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Yield classes that experiments name, by their paths: ours, and the losses and optimizers of MindSpore."""
+    """Yield (class path, class) for this package's classes and MindSpore's losses and optimizers."""
     from mindspore import nn
     from mindspore.nn.loss.loss import LossBase
 
@@ -221,7 +222,7 @@ def _arguments(
     properties = {name: _argument(signature, name, described) for name in names}
     properties |= {name: {} for name in sorted(signature.extra_names) if name not in set(left_out)}
     schema: Schema = {"type": "object", "properties": properties}
-    if not signature.open_keywords or signature.extra_names:  # names that it reads from its keywords are known
+    if not signature.open_keywords or signature.extra_names:  # keyword names are known
         schema["additionalProperties"] = False
     required = [name for name in signature.required if name in names]
     return {**schema, "required": required} if needed and required else schema
@@ -236,13 +237,13 @@ def _argument(signature: Signature, name: str, described: Mapping[str, str]) -> 
 
 
 def schema_of(annotation: Any, default: Any = inspect.Parameter.empty) -> Schema:
-    """Return what a parameter of this annotation takes in a configuration."""
+    """Return the schema of configuration values for a parameter annotation."""
     parts = [_part(part) for part in alternatives(annotation)]
     if {} in parts:
         return {}
     if default is None:
         parts.append({"type": "null"})
-    unique = [part for place, part in enumerate(parts) if part not in parts[:place]]
+    unique = [part for index, part in enumerate(parts) if part not in parts[:index]]
     if {"type": "string"} not in unique:
         unique.append(_REFERENCE)
     if _OBJECT not in unique:
@@ -282,21 +283,21 @@ _ARGUMENT = re.compile(r"^ {4}(\w+(?:, \w+)*)(?: \([^)]*\))?: (.*(?:\n {8}.*)*)"
 
 @functools.cache
 def _documented(target: Any) -> Mapping[str, str]:
-    """Return what the docstring says of each argument or attribute, by name."""
+    """Return the docstring's description of each argument or attribute, by name."""
     text = inspect.getdoc(target) or ""
     text = text.partition("Args:\n")[2] or text.partition("Attributes:\n")[2]
     text = re.split(r"\n\n\S", text)[0]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for names, words in _ARGUMENT.findall(text):
         for name in names.split(", "):
-            found.setdefault(name, " ".join(words.split()))
-    return found
+            texts.setdefault(name, " ".join(words.split()))
+    return texts
 
 
 def _inherited(kind: type) -> Mapping[str, str]:
-    """Return what a class and its bases say of their arguments."""
-    found: dict[str, str] = {}
+    """Return the argument descriptions of a class and its bases."""
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__ in sys.modules and base.__doc__ is not None and base is not object:
-            found |= _documented(base)
-    return found
+            texts |= _documented(base)
+    return texts

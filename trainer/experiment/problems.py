@@ -1,4 +1,4 @@
-"""What is wrong in a configuration (`Problem`), where (`Place`), and all of it at once (`ConfigErrors`)."""
+"""Configuration problems (`Problem`), where they are (`SourceLocation`), and their error (`ConfigErrors`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
 
 
 @dataclass(frozen=True, order=True)
-class Place:
-    """A position in a configuration.
+class SourceLocation:
+    """A location in a configuration.
 
     Attributes:
         source: the file as the user named it, or the ``--set a.b=c`` the value came from.
@@ -35,24 +35,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a configuration.
+    """A problem in a configuration.
 
     Attributes:
-        place: where.
+        location: its location.
         path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
-        message: what was wrong, what was received and what is accepted.
+        message: what is wrong, what was received and what is accepted.
     """
 
-    place: Place
+    location: SourceLocation
     path: str
     message: str
 
     def __str__(self) -> str:
-        return mask_text(": ".join(part for part in (str(self.place), self.path, self.message) if part))
+        return mask_text(": ".join(part for part in (str(self.location), self.path, self.message) if part))
 
 
-class ConfigErrors(ConfigurationError):  # noqa: N818 (it holds many)
-    """Everything found wrong in one configuration.
+class ConfigErrors(ConfigurationError):  # noqa: N818 (plural: it holds many)
+    """All problems of one configuration.
 
     Attributes:
         problems: all problems, in the order of the file; those of ``--set`` come last.
@@ -60,19 +60,19 @@ class ConfigErrors(ConfigurationError):  # noqa: N818 (it holds many)
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         unique = dict.fromkeys(problems)
-        self.problems = sorted(unique, key=lambda problem: (problem.place.line == 0, problem.place))
+        self.problems = sorted(unique, key=lambda problem: (problem.location.line == 0, problem.location))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems,)
 
 
-def show(value: Any, path: str = "") -> str:
-    """Return `value` as it is put in a message: its repr, shortened, and its type where that is not plain.
+def format_value(value: Any, path: str = "") -> str:
+    """Format `value` for a message: its shortened repr, and its type unless obvious.
 
     Args:
         value: plain data.
-        path: where it stands in the configuration; under the name of a credential it is not shown.
+        path: its dotted path in the configuration; values of credentials are masked.
     """
     if value is None:
         return "nothing (null)"

@@ -1,6 +1,6 @@
-"""What texts of a configuration stand for: a dotted path for a class, ``${env:NAME}`` for an environment variable.
+"""Resolves strings of a configuration: dotted paths of classes and ``${env:NAME}`` environment variables.
 
-A variable is looked up when the object is made and never written anywhere.
+A variable is looked up when the object is created; its value is never written anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..masking import is_secret, remember_credentials, remember_secret
 
 
 class UnresolvedError(Exception):
-    """A dotted path that names nothing, or whose import fails; the message says which part."""
+    """A dotted path cannot be resolved or its import fails; the message says which part."""
 
 
 def is_dotted(text: Any) -> bool:
@@ -37,11 +37,11 @@ def is_dotted(text: Any) -> bool:
 
 
 def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -> Any:
-    """Return what `class_path` names, importing the modules on the way.
+    """Return the object that `class_path` names, importing modules as needed.
 
     Args:
         class_path: the path.
-        fits: whether a value is of the kind that is wanted; no other is suggested for a wrong name.
+        fits: predicate for acceptable values; only these are suggested for a misspelled name.
 
     Raises:
         UnresolvedError: a module or attribute is missing, or its import raises.
@@ -55,26 +55,26 @@ def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -
         return _resolve(home_of(first), rest, fits)
     except UnresolvedError as error:
         try:
-            return _resolve(first, rest, fits)  # a name of the user's own module, which hides the package of its name
+            return _resolve(first, rest, fits)  # the user's own module, which shadows an installed package
         except UnresolvedError as other:
             raise UnresolvedError(f"neither the package nor your own module has it: {error}; {other}") from None
 
 
 def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> Any:
-    found, so_far = _import(first), first
-    if found is None:
+    value, so_far = _import(first), first
+    if value is None:
         raise UnresolvedError(f"there is no module {first!r}{_similar_module(first)}")
     for index, part in enumerate(rest):
         below = f"{so_far}.{part}"
-        attribute = _attribute(found, part, below)
-        if attribute is None and isinstance(found, ModuleType) and hasattr(found, "__path__"):
+        attribute = _attribute(value, part, below)
+        if attribute is None and isinstance(value, ModuleType) and hasattr(value, "__path__"):
             attribute = _import(below)
         if attribute is None:
-            kind = "module" if isinstance(found, ModuleType) else "class"
-            names = _names_in(found, fits if index == len(rest) - 1 else _has_names)
+            kind = "module" if isinstance(value, ModuleType) else "class"
+            names = _names_in(value, fits if index == len(rest) - 1 else _has_names)
             raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}")
-        found, so_far = attribute, below
-    return found
+        value, so_far = attribute, below
+    return value
 
 
 def _attribute(owner: Any, name: str, path: str) -> Any:
@@ -108,7 +108,7 @@ def _failed(name: str, error: BaseException) -> str:
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
-    """Return the public names of a module or class whose values fit, and the modules of a package for `_has_names`."""
+    """Return a module's or class's public names whose values fit, and a package's modules for `_has_names`."""
     names = []
     for name in dir(owner):
         with contextlib.suppress(Exception):
@@ -125,14 +125,14 @@ def _has_names(value: Any) -> bool:
 
 
 def _similar_module(name: str) -> str:
-    # among hundreds of installed modules something is always a little similar
-    found = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    # strict cutoff: among hundreds of installed modules there is always a near match
+    matches = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 @contextlib.contextmanager
 def import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
-    """Put folders at the front and the end of ``sys.path`` for the length of the block, then take them out again."""
+    """Temporarily add folders at the front and end of ``sys.path``."""
     known = {entry or "." for entry in sys.path}
     front = [str(folder) for folder in first if str(folder) not in known]
     back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
@@ -151,7 +151,7 @@ _REFERENCE = re.compile(r"\$\{env:([^}]{0,200})\}")
 
 
 def has_reference(value: Any) -> bool:
-    """Return whether a plain value holds a reference, at any depth."""
+    """Return whether a plain value contains a reference, at any depth."""
     if isinstance(value, dict):
         return any(has_reference(item) for item in value.values())
     if isinstance(value, list):
@@ -160,34 +160,34 @@ def has_reference(value: Any) -> bool:
 
 
 def wrong_reference(text: str) -> str:
-    """Return what is wrong with the references in a text, or an empty string."""
+    """Return the problem with the references in a text, or an empty string."""
     wrong = [name for name, _, _ in map(_parts_of, _REFERENCE.findall(text)) if not name.isidentifier()]
     return f"${{env:{wrong[0]}}} names no environment variable; accepts letters, digits and '_'" if wrong else ""
 
 
 def _parts_of(inner: str) -> tuple[str, str, str]:
-    """Return the name of a variable, "," where a default follows, and the default."""
+    """Return the variable's name, "," if a default follows, and the default."""
     name, comma, default = inner.partition(",")
     return name.strip(), comma, default.strip()
 
 
 def expand(text: str, name: object = "") -> str:
-    """Return `text` with the variables it refers to; what is a credential by its name is masked from then on.
+    """Substitute variables in `text`; values with a credential's name are masked in later output.
 
     Args:
         text: a value.
-        name: the name of the argument or key it is for.
+        name: the argument or key that receives the value.
 
     Raises:
         ConfigurationError: a variable is not set, and the reference has no default.
     """
 
-    def look_up(found: re.Match[str]) -> str:
-        variable, comma, default = _parts_of(found[1])
+    def look_up(match: re.Match[str]) -> str:
+        variable, comma, default = _parts_of(match[1])
         value = os.environ.get(variable, default if comma else None)
         if value is None:
             raise ConfigurationError(
-                f"the environment variable {variable} is not set, which {found[0]} stands for; set it, or give a "
+                f"the environment variable {variable} is not set, which {match[0]} stands for; set it, or give a "
                 f"default: ${{env:{variable},default}}"
             )
         if is_secret(variable) or is_secret(name):

@@ -1,14 +1,15 @@
-"""The run folder: what a run was made of and what came out of it.
+"""The run folder: a run's inputs and results.
 
     config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
     versions.json    versions, platform, seed, command, and where the configuration came from
-    resumes.json     one entry for each time the run was resumed
+    resumes.json     one entry per resume
     checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
-    history.json     what `fit` returned: losses, metrics and the steps they were taken at
-    metrics.json     final results by name, the reason of the end, counters
+    history.json     result of `fit`: losses, metrics and their steps
+    metrics.json     final results by name, stop reason, counters
+    record.jsonl     data for `trainer report`: values over steps, windows, scores, tables, timings
 
-A folder that is in use is never written over by a new run: the next free ``NAME-2``, ``NAME-3``, ... is taken. While
-a run goes on it holds the folder's lock (`trainer.checkpoint.folder_lock`), so it is not resumed twice at once.
+A new run never overwrites an existing folder: it uses the next free ``NAME-2``, ``NAME-3``, ... An active run holds the
+folder's lock (`trainer.checkpoint.folder_lock`), so it cannot be resumed twice at once.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from ..checkpoint import durable
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .experiment_config import ExperimentConfig
-from .problems import Place, Problem
+from .problems import Problem, SourceLocation
 from .resolve import import_paths
 from .tree import dump, masked, read_tree
 
-CONFIG, VERSIONS, RESUMES, HISTORY, METRICS = (
+CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
     "config.yaml",
     "versions.json",
     "resumes.json",
     "history.json",
     "metrics.json",
+    "record.jsonl",
 )
 CHECKPOINTS = "checkpoints"
 DISTRIBUTION = "mindspore-trainer"
@@ -49,10 +51,10 @@ _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tenso
 
 
 def claim_run_dir(wanted: Path) -> Path:
-    """Make a run folder and return it: `wanted`, or with the next free number when that one is in use.
+    """Create and return a run folder: `wanted`, or with the next free number if it is in use.
 
     Raises:
-        ConfigurationError: no folder can be made there.
+        ConfigurationError: the folder cannot be created.
     """
     for number in itertools.count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -68,7 +70,7 @@ def claim_run_dir(wanted: Path) -> Path:
 
 
 def scratch_folder() -> Path:
-    """Return a folder for a process whose records nobody keeps; it is removed when the process ends."""
+    """Return a temporary folder for records that are discarded when the process exits."""
     folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
     _scratch.append(folder)
     return Path(folder.name)
@@ -77,8 +79,8 @@ def scratch_folder() -> Path:
 _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def withdraw(run_dir: Path) -> None:
-    """Take back the folder of a run that was refused before its first step, unless something else is in it."""
+def remove_rejected(run_dir: Path) -> None:
+    """Remove the folder of a run rejected before its first step, unless it holds other files."""
     for name in (CONFIG, VERSIONS, METRICS, HISTORY):
         (run_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -86,20 +88,20 @@ def withdraw(run_dir: Path) -> None:
 
 
 def newest_run(wanted: Path) -> Path | None:
-    """Return the last run folder `claim_run_dir` gave out for `wanted`, or None."""
-    found = []
+    """Return the newest run folder that `claim_run_dir` created for `wanted`, or None."""
+    folders = []
     for folder in wanted.parent.glob(f"{wanted.name}*") if wanted.parent.is_dir() else ():
         suffix = folder.name[len(wanted.name) :]
         if (folder / CONFIG).is_file() and (not suffix or (suffix[0] == "-" and suffix[1:].isdecimal())):
-            found.append((int(suffix[1:] or 1), folder))
-    return max(found)[1] if found else None
+            folders.append((int(suffix[1:] or 1), folder))
+    return max(folders)[1] if folders else None
 
 
 def existing_run(path: str | Path) -> Path:
     """Return `path` as a run folder.
 
     Raises:
-        ConfigurationError: there is no run; the message names the nearest one beside it.
+        ConfigurationError: there is no run; the message suggests the most similar name.
     """
     path = Path(path)
     if (path / CONFIG).is_file():
@@ -110,7 +112,7 @@ def existing_run(path: str | Path) -> Path:
 
 
 def origin(path: Path) -> Path | None:
-    """Return the file that the configuration of a run folder was made from, or None for any other `path`."""
+    """Return the source file of a run folder's configuration, or None if `path` is not a run folder."""
     folder = path if path.is_dir() else path.parent
     try:
         config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
@@ -121,7 +123,7 @@ def origin(path: Path) -> Path | None:
 
 @contextlib.contextmanager
 def project_paths(path: Path | None) -> Iterator[None]:
-    """Make the working directory and the folders above the configuration importable for the length of the block."""
+    """Temporarily make the working directory and the folders above the configuration importable."""
     above: list[Path] = []
     for config in () if path is None else (path, origin(path)):
         if config is not None:
@@ -137,6 +139,7 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
         **versions(),
         "seed": config.seed,
         "command": command,
+        "defaults": sorted(config.default_paths()),
         "config": None if config.source is None else str(config.source.absolute()),
         "overrides": [masked(override) for override in config.overrides],
         "cwd": str(Path.cwd()),
@@ -152,7 +155,7 @@ def write_config(run_dir: Path, config: ExperimentConfig) -> None:
 
 
 def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overrides: tuple[str, ...]) -> None:
-    """Add an entry to ``resumes.json``, and bring ``config.yaml`` up to date when something was overridden."""
+    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides."""
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
     entry = {
         "time": now(),
@@ -166,15 +169,15 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overr
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON in one atomic step.
+    """Write `value` as JSON atomically.
 
-    NaN and infinities become null, arrays and scalars plain numbers; credentials in texts are masked.
+    NaN and infinities become null, arrays and scalars plain numbers; credentials in strings are masked.
     """
     durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file of a run.
+    """Read a JSON file of a run.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -199,13 +202,13 @@ def _jsonable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says, read without importing anything the run was made of.
+    """The contents of a run folder, read without importing the run's classes.
 
     Attributes:
         path: the folder.
         config: the resolved configuration, plain.
         versions: content of ``versions.json``, or empty.
-        metrics: content of ``metrics.json``, or empty while the run has not ended.
+        metrics: content of ``metrics.json``, or empty until the run has ended.
     """
 
     path: Path
@@ -215,31 +218,35 @@ class Run:
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
-        """Return the run in the folder `path`.
+        """Read the run in the folder `path`.
 
         Raises:
-            ConfigurationError: it is not a run folder, or one of its files cannot be read.
+            ConfigurationError: not a run folder, or one of its files cannot be read.
         """
         folder = existing_run(path)
         config = read_tree(folder / CONFIG).plain()
-        found = {name: read_json(folder / name) if (folder / name).is_file() else {} for name in (VERSIONS, METRICS)}
-        for name, value in (*found.items(), (CONFIG, config)):
+        documents = {
+            name: read_json(folder / name) if (folder / name).is_file() else {} for name in (VERSIONS, METRICS)
+        }
+        for name, value in (*documents.items(), (CONFIG, config)):
             if not isinstance(value, dict):
-                raise ConfigurationError(str(Problem(Place(str(folder / name)), "", "does not hold a mapping")))
-        return cls(folder, config, found[VERSIONS], found[METRICS])
+                raise ConfigurationError(
+                    str(Problem(SourceLocation(str(folder / name)), "", "does not hold a mapping"))
+                )
+        return cls(folder, config, documents[VERSIONS], documents[METRICS])
 
 
 def versions() -> dict[str, Any]:
     """Return the versions of Python, of the packages a run depends on and of the platform."""
-    found = {}
+    installed = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+            installed[name] = None
     return {
         "python": platform.python_version(),
-        **found,
+        **installed,
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
@@ -248,5 +255,5 @@ def versions() -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the time in UTC, ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

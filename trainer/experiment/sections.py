@@ -1,4 +1,4 @@
-"""What each section of an experiment may hold, as the real classes tell: nothing about `Trainer` is repeated here."""
+"""What each section of an experiment accepts, derived from the signatures of the real classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _METHODS = {"trainer": "__init__", "fit": "fit", "online": "online_train"}
 
 @functools.cache
 def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
-    """Return the signature behind a section of keyword arguments, and where the arguments it may not hold are given.
+    """Return the signature of a keyword section, and where to give the arguments it must not contain.
 
     Args:
         section: "trainer", "fit" or "online".
@@ -57,16 +57,16 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
 
 
 def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> frozenset[str]:
-    """Return the arguments of an object of `section` that are filled in with what other sections made.
+    """Return the arguments of an object of `section` that are supplied from other sections.
 
     Args:
         section: the section.
-        signature: that of the object's class, or None.
-        features: whether there is a section `features`, which networks may ask for.
+        signature: signature of the object's class, or None.
+        features: whether there is a section `features`, which networks may take as an argument.
     """
     if section == "optimizer" and signature is None:
         return frozenset({"params"})
-    # a function that builds an optimizer may ask for the network instead of its parameters, to group them
+    # a function that builds an optimizer may take the network instead of its parameters, to group them
     if section == "network":
         return (
             frozenset({"features"} & set(signature.parameters)) if features and signature is not None else frozenset()
@@ -76,7 +76,7 @@ def supplied_names(section: str, signature: Signature | None, *, features: bool 
 
 
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with values of the section `trainer` that need no network to judge: message by key."""
+    """Check values of the section `trainer` that can be checked without a network; return messages by key."""
     from ..graph import precision
     from ..metrics.predictions import check_activation
 
@@ -108,14 +108,18 @@ _RANGES: dict[str, Callable[[str, Any], Any]] = {
     "idle_timeout": functools.partial(checks.number, least=0, optional=True),
     "clip_norm": _above_zero,
     "clip_value": _above_zero,
+    "max_time": checks.seconds,
+    "limit_train_batches": checks.batches,
+    "overfit_batches": checks.batches,
+    "limit_valid_batches": functools.partial(checks.batches, least=0),
 }
 
 
 def value_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Return which numbers of a section are out of range: message by key."""
+    """Check that the numbers of a section are in range; return messages by key."""
     problems = {}
     for name in _RANGES.keys() & keywords.keys():
-        if checks.is_number(keywords[name]):  # what is no number is refused by type
+        if checks.is_number(keywords[name]) or name == "max_time":  # other types are rejected by the type check
             try:
                 _RANGES[name](name, keywords[name])
             except ConfigurationError as error:
@@ -125,20 +129,20 @@ def value_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def known_metrics() -> tuple[str, ...]:
-    """Return the names that `Trainer(metrics=...)` knows."""
+    """Return the metric names that `Trainer(metrics=...)` accepts."""
     from ..metrics import metric_names
 
     return tuple(metric_names())
 
 
 def metric_known(name: str) -> bool:
-    """Return whether `name` is that of a metric, of a metric by column ("gauc/user"), or of a task's ("click_auc")."""
+    """Return whether `name` is a metric, a metric by column ("gauc/user") or a task's metric ("click_auc")."""
     from ..metrics import get_metrics
 
     if name in known_metrics():
         return True
     words = name.split("_")
-    for start in range(len(words)):  # what stands before is the name of a task, which the loss knows
+    for start in range(len(words)):  # the words before are a task name, which the loss knows
         try:
             get_metrics(["_".join(words[start:])])
         except ConfigurationError:
@@ -147,19 +151,19 @@ def metric_known(name: str) -> bool:
     return False
 
 
-# Values that arguments may need; everything else of the standard library acts on the machine or is no object of ours.
+# Standard library modules with plain values; anything else in it has side effects or is not a valid object here.
 _VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
-_UNTELLING = (object, typing.Any, inspect.Signature.empty)
+_UNTYPED = (object, typing.Any, inspect.Signature.empty)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a section takes.
+    """The kind of object a section takes.
 
     Attributes:
         name: for messages: "a callbacks.Callback or a mindspore.train.Callback".
-        fits: whether objects of a class are of this kind.
-        examples: classes of this kind; a function that returns a base of them may return one.
+        fits: predicate: whether instances of a class are of this kind.
+        examples: classes of this kind; a function annotated to return a base class of these may return one.
     """
 
     name: str
@@ -169,11 +173,11 @@ class Kind:
 
 @functools.cache
 def kind_of_section(section: str) -> Kind | None:
-    """Return what a section takes, or None where anything may serve (arguments of other objects)."""
+    """Return the kind of a section, or None if anything is accepted (arguments of other objects)."""
     if section == "data":
         return Kind("a dataset, a stream or another source of batches", _is_data)
     if section == "report":
-        return Kind("an object to call as report(trainer, run_dir)", lambda made: _has(made, "__call__"))
+        return Kind("an object to call as report(trainer, run_dir)", lambda cls: _has(cls, "__call__"))
     if section not in ("network", "eval_network", "loss", "optimizer", "metrics", "callbacks"):
         return None
     import mindspore.train
@@ -188,18 +192,18 @@ def kind_of_section(section: str) -> Kind | None:
     if section == "callbacks":
         accepted = {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
         classes = tuple(accepted.values())
-        return Kind(f"a {' or a '.join(accepted)}", lambda made: issubclass(made, classes), classes)
+        return Kind(f"a {' or a '.join(accepted)}", lambda cls: issubclass(cls, classes), classes)
     if section == "loss":
         return Kind("a loss: a mindspore.nn.Cell, or a function of outputs and labels", _is_loss, (nn.Cell,))
-    fits = lambda made: issubclass(made, nn.Cell) and not issubclass(made, nn.Optimizer)  # noqa: E731
+    fits = lambda cls: issubclass(cls, nn.Cell) and not issubclass(cls, nn.Optimizer)  # noqa: E731
     return Kind("a mindspore.nn.Cell other than an optimizer", fits, (nn.Cell,))
 
 
 def wrong_kind(target: Any, class_path: str, section: str) -> str:
-    """Return why `target` cannot make the object of a section ("" for an argument), or an empty string.
+    """Return why `target` cannot create the object of a section ("" for an argument), or an empty string.
 
-    Classes are judged by what they are, functions by their return annotation; a function without one is called, and
-    what it returns judged, unless it is Python's own.
+    Classes are checked directly, functions by their return annotation. A function without one is called later and its
+    result checked, unless it is from the standard library.
     """
     if not callable(target):
         return "names a value, not a class or a function"
@@ -220,19 +224,19 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
     return f"returns {getattr(returned, '__name__', returned)}, which is not {kind.name}"
 
 
-def wrong_result(made: Any, section: str) -> str:
-    """Return what is wrong with an object that was made for a section, or an empty string."""
+def wrong_result(result: Any, section: str) -> str:
+    """Return the problem with an object created for a section, or an empty string."""
     kind = kind_of_section(section)
-    if kind is None or kind.fits(type(made)) or (section == "optimizer" and _is_cell(type(made))):
+    if kind is None or kind.fits(type(result)) or (section == "optimizer" and _is_cell(type(result))):
         return ""
     return f"which is not {kind.name}"
 
 
 def _standard_library(target: Any, class_path: str) -> str:
-    """Return the module of the standard library that `target` is from, or an empty string."""
+    """Return the standard library module that defines `target`, or an empty string."""
     while isinstance(target, functools.partial):
         target = target.func
-    if inspect.ismethod(target):  # of a class or an object
+    if inspect.ismethod(target):  # a class or instance method
         owner = target.__self__
         target = owner if isinstance(owner, type) else type(owner)
     homes = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
@@ -240,11 +244,11 @@ def _standard_library(target: Any, class_path: str) -> str:
 
 
 def _returned(function: Any) -> Any:
-    """Return what `function` says it returns, or None when it does not."""
+    """Return the return annotation of `function`, or None."""
     annotation: Any = inspect.Signature.empty
-    with contextlib.suppress(Exception):  # names that exist for type checkers only
+    with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
         annotation = typing.get_type_hints(inspect.unwrap(function)).get("return", annotation)
-    return None if annotation in _UNTELLING else annotation
+    return None if annotation in _UNTYPED else annotation
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -254,49 +258,49 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def _may_be(annotation: Any, kind: Kind) -> bool:
-    """Return whether an object of the annotated type may be of the kind: the type is, or is a base of what is."""
-    made = typing.get_origin(annotation) or annotation
-    if not isinstance(made, type) or made is object or getattr(made, "_is_protocol", False):
+    """Return whether the annotated type, or a subclass, is of the kind."""
+    base = typing.get_origin(annotation) or annotation
+    if not isinstance(base, type) or base is object or getattr(base, "_is_protocol", False):
         return True
-    return kind.fits(made) or any(issubclass(example, made) for example in kind.examples)
+    return kind.fits(base) or any(issubclass(example, base) for example in kind.examples)
 
 
-def _has(made: type, *names: str) -> bool:
-    # not by getattr, which finds the methods of the class's own class too
-    return all(any(vars(base).get(name) is not None for base in made.__mro__) for name in names)
+def _has(cls: type, *names: str) -> bool:
+    # not getattr, which also finds methods of the metaclass
+    return all(any(vars(base).get(name) is not None for base in cls.__mro__) for name in names)
 
 
-def _is_cell(made: type) -> bool:
+def _is_cell(cls: type) -> bool:
     from mindspore import nn
 
-    return issubclass(made, nn.Cell)
+    return issubclass(cls, nn.Cell)
 
 
-def _is_loss(made: type) -> bool:
+def _is_loss(cls: type) -> bool:
     from mindspore import nn
 
-    return _has(made, "__call__") and not issubclass(made, nn.Optimizer | type)
+    return _has(cls, "__call__") and not issubclass(cls, nn.Optimizer | type)
 
 
-def _is_optimizer(made: type) -> bool:
+def _is_optimizer(cls: type) -> bool:
     from mindspore import nn
     from mindspore.experimental import optim
 
-    if issubclass(made, nn.Optimizer | optim.Optimizer):
+    if issubclass(cls, nn.Optimizer | optim.Optimizer):
         return True
-    signature = real_signature(made) if _is_cell(made) else None
+    signature = real_signature(cls) if _is_cell(cls) else None
     takes = set(signature.parameters) if signature is not None else set()
     return bool(takes & {"params", "parameters", "network"})
 
 
-def _is_metric(made: type) -> bool:
-    return _has(made, "update") and (_has(made, "eval") or _has(made, "value") or _has(made, "compute"))
+def _is_metric(cls: type) -> bool:
+    return _has(cls, "update") and (_has(cls, "eval") or _has(cls, "value") or _has(cls, "compute"))
 
 
-def _is_data(made: type) -> bool:
+def _is_data(cls: type) -> bool:
     from callbacks import Callback
 
-    if issubclass(made, str | bytes | Callback) or _is_cell(made):
+    if issubclass(cls, str | bytes | Callback) or _is_cell(cls):
         return False
     readers = ("__iter__", "__getitem__", "__call__", "create_dict_iterator", "create_tuple_iterator", "poll")
-    return any(_has(made, name) for name in readers)
+    return any(_has(cls, name) for name in readers)

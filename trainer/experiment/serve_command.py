@@ -1,9 +1,11 @@
-"""The command ``trainer serve``: a published model behind HTTP."""
+"""The command ``trainer serve``: serves a published model over HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 from ..errors import CheckpointNotFoundError, ConfigurationError
@@ -12,8 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    parser.add_argument("source", metavar="RUN_OR_PUBLISHED", help="folder that Publish writes to, or a run folder")
+    """Add the command's arguments."""
+    parser.add_argument(
+        "source", metavar="RUN_OR_PUBLISHED", help="folder that Publish writes to, a run folder, or the URL of a mirror"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     parser.add_argument("--port", type=int, default=8080, help="0 takes a free one; default: 8080")
     parser.add_argument("--name", help="the model's name; default: the folder's")
@@ -38,24 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="take requests of other machines without a token")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigurationError: options that cannot work, the extra is missing, or nothing to serve is named.
-        CheckpointError: there is no sound model to serve.
+        ConfigurationError: invalid options, the extra is not installed, or the source has nothing to serve.
+        CheckpointError: there is no intact model to serve.
     """
     from ..serving.http.service_call import ServeOptions, default_name, token_from
     from ..serving.http.web_server import check_installed, serve
+    from ..storage.location import is_url
 
     check_installed()
-    root = published_folder(Path(given.source), given.wait)
+    root = args.source if is_url(args.source) else published_folder(Path(args.source), args.wait)
     names: tuple[str, ...] = ("host", "port", "workers", "batch_rows", "batch_delay", "request_rows", "body_bytes")
     names += ("queue_rows", "timeout", "drain", "max_age", "insecure", "wait")
     options = ServeOptions(
-        **{name: getattr(given, name) for name in names},
-        name=given.name or default_name(root),
-        token=token_from(given.token_variable),
+        **{name: getattr(args, name) for name in names},
+        name=args.name or default_name(root),
+        token=token_from(args.token_variable),
     )
 
     def started(url: str) -> None:
@@ -67,29 +72,44 @@ def run(given: argparse.Namespace) -> int:
 
 
 def published_folder(source: Path, wait: bool = False) -> Path:
-    """Return the folder of a published model: `source` itself, or where the run of that folder publishes.
+    """Return the folder of a published model: `source` itself, or the publish folder of the run in `source`.
+
+    If the run does not publish, its snapshot is exported as a version to the run's folder "served".
 
     Raises:
-        ConfigurationError: it is neither, or the run does not publish.
+        ConfigurationError: it is neither.
         CheckpointNotFoundError: nothing has been published there yet.
     """
     from . import rundir
 
     if (source / rundir.CONFIG).is_file():
-        source = _publishing(source)
+        root = _publishing(source)
+        source = _published_snapshot(source) if root is None else root
     if (source / "current.json").is_file() or wait:
         return source
     if not source.is_dir():
         raise ConfigurationError(f"trainer serve: there is no folder {source}; give what Publish writes to, or a run")
-    raise CheckpointNotFoundError(f"no model has been published at {source}; --wait starts before there is one")
-
-
-def _publishing(run_dir: Path) -> Path:
-    from .loader import load_config
-
-    for spec in load_config(run_dir, []).callbacks:
-        if spec.class_path.rpartition(".")[2] == "Publish" and "root" in spec.init_args:
-            return Path(spec.init_args["root"])
-    raise ConfigurationError(
-        f"run {run_dir} does not publish; add the callback trainer.serving.Publish with its root, or give such a folder"
+    raise CheckpointNotFoundError(
+        f"no model has been published at {source}: the callback Publish of a training writes there; --wait "
+        "starts the server before there is one"
     )
+
+
+def _publishing(run_dir: Path) -> Path | None:
+    from .loader import load_config
+    from .mirrored_run import published_roots
+
+    for root in published_roots(load_config(run_dir, [])):
+        return root
+    return None
+
+
+def _published_snapshot(run_dir: Path) -> Path:
+    """Export the run's snapshot as a version, in a subprocess: MindSpore runs graphs on one thread only."""
+    root = run_dir / "served"
+    logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)
+    command = [sys.executable, "-m", "mindspore_trainer", "export", str(run_dir), "--publish", str(root)]
+    code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)
+    return root

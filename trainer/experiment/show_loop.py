@@ -10,7 +10,7 @@ from callbacks import CallbackList, History, ProgressBar, adapt
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .instantiate import instantiate
 
-# (indent, line, hook): hooks are followed by what runs in them
+# (indent, line, hook): the callbacks of a hook are listed below it
 _LOOP: tuple[tuple[int, str, str | None], ...] = (
     (0, "setup", "setup"),
     (0, "restore the snapshot to go on from, if any", None),
@@ -43,19 +43,19 @@ _EPOCHS_ONLY = ("on_train_epoch_begin", "on_train_epoch_end")
 
 
 def describe(config: ExperimentConfig) -> str:
-    """Return the loop of an experiment as text; makes its callbacks and nothing else.
+    """Return the loop of an experiment as text; creates its callbacks only.
 
     Raises:
-        ConfigErrors: a callback cannot be made from its arguments.
+        ConfigErrors: a callback cannot be created from its arguments.
     """
-    given = [instantiate(spec) for spec in config.callbacks] or [ProgressBar()]
-    callbacks = [adapt(callback) for callback in given]
+    active = [instantiate(spec) for spec in config.callbacks] or [ProgressBar()]
+    callbacks = [adapt(callback) for callback in active]
     if not any(isinstance(callback, History) for callback in callbacks):
         callbacks.append(History())
     online = config.data.train is None and config.data.stream is not None
     options = config.online if online else config.fit
     bounds = {"epochs": "epoch", "max_steps": "step", "max_seconds": "second", "idle_timeout": "idle second"}
-    limits = [f"{options[name]} {what}s" for name, what in bounds.items() if options.get(name) is not None]
+    limits = [f"{options[name]} {unit}s" for name, unit in bounds.items() if options.get(name) is not None]
     return show_loop(
         callbacks,
         {
@@ -100,10 +100,10 @@ def show_loop(callbacks: Iterable[Any], words: dict[str, str], online: bool, val
     """Return the loop as text.
 
     Args:
-        callbacks: the callbacks of a run, in the order given.
-        words: what to put for ``{limits}``, ``{chunk}``, ``{step}`` and ``{validation}``.
+        callbacks: the callbacks of a run, in order.
+        words: replacements for ``{limits}``, ``{chunk}``, ``{step}`` and ``{validation}``.
         online: whether the loop trains on a stream.
-        validation: whether there is something to validate on.
+        validation: whether there is a validation dataset.
     """
     ordered = CallbackList(callbacks)
     left_out = set(_EPOCHS_ONLY if online else ("window",))
@@ -125,7 +125,7 @@ def show_loop(callbacks: Iterable[Any], words: dict[str, str], online: bool, val
 
 def _label(method: Any) -> str:
     owner = getattr(method, "__self__", None)
-    if owner is None:  # a function given to a LambdaCallback
+    if owner is None:  # a function of a LambdaCallback
         return getattr(method, "__qualname__", repr(method))
     summary = (method.__doc__ or "").strip().split("\n")[0].rstrip(".")
     return f"{type(owner).__name__}: {summary}" if summary else type(owner).__name__

@@ -1,9 +1,9 @@
-"""The real signature of a class or function, and whether a configuration value fits a parameter of it.
+"""The real signature of a class or function, and type checks of configuration values against it.
 
-MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` looks behind that. What a parameter accepts is taken
-from its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; where all three are
-silent, anything fits. Values are those of a configuration: None, bool, int, float, str, list, dict, or an `ObjectSpec`
-standing for the object it will make.
+MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` unwraps them. The type of a parameter is taken from
+its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; without any of these,
+every value fits. Values come from a configuration: None, bool, int, float, str, list, dict, or an `ObjectSpec` that
+stands for the object it will create.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .resolve import UnresolvedError, is_dotted, resolve
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a parameter accepts.
+    """The values that a parameter accepts.
 
     Attributes:
-        text: for people: "a number".
-        fits: whether a value may be given.
-        convert: a value in the type the parameter wants, where a configuration cannot write that type.
+        text: description for messages: "a number".
+        fits: predicate: whether a value is accepted.
+        convert: converts a value to a type that a configuration cannot express.
         takes_object: whether a dotted string that does not fit names an object.
         annotation: the parameter's annotation; `inspect.Parameter.empty` where it has none.
     """
@@ -48,7 +48,7 @@ ANYTHING = Accepted("anything", lambda value: True)
 
 
 def accepted(parameter: inspect.Parameter, documented: str | None, names: Mapping[str, Any]) -> Accepted:
-    """Return what `parameter` accepts.
+    """Return the values that `parameter` accepts.
 
     Args:
         parameter: a parameter of a signature.
@@ -58,8 +58,8 @@ def accepted(parameter: inspect.Parameter, documented: str | None, names: Mappin
     annotation = _evaluate(parameter.annotation, names)
     if annotation is not inspect.Parameter.empty:
         return _from_annotation(annotation, parameter.default)
-    found = _from_documentation(documented, parameter.default) or _from_default(parameter.default)
-    return replace(found, convert=_as_tuple) if isinstance(parameter.default, tuple) else found
+    types = _from_documentation(documented, parameter.default) or _from_default(parameter.default)
+    return replace(types, convert=_as_tuple) if isinstance(parameter.default, tuple) else types
 
 
 def _as_tuple(value: Any) -> Any:
@@ -69,7 +69,7 @@ def _as_tuple(value: Any) -> Any:
 def _evaluate(annotation: Any, names: Mapping[str, Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
-    with contextlib.suppress(Exception):  # names imported for type checkers only
+    with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
         return eval(annotation, dict(names))
     return inspect.Parameter.empty
 
@@ -101,7 +101,7 @@ _SIMPLE: dict[str, type] = {
 
 
 def _from_documentation(documented: str | None, default: Any) -> Accepted | None:
-    """Return what a documented TYPE accepts: exactly that when it names plain types only."""
+    """Return the values that a documented TYPE accepts; strict if it names plain types only."""
     if not documented:
         return None
     kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # list[int] inside Union[...]: the list counts
@@ -111,7 +111,7 @@ def _from_documentation(documented: str | None, default: Any) -> Accepted | None
     named = [_SIMPLE[word] for word in words if word in _SIMPLE]
     others = [word for word in words if word not in _SIMPLE and word not in _FILLERS]
     if others:
-        # an object of some kind is accepted too; a word where numbers are meant is still wrong
+        # objects are accepted too, but a string for a number is still an error
         return ANYTHING if str in named or isinstance(default, str) else _from_default(default)
     if not named:
         return None
@@ -154,7 +154,7 @@ MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether a configuration `value` fits `annotation`; annotations that cannot be judged accept anything."""
+    """Return whether a `value` of a configuration fits `annotation`; uncheckable annotations accept anything."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in arguments)
@@ -190,7 +190,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _convert(value: Any, annotation: Any) -> Any:
-    """Return a `value` that fits `annotation` with lists as tuples, strings as paths, classes and functions."""
+    """Convert a `value` that fits `annotation`: lists to tuples, strings to paths, classes or functions."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         fitting = [part for part in arguments if fits(value, part)]
@@ -207,7 +207,7 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _names(path: str, kind: type, arguments: tuple[Any, ...]) -> bool:
-    """Return whether the dotted `path` names a class (below the one asked for) or a callable."""
+    """Return whether the dotted `path` names a subclass of the annotated class, or a callable."""
     try:
         named = resolve(path)
     except UnresolvedError:
@@ -228,20 +228,20 @@ def _items_fit(values: list[Any], kind: type, arguments: tuple[Any, ...]) -> boo
 
 
 def _makes(spec: ObjectSpec, kind: type) -> bool:
-    """Return whether the object of `spec` can be a `kind`; a function may return anything."""
+    """Return whether `spec` can create a `kind`; functions may return anything."""
     try:
-        made = resolve(spec.class_path)
+        target = resolve(spec.class_path)
     except UnresolvedError:
-        return True  # reported where the object stands
-    if not isinstance(made, type):
+        return True  # reported with the object itself
+    if not isinstance(target, type):
         return True
     with contextlib.suppress(TypeError):
-        return issubclass(made, kind)
+        return issubclass(target, kind)
     return True
 
 
 def is_object_type(kind: Any) -> bool:
-    """Return whether only an object of a class can be a `kind`."""
+    """Return whether `kind` is a class whose values can only be created as objects."""
     plain = (bool, int, float, complex, Path, types.NoneType, *LISTS, *MAPPINGS, *REFERENCES)
     return isinstance(kind, type) and kind not in plain
 
@@ -264,7 +264,7 @@ def _name(kind: Any) -> str:
 
 
 def describe(annotation: Any) -> str:
-    """Return what `annotation` accepts, in words."""
+    """Describe in words what `annotation` accepts."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(part) for part in arguments))
@@ -289,14 +289,14 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Signature:
-    """What a class or function is called with.
+    """The call signature of a class or function.
 
     Attributes:
         name: its name, for messages.
         parameters: named parameters in order, without ``self``.
-        positional: how many positional arguments it takes, or None without bound.
+        positional: maximum number of positional arguments, or None if unlimited.
         open_keywords: whether it takes ``**kwargs``.
-        extra_names: further names it is known to read from its ``**kwargs``.
+        extra_names: names it is known to read from its ``**kwargs``.
         accepts: what each named parameter accepts.
     """
 
@@ -309,16 +309,16 @@ class Signature:
 
     @property
     def required(self) -> list[str]:
-        """Names of the parameters that have no default."""
+        """Names of the parameters without a default."""
         return [name for name, parameter in self.parameters.items() if parameter.default is parameter.empty]
 
     def names(self) -> list[str]:
-        """Return the names of the parameters that may be given as a keyword."""
+        """Return the names of the parameters that can be passed by keyword."""
         return [name for name, p in self.parameters.items() if p.kind is not p.POSITIONAL_ONLY]
 
 
 def real_signature(target: Callable[..., Any]) -> Signature | None:
-    """Return how `target` is really called, or None when it does not tell (some built-in classes)."""
+    """Return the signature behind wrappers of `target`, or None if unavailable (some built-in classes)."""
     function, skip = _function_of(target)
     try:
         raw = inspect.signature(function)
@@ -344,7 +344,7 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
 
 
 def _function_of(target: Any) -> tuple[Any, int]:
-    """Return the innermost function behind `target` and how many leading parameters (``self``) to leave out."""
+    """Return the innermost function behind `target` and the number of leading parameters to skip (``self``)."""
     if not inspect.isclass(target):
         return undecorated(target), 0
     if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):
@@ -357,7 +357,7 @@ _DOCUMENTED = re.compile(r"^[ \t]+(\w+) \(([^\n]*?)\)[ \t]*:", re.MULTILINE)
 
 def _documented_types(target: Any) -> dict[str, str]:
     doc = getattr(target, "__doc__", None)
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for name, text in _DOCUMENTED.findall(doc) if isinstance(doc, str) else ():
-        found.setdefault(name, text)
-    return found
+        types.setdefault(name, text)
+    return types

@@ -1,4 +1,4 @@
-"""What a table's columns hold, from a look at its first rows: types, distinct and missing values, ranges."""
+"""Summarizes a table's columns from its first rows: types, distinct and missing values, ranges."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|ti
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """What a column holds.
+    """Summary of a column.
 
     Attributes:
         name: its name.
         kind: "number", "integer", "bool", "time", "milliseconds", "text", "list", "vector", "map" or "empty".
-        rows: rows looked at.
-        missing: rows without a value.
-        distinct: distinct values; of a list, distinct parts.
-        values: the distinct values, or parts, as text, with their counts.
-        least, greatest: range of numbers, of times in seconds, and of the lengths of lists.
-        median: of numbers.
-        width: of a vector; of text, the mean number of words; of a list, its mean length.
-        separator: between the parts of a list that is written as text, or None.
-        whole: whether the parts of a list are whole numbers.
+        rows: number of rows examined.
+        missing: number of rows without a value.
+        distinct: number of distinct values; for lists, of distinct elements.
+        values: counts of the distinct values, or list elements, as text.
+        minimum, maximum: range of numbers, of times in seconds, or of list lengths.
+        median: median of numbers.
+        width: length of a vector; for text, the mean number of words; for lists, the mean length.
+        separator: separator of a list written as text, or None.
+        whole: whether the elements of a list are integers.
     """
 
     name: str
@@ -49,8 +49,8 @@ class ColumnSummary:
     missing: int = 0
     distinct: int = 0
     values: Mapping[str, int] = field(default_factory=dict, repr=False)
-    least: float = 0.0
-    greatest: float = 0.0
+    minimum: float = 0.0
+    maximum: float = 0.0
     median: float = 0.0
     width: float = 0.0
     separator: str | None = None
@@ -58,26 +58,26 @@ class ColumnSummary:
 
     @property
     def missing_share(self) -> float:
-        """Share of rows without a value."""
+        """Share of missing rows."""
         return self.missing / max(1, self.rows)
 
     @property
     def is_binary(self) -> bool:
         """Whether the values are 0 and 1, or false and true."""
         return self.kind == "bool" or (
-            self.kind in ("number", "integer") and self.distinct == 2 and (self.least, self.greatest) == (0, 1)
+            self.kind in ("number", "integer") and self.distinct == 2 and (self.minimum, self.maximum) == (0, 1)
         )
 
     def describe(self) -> str:
         """Return the summary in a few words."""
         words = [f"{self.missing_share:.1%} missing"] if self.missing else []
         if self.kind in ("number", "integer"):
-            words += [f"{self.least:g} to {self.greatest:g}", f"{self.distinct:,} distinct"]
+            words += [f"{self.minimum:g} to {self.maximum:g}", f"{self.distinct:,} distinct"]
         elif self.kind == "time":
-            ends = (datetime.datetime.fromtimestamp(end, datetime.timezone.utc) for end in (self.least, self.greatest))
+            ends = (datetime.datetime.fromtimestamp(end, datetime.timezone.utc) for end in (self.minimum, self.maximum))
             words.append(" to ".join(f"{end:%Y-%m-%d}" for end in ends))
         elif self.kind == "list":
-            words += [f"{self.least:.0f} to {self.greatest:.0f} values of {self.distinct:,}"]
+            words += [f"{self.minimum:.0f} to {self.maximum:.0f} values of {self.distinct:,}"]
         elif self.kind == "vector":
             words += [f"{self.width:.0f} numbers"]
         else:
@@ -87,13 +87,13 @@ class ColumnSummary:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """What a table holds.
+    """Summary of a table.
 
     Attributes:
         path: its file or folder.
         columns: a summary of each column, in order.
-        rows: rows in the whole table, estimated where `complete` is False.
-        complete: whether all rows were looked at.
+        rows: rows in the whole table; an estimate if `complete` is False.
+        complete: whether all rows were examined.
     """
 
     path: Path
@@ -112,15 +112,15 @@ class TableSummary:
 
 
 def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
-    """Return what the table `path` holds, from its first `sample` rows.
+    """Summarize the table `path` from its first `sample` rows.
 
     Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, whose first file is looked at.
-        sample: rows to look at.
+        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
+        sample: number of rows to examine.
 
     Raises:
-        ConfigurationError: no such file, of no known format, or one that needs pyarrow, which is missing.
-        DataError: it has no rows, or cannot be read.
+        ConfigurationError: no such file, an unknown format, or pyarrow is needed and missing.
+        DataError: the table has no rows or cannot be read.
     """
     files = _files(path)
     first = files[0]
@@ -150,7 +150,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return columns of the first rows, whether these are all, and the share of the file that they are."""
+    """Return the columns of the first rows, whether these are all rows, and their share of the file."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = iter(file.readline, "")
         if kind_of(path.name, None) == "csv":
@@ -169,7 +169,7 @@ def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
 
 
 def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return the same of a Parquet or Arrow file."""
+    """Return what `_read_text` does, for a Parquet or Arrow file."""
     from ..streams.formats import arrow
 
     pyarrow = arrow.require()
@@ -215,7 +215,7 @@ def _counted(texts: Iterable[str]) -> dict[str, Any]:
 
 def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
     if all(isinstance(value, bool) or (isinstance(value, str) and value.lower() in _BOOLS) for value in present):
-        return {"kind": "bool", **_counted(str(value).lower() for value in present), "greatest": 1.0}
+        return {"kind": "bool", **_counted(str(value).lower() for value in present), "maximum": 1.0}
     try:
         if not all(_is_plain_number(value) for value in present):
             return None
@@ -225,10 +225,10 @@ def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return None
-    ends = {"least": float(finite.min()), "greatest": float(finite.max()), "median": float(np.median(finite))}
+    ends = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
     if _TIME_NAME.search(name):
         for kind, unit in (("time", 1.0), ("milliseconds", 1e3)):
-            if _SECONDS[0] <= ends["least"] / unit and ends["greatest"] / unit <= _SECONDS[1]:
+            if _SECONDS[0] <= ends["minimum"] / unit and ends["maximum"] / unit <= _SECONDS[1]:
                 return {"kind": kind, **ends, "distinct": len(np.unique(finite))}
     whole = bool((finite == np.floor(finite)).all()) and all("." not in str(value) for value in present[:1000])
     texts = (str(value) for value in present) if whole else map(repr, finite.tolist())
@@ -249,7 +249,7 @@ def _times(name: str, present: list[Any]) -> dict[str, Any] | None:
     seconds = [seconds_of(text) if isinstance(text, str) else None for text in texts]
     if None in seconds:
         return None
-    return {"kind": "time", "least": min(seconds), "greatest": max(seconds), "distinct": len(set(seconds))}
+    return {"kind": "time", "minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
 
 
 def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
@@ -270,7 +270,7 @@ def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
 
 def _list_facts(lists: list[list[str]]) -> dict[str, Any]:
     lengths = [len(parts) for parts in lists]
-    ends = {"least": float(min(lengths)), "greatest": float(max(lengths)), "width": float(np.mean(lengths))}
+    ends = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
     return {**_counted(part for parts in lists for part in parts), **ends}
 
 
@@ -286,6 +286,6 @@ def _texts(texts: list[str]) -> dict[str, Any]:
             return {"kind": "list", **facts, "separator": separator, "whole": whole}
     words = float(np.mean([len(text.split()) for text in texts]))
     parts = {word for text in distinct for word in text.split()}
-    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, as genres
+    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres
         return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
     return {"kind": "text", **_counted(texts), "width": words}

@@ -25,7 +25,7 @@ _ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add the command's arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
     parser.add_argument("folder", metavar="FOLDER", help="folder that Publish writes to")
@@ -38,41 +38,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
 
 
-def run(given: argparse.Namespace) -> int:
-    """Do what the command line says; errors as of `Versions` and `ShadowScoring`."""
+def run(args: argparse.Namespace) -> int:
+    """Run the requested action; raises what `Versions` and `ShadowScoring` raise."""
     from ..serving.versions import Versions
 
-    if given.action not in _ACTIONS:
+    if args.action not in _ACTIONS:
         raise ConfigurationError(
-            f"trainer versions takes {', '.join(_ACTIONS)}; received {given.action!r}"
-            f"{did_you_mean(given.action, _ACTIONS)}"
+            f"trainer versions takes {', '.join(_ACTIONS)}; received {args.action!r}"
+            f"{did_you_mean(args.action, _ACTIONS)}"
         )
-    versions = Versions(given.folder)
-    if given.action == "list":
-        _list(versions, given.json)
-    elif given.action == "compare":
-        _compare(versions, given)
-    elif given.action in ("keep", "release"):
-        if given.version is None:
-            raise ConfigurationError(f"trainer versions {given.folder} {given.action} takes VERSION")
-        (versions.keep if given.action == "keep" else versions.release)(given.version)
-        _tell(given, {"action": given.action, "version": given.version})
-    elif given.action == "shadow":
-        versions.shadow(given.version)
-        _tell(given, {"action": "shadow", "version": versions.newest() if given.version is None else given.version})
-    elif given.action == "follow":
-        if given.version is not None:
+    versions = Versions(args.folder)
+    if args.action == "list":
+        _list(versions, args.json)
+    elif args.action == "compare":
+        _compare(versions, args)
+    elif args.action in ("keep", "release"):
+        if args.version is None:
+            raise ConfigurationError(f"trainer versions {args.folder} {args.action} takes VERSION")
+        (versions.keep if args.action == "keep" else versions.release)(args.version)
+        _tell(args, {"action": args.action, "version": args.version})
+    elif args.action == "shadow":
+        versions.shadow(args.version)
+        _tell(args, {"action": "shadow", "version": versions.newest() if args.version is None else args.version})
+    elif args.action == "follow":
+        if args.version is not None:
             raise ConfigurationError("follow takes no VERSION; pin takes one")
-        _tell(given, {"action": "follow", "version": versions.follow()})
+        _tell(args, {"action": "follow", "version": versions.follow()})
     else:
-        change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[given.action]
+        change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[args.action]
         before = versions.served()
-        _tell(given, {"action": given.action, "version": change(given.version), "before": before})
+        _tell(args, {"action": args.action, "version": change(args.version), "before": before})
     return 0
 
 
-def _tell(given: argparse.Namespace, outcome: dict[str, Any]) -> None:
-    if given.json:
+def _tell(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
+    if args.json:
         print(json.dumps(outcome))
         return
     text = f"{outcome['action']}: version {outcome['version']}"
@@ -99,18 +99,18 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _compare(versions: Any, given: argparse.Namespace) -> None:
+def _compare(versions: Any, args: argparse.Namespace) -> None:
     from ..serving.shadow import ShadowScoring
     from .compare import table
 
-    if given.data is None:
+    if args.data is None:
         raise ConfigurationError("trainer versions FOLDER compare takes --data FILE with rows to score")
-    which = "shadow" if given.version is None else given.version
-    with ShadowScoring(versions.root, which, given.metrics, follow=False) as scoring:
-        for rows, labels in labelled_rows(given.data, given.label, given.batch, scoring.served.features is not None):
+    which = "shadow" if args.version is None else args.version
+    with ShadowScoring(versions.root, which, args.metrics, follow=False) as scoring:
+        for rows, labels in labelled_rows(args.data, args.label, args.batch, scoring.served.features is not None):
             scoring.score(rows, labels)
         report = scoring.report()
-    if given.json:
+    if args.json:
         print(json.dumps(report))
         return
     shown = [["", "served", "shadow"]]
@@ -131,16 +131,16 @@ def _cell(value: Any) -> str:
 
 
 def labelled_rows(path: str, label: str | None, batch: int, raw: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of rows with their labels, or None.
+    """Yield blocks of rows with their labels (None without `label`).
 
     Args:
-        path: a file, .parquet, .csv, .jsonl or .arrow.
+        path: a .parquet, .csv, .jsonl or .arrow file.
         label: column of the labels, or None.
-        batch: rows of a block at most.
-        raw: whether rows are yielded as Arrow tables; else as arrays by column.
+        batch: maximum rows per block.
+        raw: yield rows as Arrow tables instead of arrays by column.
 
     Raises:
-        ConfigurationError: the file's kind is not known, PyArrow is missing or there is no such label.
+        ConfigurationError: unknown file type, PyArrow is missing, or there is no such label column.
     """
     from ..data.as_columns import as_array
 

@@ -1,4 +1,4 @@
-"""Declared features: from raw rows to the inputs of a network, the same in training and in serving."""
+"""Declared features turn raw rows into network inputs, identically in training and serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Categories: raw ids, hash buckets, vocabularies, crosses, and the parts of a time."""
+"""Categories: raw ids, hash buckets, vocabularies, crosses, and parts of a time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class IdFeature(Feature):
 
     @cached_property
     def given(self) -> KnownIds | None:
-        """The ids of a vocabulary that is given; None where there is none."""
+        """The ids of a given vocabulary; None without one."""
         if self.vocabulary is None or self.learns:
             return None
         values = self._given_values()
@@ -98,7 +98,7 @@ class IdFeature(Feature):
             ) from None
 
     def declaration(self) -> dict[str, Any]:
-        """Return `Feature.declaration`, with the content of a vocabulary's file in place of its path."""
+        """Return `Feature.declaration` with the contents of a vocabulary file instead of its path."""
         values = super().declaration()
         if self.given is not None:
             values["vocabulary"] = self._given_values()
@@ -111,7 +111,7 @@ class IdFeature(Feature):
 
     @property
     def id_table(self) -> Table:
-        """The table that the ids are looked up in."""
+        """The table in which the ids are looked up."""
         size = None
         if self.hash_buckets is not None:
             size = self.hash_buckets + 1
@@ -129,11 +129,11 @@ class IdFeature(Feature):
         return to_ids(values[~missing_ids(values)])
 
     def values(self, raw: RawColumns) -> np.ndarray:
-        """Return the raw ids, one after another."""
+        """Return the raw ids as a flat array."""
         raise NotImplementedError
 
     def ids_of(self, values: np.ndarray, counts: ValueCounts | None) -> np.ndarray:
-        """Return the table's ids of raw ids, int64 [n]; a missing one is `MISSING_ROW` or `NO_ID`."""
+        """Map raw ids to ids of the table, int64 [n]; a missing id becomes `MISSING_ROW` or `NO_ID`."""
         missing = missing_ids(values)
         ids = to_ids(values)
         if self.hash_buckets is not None:
@@ -167,7 +167,7 @@ class Categorical(IdFeature):
 
 @dataclass(frozen=True)
 class Cross(Feature):
-    """The combination of several columns as one category: int64 [N]; missing where any of them is.
+    """A combination of several columns as one category: int64 [N]; missing if any of them is.
 
     Args:
         columns: names of the raw columns.
@@ -205,8 +205,8 @@ class Cross(Feature):
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return int64 [N]."""
-        mixed = np.uint64(stable_seed(*self.columns))
-        missing = False
+        mixed: Any = np.uint64(stable_seed(*self.columns))
+        missing: Any = False
         for name in self.columns:
             missing = missing | missing_ids(raw[name])
             mixed = mix64(to_ids(raw[name]).view(np.uint64) ^ mixed)
@@ -233,11 +233,10 @@ def _date(seconds: np.ndarray, unit: str, then: str | None = None) -> np.ndarray
 
 @dataclass(frozen=True)
 class Time(Feature):
-    """Parts of a time as categories, and the age since another time as a number.
+    """Parts of a time as categories, and the age relative to another time as a number.
 
-    The raw column holds seconds since the epoch, timestamps of a frame or an Arrow table, or text as "2024-05-01 09:30"
-    (ISO 8601; UTC where it names no zone). Parts are in UTC plus
-    `offset`.
+    The raw column holds seconds since the epoch, timestamps of a data frame or an Arrow table, or text such as
+    "2024-05-01 09:30" (ISO 8601; UTC if it names no zone). Parts are in UTC plus `offset`.
 
     Args:
         parts: any of "hour", "weekday" (Monday is 0), "hour_of_week", "day" (of the month) and "month"; each is an

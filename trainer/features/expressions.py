@@ -1,4 +1,4 @@
-"""A small, safe grammar for arithmetic over columns; text is parsed by Python's parser and never evaluated by it."""
+"""A small, safe grammar for arithmetic over columns; Python parses the text but never evaluates it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Columns = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Parsed:
-    """An expression that has been checked.
+    """A checked expression.
 
     Attributes:
-        names: the columns it reads, in the order of their first use.
-        evaluate: returns its value for columns of float64, [N].
+        names: the columns it reads, in order of first use.
+        evaluate: computes its value from float64 columns, [N].
     """
 
     names: tuple[str, ...]
@@ -53,10 +53,10 @@ class Parsed:
 
 
 def parse(text: str, functions: Mapping[str, Callable[..., Any]]) -> Parsed:
-    """Return the parsed expression.
+    """Parse and check an expression.
 
     Raises:
-        ConfigurationError: it is no expression, reads no column, or uses anything but arithmetic and `functions`.
+        ConfigurationError: it is not an expression, reads no column, or uses anything but arithmetic and `functions`.
     """
     if not isinstance(text, str) or not text.strip() or len(text) > MAX_LENGTH:
         raise ConfigurationError(f"an expression takes text of 1 to {MAX_LENGTH} characters; received {text!r:.100}")
@@ -72,7 +72,7 @@ def parse(text: str, functions: Mapping[str, Callable[..., Any]]) -> Parsed:
 
 
 class _Compiler:
-    """Turns a syntax tree into nested functions of the columns."""
+    """Compiles a syntax tree into nested functions of the columns."""
 
     def __init__(self, text: str, functions: Mapping[str, Callable[..., Any]], names: dict[str, None]) -> None:
         self.text, self.functions, self.names = text, functions, names

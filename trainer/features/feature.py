@@ -1,4 +1,4 @@
-"""What a declared feature is: raw columns in, inputs of a network out, and what is learned from the data in between."""
+"""`Feature`: maps raw columns to network inputs, with statistics learned from the data."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ..checks import refuse, whole
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 
-RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as `Schema.convert` gives them
+RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
 
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
 
 
 class Kind(Enum):
-    """What an output of a feature is to a network."""
+    """The kind of a feature's output."""
 
     NUMBERS = "numbers"  # float32 [N, width]
     IDS = "ids"  # int64 [N]
     LIST = "list"  # `Ragged` of int64 ids
-    WEIGHTS = "weights"  # `Ragged` of float32, row by row as long as the list it belongs to
+    WEIGHTS = "weights"  # `Ragged` of float32, with the row lengths of its list
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table that ids are looked up in.
+    """The table in which ids are looked up.
 
     Attributes:
         name: features that name the same table share it.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
-        size: number of ids when it is known, else None.
+        size: number of ids if known, else None.
         options: further arguments of `trainer.embedding.Embedding` (capacity, admission, eviction...).
     """
 
@@ -46,8 +46,25 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberVector:
+    """How a number becomes a vector (`trainer.features.number_embedding`).
+
+    Attributes:
+        kind: "autodis" or "mlp".
+        buckets: meta-embeddings of AutoDis, hidden units of the perceptron.
+        temperature: of AutoDis' softmax.
+        skip: how much of the hidden layer AutoDis adds to its projection.
+    """
+
+    kind: str
+    buckets: int = 16
+    temperature: float = 0.1
+    skip: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
-    """One input of the network.
+    """One network input.
 
     Attributes:
         name: unique among all outputs.
@@ -55,7 +72,9 @@ class Output:
         width: columns, for NUMBERS.
         table: where ids are looked up, for IDS and LIST.
         pooling: of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
-        weights: name of the output with the weights of a LIST, or None.
+        weights: name of the output that holds the weights of a LIST, or None.
+        vector: for NUMBERS of width 2 (a number and whether it is missing), how it becomes a vector; None: it stays a
+            number.
     """
 
     name: str
@@ -64,19 +83,20 @@ class Output:
     table: Table | None = None
     pooling: str | None = None
     weights: str | None = None
+    vector: NumberVector | None = None
 
 
 class Statistic(Protocol):
-    """What one feature learns from the data; statistics of parts can be merged."""
+    """What one feature learns from the data; partial statistics can be merged."""
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
 
     def merge(self, *others: Any) -> None:
-        """Add the values that others have seen."""
+        """Add the values that other statistics have seen."""
 
-    def settle(self) -> None:
-        """Decide, once, what follows from the values so far; called before features are applied."""
+    def finish(self) -> None:
+        """Fix what follows from the values so far; called once, before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""
@@ -87,7 +107,7 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True)
 class Feature:
-    """Base of all features; arguments are checked when one is constructed.
+    """Base of all features; the constructor checks the arguments.
 
     Args:
         name: name of the feature, and of the raw column unless `column` names it.
@@ -98,7 +118,7 @@ class Feature:
         ConfigurationError: an argument that cannot work.
     """
 
-    learns: ClassVar[bool] = False  # whether a pass over the data is needed
+    learns: ClassVar[bool] = False  # whether it needs a pass over the data
 
     name: str
     column: str | None = None
@@ -116,15 +136,15 @@ class Feature:
         return self.column or self.name
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
+        """Return the raw columns that the feature reads."""
         raise NotImplementedError
 
     def outputs(self) -> list[Output]:
-        """Return what the feature gives to the network, in order."""
+        """Return the feature's network inputs, in order."""
         raise NotImplementedError
 
     def statistic(self) -> Statistic:
-        """Return a new, empty statistic; called where the feature `learns`."""
+        """Return a new, empty statistic; only called if the feature `learns`."""
         raise NotImplementedError
 
     def observed(self, raw: RawColumns) -> Any:
@@ -132,11 +152,11 @@ class Feature:
         raise NotImplementedError
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return the arrays of `outputs` for the rows of `raw`; `statistic` is None where nothing is learned."""
+        """Compute the arrays of `outputs` for the rows of `raw`; `statistic` is None if the feature does not learn."""
         raise NotImplementedError
 
     def declaration(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults, as JSON; how a table is trained is left out.
+        """Return the non-default arguments as JSON, without table training options.
 
         Raises:
             ConfigurationError: an argument cannot be written as JSON.
@@ -154,29 +174,29 @@ class Feature:
 
 
 def number_column(required: bool) -> Column:
-    """Return a raw column of numbers; missing is NaN unless `required`."""
+    """Return a raw column of numbers; missing values are NaN unless `required`."""
     return Column(np.float64, default=None if required else float("nan"), allow_nan=not required, coerce=True)
 
 
 def time_column(required: bool) -> Column:
-    """Return a raw column of times, in seconds since the epoch or as text; missing is NaN unless `required`."""
+    """Return a raw column of times, in seconds since the epoch or as text; missing values are NaN unless `required`."""
     return replace(number_column(required), times=True)
 
 
 def text_column(required: bool) -> Column:
-    """Return a raw column of text; missing is "" unless `required`."""
+    """Return a raw column of text; missing values are "" unless `required`."""
     return Column(np.str_, default=None if required else "", coerce=True)
 
 
 def id_column(dtype: str, required: bool) -> Column:
-    """Return a raw column of ids, "str" or "int64"; missing is "" or `NO_ID` unless `required`."""
+    """Return a raw column of ids, "str" or "int64"; missing values are "" or `NO_ID` unless `required`."""
     return (
         text_column(required) if dtype == "str" else Column(np.int64, default=None if required else NO_ID, coerce=True)
     )
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
-    """Return a raw column of lists, "str", "int64" or "float64"; missing is an empty list unless `required`."""
+    """Return a raw column of lists of "str", "int64" or "float64"; missing lists are empty unless `required`."""
     return Column(
         np.str_ if dtype == "str" else dtype,
         (None,),

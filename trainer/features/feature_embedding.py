@@ -1,24 +1,27 @@
-"""`FeatureEmbedding`: the first layer of a network on declared features."""
+"""`FeatureEmbedding`: the first layer of a network that uses declared features."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore import nn, ops
 
 from ..checks import refuse, whole
 from ..embedding.layers.embedding import Embedding
 from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
 from ..errors import ConfigurationError, did_you_mean
-from .feature import Kind, Output
+from .feature import Kind, NumberVector, Output
 from .features import Features
 from .lists import PADDING
+from .number_embedding import NumberEmbedding
 
 
 class SequenceEmbedding(Embedding):
-    """The vectors of a padded list of ids, zeros where it is padded, and a mask of what is not.
+    """Vectors of a padded list of ids, zeros at padding, and a mask of the ids.
 
     Inputs:
         ids: integers [batch, length].
@@ -28,7 +31,7 @@ class SequenceEmbedding(Embedding):
     """
 
     def __call__(self, ids):
-        """Read rows outside of a graph; see `Embedding`."""
+        """Read rows outside a graph; see `Embedding`."""
         return super().__call__(ids), ids != self.padding
 
     def construct(self, ids):
@@ -39,7 +42,7 @@ class SequenceEmbedding(Embedding):
 
 
 class FeatureEmbedding(nn.Cell):
-    """Vectors of all categories and lists, and the numbers, from the inputs that `Features` gives.
+    """Vectors of all categories and lists, and the numbers, from the inputs that `Features` produces.
 
     Args:
         features: the declared columns.
@@ -53,9 +56,9 @@ class FeatureEmbedding(nn.Cell):
         the columns named by `Features.inputs`, in that order.
 
     Outputs:
-        fields: float32 [N, fields, dim]: a vector for each category and each pooled list, in the order declared;
-            zeros [N, 1, dim] where there are none.
-        numbers: float32 [N, number_width]: all numbers; zeros [N, 1] where there are none.
+        fields: float32 [N, fields, dim]: a vector for each category, each pooled list, and each number with an
+            `embedding`, in this order and each in the order declared; zeros [N, 1, dim] where there are none.
+        numbers: float32 [N, number_width]: all other numbers; zeros [N, 1] where there are none.
         sequences: for each list without pooling, in order: its vectors, float32 [N, length, dim], zeros where it is
             padded, and its mask, bool [N, length].
 
@@ -87,8 +90,21 @@ class FeatureEmbedding(nn.Cell):
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
         self.has_numbers, self.has_ids = "numbers" in inputs, bool(ids)
-        self.number_width = sum(output.width for output in features.of_kind(Kind.NUMBERS)) or 1
-        self.field_names = (*(output.name for output in ids), *(output.name for output in pooled))
+        plain, vectors = _number_columns(features.of_kind(Kind.NUMBERS))
+        self.number_width = len(plain) or 1
+        self.has_plain_numbers = bool(plain)
+        self.plain_numbers = Tensor(np.array(plain, np.int32)) if plain and vectors else None
+        self.vector_columns = [
+            Tensor(np.concatenate([np.arange(first, first + 2) for _, first in group]).astype(np.int32))
+            for group in vectors.values()
+        ]
+        self.number_vectors = nn.CellList(
+            [NumberEmbedding(len(group), dim, options) for options, group in vectors.items()]
+        )
+        self.field_names = (
+            *(output.name for output in (*ids, *pooled)),
+            *(name for group in vectors.values() for name, _ in group),
+        )
         self.sequence_names = tuple(output.name for output in sequences)
         options = {"mode": "sparse", "optimizer": optimizer, **options}
 
@@ -109,7 +125,7 @@ class FeatureEmbedding(nn.Cell):
                     columns[f"{table}/{output.name}"] = {"table": table}
                 else:
                     columns[table] = own_options(output)
-            # with a list's padding in one table, all have it: tables that differ in it are not read together
+            # If one table has a list's padding, all get it: tables that differ in padding cannot be read together.
             more = {"padding": PADDING} if shares else {}
             self.categories = EmbeddingGroup(dim, columns, **options, **more)
             tables = dict(zip(columns, self.categories.members, strict=True))
@@ -129,10 +145,10 @@ class FeatureEmbedding(nn.Cell):
         self.row_inputs = tuple(inputs.index(output.name) for output in sequences)
 
     def field_index(self, name: str) -> int:
-        """Return the number of a field.
+        """Return the index of a field.
 
         Raises:
-            ConfigurationError: there is none of that name; the nearest one is named.
+            ConfigurationError: there is no such field; the message names the nearest one.
         """
         if name not in self.field_names:
             raise ConfigurationError(
@@ -150,13 +166,35 @@ class FeatureEmbedding(nn.Cell):
             ids = columns[self.bag_inputs[index]]
             weights = None if self.weight_inputs[index] < 0 else columns[self.weight_inputs[index]]
             vectors += (ops.expand_dims(self.bags[index](ids, weights), 1),)
+        for index in range(len(self.vector_columns)):
+            of_group = ops.gather(columns[0], self.vector_columns[index], 1)
+            vectors += (self.number_vectors[index](of_group),)
         if not vectors:
             dtype = columns[0].dtype if self.has_numbers else mstype.float32
             fields = ops.zeros((rows, 1, self.dim), dtype)
         else:
             fields = vectors[0] if len(vectors) == 1 else ops.concat(vectors, 1)
-        numbers = columns[0] if self.has_numbers else ops.zeros((rows, 1), fields.dtype)
+        if self.plain_numbers is not None:
+            numbers = ops.gather(columns[0], self.plain_numbers, 1)
+        else:
+            numbers = columns[0] if self.has_plain_numbers else ops.zeros((rows, 1), fields.dtype)
         sequences = ()
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
+
+
+def _number_columns(
+    outputs: Sequence[Output],
+) -> tuple[list[int], dict[NumberVector, list[tuple[str, int]]]]:
+    """Return the columns that stay numbers, and the name and first column of numbers that become vectors."""
+    plain: list[int] = []
+    vectors: dict[NumberVector, list[tuple[str, int]]] = {}
+    column = 0
+    for output in outputs:
+        if output.vector is None:
+            plain.extend(range(column, column + output.width))
+        else:
+            vectors.setdefault(output.vector, []).append((output.name, column))
+        column += output.width
+    return plain, vectors

@@ -1,9 +1,9 @@
-"""`Features`: the declared columns of a table, from raw rows to the inputs of a network."""
+"""`Features`: the declared columns of a table, which turn raw rows into network inputs."""
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,38 +11,40 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import refuse
+from callbacks.summary import facts_html, table_html
+
+from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
 from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
 from .feature import Feature, Kind, Output, RawColumns, Statistic, text_column, time_column
-from .learned import Learned, add_sample
-from .profiles import ColumnProfile, ProfileBuckets, stability_index
-from .raw_rows import Rows, raw_values
+from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
+from .learned import Learned, Recent
+from .lists import aligned_columns
+from .raw_rows import Rows, SetAside, raw_values
 
 logger = logging.getLogger(__name__)
 
-NUMBERS, IDS = "numbers", "ids"
-PREDICTION = "prediction"
-
 
 class Inputs(dict):
-    """The network's inputs by name, with labels and weights behind them: what `Features.batch` returns.
+    """Network inputs by name, followed by labels and weights; `Features.batch` returns them.
 
     Attributes:
-        kept: the columns that are kept for output, by name, where they were asked for.
+        kept: the columns kept for output, by name, if requested.
+        set_aside: how many of the raw rows were set aside and why, or None.
     """
 
     kept: Mapping[str, Any] = MappingProxyType({})
+    set_aside: str | None = None
 
 
 class Features(Stateful):
     """The declared columns of a table.
 
-    The network's inputs are, in this order and where there are any: "numbers" float32 [N, M], all numbers side by side;
-    "ids" int64 [N, F], a column for each category; and one ragged column for each list, by name.
+    The network's inputs are, in this order and if present: "numbers" float32 [N, M], all numbers concatenated; "ids"
+    int64 [N, F], a column per category; and one ragged column per list, by name.
 
     Args:
         features: `Feature` objects, or mappings of their arguments with "kind", as in YAML.
@@ -54,9 +56,17 @@ class Features(Stateful):
         label_dtype: "float32", or "int32" for class numbers.
         keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`; those that nothing
             else reads are texts.
+        update_every: rows of a stream after which what the features learn (vocabularies, means, quantiles) is brought
+            up to date, at the beginning of the next batch; None: `online_train` leaves it as it is.
+        max_bad_share: largest share of rows set aside, 0 to 1, in finite data; a larger one is an error in `fit` and
+            `evaluate`, where more than 10 rows are bad. Streams have a `max_bad_share` of their own.
+
+    Attributes:
+        learned: the statistics in use.
+        recent: what `online_train` has seen since the last update of `learned`.
 
     Raises:
-        ConfigurationError: two features or outputs of one name, or columns declared in different ways.
+        ConfigurationError: two features or outputs have the same name, or a column is declared in conflicting ways.
     """
 
     of_model = True
@@ -71,6 +81,8 @@ class Features(Stateful):
         event_time: str | None = None,
         label_dtype: str = "float32",
         keep: Sequence[str] = (),
+        update_every: int | None = None,
+        max_bad_share: float = 0.5,
     ) -> None:
         if isinstance(features, Feature | Mapping) or not len(features):
             refuse("Features(features)", "a list of at least one feature", features)
@@ -78,21 +90,26 @@ class Features(Stateful):
         self.labels = () if label is None else (label,) if isinstance(label, str) else tuple(label)
         self.weight, self.group, self.event_time = weight, group, event_time
         self.label_dtype = np.dtype(label_dtype)
-        self.keep = _names_kept(keep)
+        self.keep = names_kept(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
-        _check_unique("feature", [feature.name for feature in self.features])
-        _check_unique("output", [output.name for output in self.outputs])
+        check_unique("feature", [feature.name for feature in self.features])
+        check_unique("output", [output.name for output in self.outputs])
         self.columns = self._raw_columns()
-        self.schema = self._schema()
-        self.unlabelled_schema = Schema(self.columns)
-        self.kept_schema = Schema({**{name: text_column(required=False) for name in self.keep}, **self.columns})
+        aligned = aligned_columns(self.features)
+        self.schema = replace(self._schema(), aligned=aligned)
+        self.unlabelled_schema = Schema(self.columns, aligned=aligned)
+        kept = {**{name: text_column(required=False) for name in self.keep}, **self.columns}
+        self.kept_schema = Schema(kept, aligned=aligned)
+        self.update_every = whole("Features(update_every=...)", update_every, optional=True)
+        self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, least=0, most=1, what="a share")
         self.learned = Learned(self.features, self.columns)
+        self.recent = Recent()
         self.is_fitted = not self.statistics
 
     # -- declaration ---------------------------------------------------------------------------------------------------
 
     def _raw_columns(self) -> dict[str, Column]:
-        """Return the raw columns of all features; of one that several read, the strictest declaration."""
+        """Return the raw columns of all features; if several read one, its strictest declaration."""
         columns: dict[str, Column] = {}
         for feature in self.features:
             for name, column in feature.raw().items():
@@ -111,28 +128,52 @@ class Features(Stateful):
         for name in self.labels:
             columns[name] = self._label_column(name)
         if self.weight is not None:
-            columns[self.weight] = Column(np.float32, minimum=0, coerce=True)
+            columns[self.weight] = self._weight_column(self.weight)
         if self.group is not None:
             columns.setdefault(self.group, text_column(required=False))
         if self.event_time is not None:
             columns[self.event_time] = time_column(required=True)
-        return Schema(columns, label=self.labels[0] if len(self.labels) == 1 else None, event_time=self.event_time)
+        label = self.labels[0] if len(self.labels) == 1 else None
+        return Schema(columns, label=label, event_time=self.event_time, max_future=None)
 
     @property
     def statistics(self) -> dict[str, Statistic]:
-        """What each feature that learns has learned, by its name."""
+        """The statistic of each feature that learns, by feature name."""
         return self.learned.statistics
 
     def _label_column(self, name: str) -> Column:
-        """Return the column of a label; one that a feature reads as ids stays what it is."""
+        """Return the column of a label; one that a feature reads as ids keeps its type."""
         column = self.columns.get(name)
         if column is None or column.shape or column.dtype.kind not in "Ui":
             return Column(self.label_dtype, coerce=True)
         return replace(column, default=None)
 
+    def _weight_column(self, name: str) -> Column:
+        """Return the column of the weight; one that a feature reads as numbers keeps its type."""
+        column = self.columns.get(name)
+        if column is None:
+            return Column(np.float32, minimum=0, coerce=True)
+        if column.shape or column.dtype.kind != "f":
+            raise ConfigurationError(
+                f"Features(weight={name!r}): a feature reads this column as {column.dtype} {list(column.shape)}, and "
+                "weights are numbers; give the weight a column of its own"
+            )
+        return replace(column, default=None, minimum=0, allow_nan=False)
+
     def of_kind(self, kind: Kind) -> list[Output]:
         """Return the outputs of a kind, in order."""
         return [output for output in self.outputs if output.kind is kind]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [f.name, type(f).__name__, ", ".join(f.raw()), ", ".join(f"{o.name} ({o.kind.value})" for o in f.outputs())]
+            for f in self.features
+        ]
+        others = {"label": ", ".join(self.labels) or None, "weight": self.weight, "group": self.group}
+        others |= {"event time": self.event_time, "kept for output": ", ".join(self.keep) or None}
+        others |= {"learned": "yes" if self.is_fitted else "not yet: from the first data of fit, or fit(data)"}
+        heads = ("feature", "kind", "columns", "inputs")
+        return f"<div>{facts_html('Features', others)}{table_html(heads, rows)}</div>"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -143,15 +184,15 @@ class Features(Stateful):
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, data: Any, *, labelled: bool = True, kept: bool = False) -> Rows:
-        """Return the raw columns of rows given as a frame, a mapping of columns, a list of mappings, or one mapping.
+        """Return the raw columns of a data frame, a mapping of columns, a list of mappings, or one mapping.
 
         Args:
             data: the rows.
-            labelled: whether labels, weights and groups have to be there.
-            kept: whether the columns that are kept for output are read as well.
+            labelled: whether labels, weights and groups are required.
+            kept: whether the columns kept for output are read as well.
 
         Raises:
-            DataError: a required column is absent, or nothing that has rows.
+            DataError: a required column is absent, or the data has no rows.
         """
         schema = self.schema_of(labelled=labelled, kept=kept)
         values, count = raw_values(data, schema)
@@ -164,29 +205,29 @@ class Features(Stateful):
         return Rows(dict(converted.columns), count, converted.reasons)
 
     def fit(self, data: Any) -> None:
-        """Learn what the features need, in one pass: vocabularies, means, quantiles.
+        """Learn vocabularies, means and quantiles in one pass over the data.
 
         Args:
             data: raw rows as `Trainer.fit` takes them; files are read a part at a time.
 
         Raises:
-            DataError: no rows, or a column is absent.
+            DataError: no rows, a column is absent, or more rows are bad than `max_bad_share` allows.
         """
         from .feature_data import rows_of
 
         count = 0
-        for rows in rows_of(self, data):
+        for rows in rows_of(self, data, aside=SetAside(self.max_bad_share)):
             self.learn(rows.columns)
             count += rows.good
-            if not self.statistics:  # only profiles are taken, from a sample
+            if not self.statistics:  # only profiles are needed, and a sample suffices
                 break
         self.learning_ended(count)
 
     def learning_ended(self, rows: int) -> None:
-        """Take note that the features have learned from `rows` rows.
+        """Record that the features have learned from `rows` rows.
 
         Raises:
-            DataError: that is none.
+            DataError: `rows` is 0.
         """
         if not rows:
             raise DataError("the features learned nothing: the data have no good rows")
@@ -195,60 +236,53 @@ class Features(Stateful):
             logger.info("features: %s learned from %d rows", ", ".join(self.statistics), rows)
 
     def learn(self, raw: RawColumns) -> None:
-        """Add the rows of one batch to what has been learned."""
+        """Learn from the rows of one batch."""
         self.learned.add(raw)
 
+    @property
+    def learns_online(self) -> bool:
+        """Whether features keep learning from streams."""
+        return self.update_every is not None and bool(self.statistics)
+
+    def copy(self) -> Features:
+        """Return a copy that learns independently from here on."""
+        other = copy.copy(self)
+        other.learned = self.learned.copy()
+        return other
+
     def merge(self, other: Features) -> None:
-        """Add what the same features have learned from other rows; ids that have a row of a table keep it."""
+        """Add what the same features learned from other rows; ids that have a table row keep it."""
         self.learned.merge(other.learned)
         self.is_fitted = self.is_fitted or other.is_fitted
 
     def drift(self, data: Any, *, max_rows: int = 1 << 17) -> dict[str, float]:
-        """Return how far each raw column lies from the rows that the features learned from, the farthest one first.
+        """Return the drift of each raw column from the rows that the features learned from, largest first.
 
         The measure is the population stability index: below 0.1 a column is usually called unchanged, above 0.25
-        changed. Missing values are a bucket of their own; of a list the last value counts, of a vector its mean.
+        changed. Missing values form their own bucket; a list is represented by its last value, a vector by its mean.
 
         Args:
             data: raw rows as `Trainer.evaluate` takes them; labels may be absent.
-            max_rows: rows that are read, the first ones; a sample of them is compared.
+            max_rows: number of rows to read from the start; a sample of them is compared.
 
         Raises:
             ConfigurationError: the features have learned from no rows.
             DataError: no rows, or a column is absent.
         """
-        from .feature_data import rows_of
+        from .feature_data import drift_of
 
-        if not self.learned.profiled_rows:
-            raise ConfigurationError(
-                "features: drift compares with the rows that were learned from, and there are none yet; call "
-                "features.fit, or load a snapshot of a training on raw rows"
-            )
-        profiles = {name: ColumnProfile(column) for name, column in self.columns.items()}
-        read = 0
-        for rows in rows_of(self, data, labelled=False):
-            add_sample(profiles, rows.columns)
-            read += rows.good
-            if read >= max_rows:
-                break
-        if not read:
-            raise DataError("drift: the data have no good rows")
-        distances = {}
-        for name, profile in profiles.items():
-            buckets = ProfileBuckets(self.learned.profiles[name])
-            distances[name] = stability_index(buckets.shares, buckets.shares_of(profile))
-        return dict(sorted(distances.items(), key=lambda item: -item[1]))
+        return drift_of(self, data, max_rows)
 
     def transform(self, data: Any, *, keep: bool = False) -> Inputs:
-        """Return the network's inputs for raw rows: a frame, a mapping of columns, a list of mappings, or one mapping.
+        """Convert a data frame, a mapping of columns, a list of mappings, or one mapping to network inputs.
 
         Args:
             data: the rows.
-            keep: whether they come with the columns that are kept for output, as their attribute `kept`.
+            keep: whether the result has the columns kept for output, as its attribute `kept`.
 
         Raises:
-            ConfigurationError: a feature learns from the data and has not yet; or no columns are kept.
-            DataError: as `read`; or a row that the declaration forbids.
+            ConfigurationError: a feature must learn from data first; or no columns are kept.
+            DataError: as for `read`; or a row that the declaration forbids.
         """
         if keep:
             self.check_keep()
@@ -261,19 +295,19 @@ class Features(Stateful):
         return inputs
 
     def check_keep(self) -> None:
-        """Check that columns are kept for output.
+        """Check that `keep` names columns.
 
         Raises:
-            ConfigurationError: none are.
+            ConfigurationError: it names none.
         """
         if not self.keep:
             raise ConfigurationError('keep=True: no columns are kept; name them, as Features(..., keep=["user_id"])')
 
     def apply(self, raw: RawColumns) -> Inputs:
-        """Return the network's inputs for raw columns.
+        """Compute the network inputs from raw columns.
 
         Raises:
-            ConfigurationError: a feature learns from the data and has not yet.
+            ConfigurationError: a feature must learn from data first.
         """
         if not self.is_fitted:
             raise ConfigurationError(
@@ -297,12 +331,14 @@ class Features(Stateful):
         return inputs
 
     def batch(self, raw: RawColumns) -> Inputs:
-        """Return the network's inputs and, behind them, what raw columns hold of group, label and weight."""
+        """Compute the network inputs, followed by the group, label and weight that the raw columns hold."""
         inputs = self.apply(raw)
         for name in self._others:
             if name in raw:
                 is_text = name in self.labels and raw[name].dtype.kind == "U"
                 inputs[name] = to_ids(raw[name]) if is_text else raw[name]
+                if name == self.weight:
+                    inputs[name] = np.asarray(raw[name], np.float32)
         return inputs
 
     @property
@@ -315,14 +351,14 @@ class Features(Stateful):
         return tuple(dict.fromkeys((*self.inputs, *self._others)))
 
     def schema_of(self, *, labelled: bool = True, kept: bool = False) -> Schema:
-        """Return what the raw columns are: with labels and the like, or without, or with those kept for output."""
+        """Return the schema of the raw columns, optionally with labels and with columns kept for output."""
         return self.kept_schema if kept else self.schema if labelled else self.unlabelled_schema
 
     def declaration(self) -> dict[str, Any]:
-        """Return the features and the roles of other columns, as JSON.
+        """Return the features and the roles of the other columns as JSON.
 
         Raises:
-            ConfigurationError: a custom function that no other process could import.
+            ConfigurationError: another process could not import a custom function.
         """
         from . import KINDS
 
@@ -336,64 +372,27 @@ class Features(Stateful):
 
     @classmethod
     def from_declaration(cls, declaration: Mapping[str, Any]) -> Features:
-        """Return the features of which `declaration` is that, not fitted."""
+        """Create unfitted features from what `declaration` returned."""
         return cls(**{**declaration, "label": declaration["label"] or None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has been learned."""
+        """Return what was learned, and the recent values not merged into it yet."""
+        state, recent = self.published_state(), self.recent.state_dict()
+        return {"json": {**state["json"], **recent["json"]}, "arrays": {**state["arrays"], **recent["arrays"]}}
+
+    def published_state(self) -> dict[str, Any]:
+        """Return the learned state in use, without recent values."""
         state = self.learned.state_dict()
         return {"json": {"fitted": self.is_fitted, **state["json"]}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore what `state_dict` or `published_state` returned.
 
         Raises:
-            CheckpointMismatchError: it is that of other features.
+            CheckpointMismatchError: the state belongs to other features.
         """
-        self.learned.load_state_dict(state)
+        learned = self.learned.copy()
+        learned.load_state_dict(state)
+        self.recent = Recent.of_state(state)
+        self.learned = learned
         self.is_fitted = bool(state["json"]["fitted"])
-
-
-def as_feature(value: Mapping[str, Any]) -> Feature:
-    """Return the feature of a mapping with its "kind" and arguments.
-
-    Raises:
-        ConfigurationError: an unknown kind or argument; the nearest one is named.
-    """
-    from . import KINDS
-
-    arguments = dict(value)
-    kind = arguments.pop("kind", None)
-    if kind not in KINDS:
-        raise ConfigurationError(f"kind takes {', '.join(KINDS)}; received {kind!r}{did_you_mean(kind, KINDS)}")
-    accepted = list(KINDS[kind].__dataclass_fields__)
-    for name in arguments:
-        if name not in accepted:
-            raise ConfigurationError(
-                f"a feature of kind {kind!r} takes {', '.join(accepted)}; received {name!r}"
-                f"{did_you_mean(name, accepted)}"
-            )
-    if "name" not in arguments:
-        raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
-    return KINDS[kind](**arguments)
-
-
-def _names_kept(keep: Any) -> tuple[str, ...]:
-    names = (keep,) if isinstance(keep, str) else tuple(keep)
-    if not all(isinstance(name, str) and name for name in names):
-        refuse("Features(keep=...)", "names of columns", keep)
-    for name in names:
-        if name == PREDICTION:
-            refuse(
-                "Features(keep=...)", f"names of columns other than {PREDICTION!r}, that of the network's output", name
-            )
-    return names
-
-
-def _check_unique(what: str, names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")
-    for reserved in (NUMBERS, IDS):
-        if what == "output" and reserved in names:
-            raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

@@ -1,29 +1,71 @@
-"""What features have learned from the data, as one value: copied, merged and saved together."""
+"""What features have learned from the data, as one object: copied, merged and saved together."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from ..checks import whole
 from ..errors import CheckpointMismatchError
 from ..streams.formats.column import Column
 from .feature import Feature, RawColumns, Statistic
 from .profiles import SAMPLED_ROWS, ColumnProfile
 
-_PROFILE = "@profile."  # begins the names of the profiles' arrays
+_PROFILE = "@profile."  # prefix of the names of profile arrays
+_RECENT = "@recent."  # prefix of the names of recent-value arrays
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Immutable values that learning features saw in a stream since the last update of what they learned.
+
+    All values are added at once, regardless of batch boundaries, so a run that is interrupted and resumed in between
+    learns bit-identical statistics.
+
+    Attributes:
+        rows: number of rows.
+        values: feature name -> the values that its statistic counts, batch by batch.
+    """
+
+    rows: int = 0
+    values: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+
+    def with_batch(self, rows: int, values: Mapping[str, np.ndarray]) -> Recent:
+        """Return a copy with another batch appended."""
+        return Recent(self.rows + rows, {name: (*self.values.get(name, ()), array) for name, array in values.items()})
+
+    def joined(self) -> dict[str, np.ndarray]:
+        """Return the values of all batches, concatenated, by feature name."""
+        return {name: np.concatenate(parts) for name, parts in self.values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows and values; empty without rows."""
+        if not self.rows:
+            return {"json": {}, "arrays": {}}
+        return {"json": {"recent_rows": self.rows}, "arrays": {_RECENT + n: a for n, a in self.joined().items()}}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Recent:
+        """Restore recent values from the state of the features."""
+        arrays = {key: array for key, array in state["arrays"].items() if key.startswith(_RECENT)}
+        values = {key.removeprefix(_RECENT): (np.array(array),) for key, array in arrays.items()}
+        return cls(whole("recent_rows", state["json"].get("recent_rows", 0), 0), values)
 
 
 class Learned:
-    """A statistic for each feature that learns, and a profile of each raw column.
+    """A statistic per feature that learns, and a profile per raw column.
 
     Args:
         features: the declared features.
         columns: the raw columns they read.
 
     Attributes:
-        statistics: by the name of the feature.
-        profiles: by the name of the raw column.
+        statistics: by feature name.
+        profiles: by raw column name.
     """
 
     def __init__(self, features: Sequence[Feature], columns: Mapping[str, Column]) -> None:
@@ -33,29 +75,44 @@ class Learned:
 
     @property
     def profiled_rows(self) -> int:
-        """Rows that the profiles have seen."""
+        """Number of rows that the profiles have seen."""
         return max((profile.rows for profile in self.profiles.values()), default=0)
 
     def add(self, raw: RawColumns) -> None:
-        """Add the rows of a batch, to the profiles a sample of them."""
-        for feature in self._learning:
-            self.statistics[feature.name].add(feature.observed(raw))
+        """Add the rows of a batch; the profiles get a sample of them."""
+        for name, values in self.observed(raw).items():
+            self.statistics[name].add(values)
         add_sample(self.profiles, raw)
 
+    def observed(self, raw: RawColumns) -> dict[str, np.ndarray]:
+        """Return the values of a batch that are learned from, one-dimensional, by feature name."""
+        return {feature.name: feature.observed(raw) for feature in self._learning}
+
+    def updated(self, recent: Recent) -> Learned:
+        """Return a copy that includes `recent`; ids that have a table row keep it. Profiles stay unchanged."""
+        other = self.copy()
+        for name, values in recent.joined().items():
+            other.statistics[name].add(values)
+        other.finish()
+        return other
+
     def merge(self, *others: Learned) -> None:
-        """Add what others have learned from other rows."""
+        """Add what others learned from other rows."""
         for name, statistic in self.statistics.items():
             statistic.merge(*[other.statistics[name] for other in others])
         for name, profile in self.profiles.items():
             profile.merge(*[other.profiles[name] for other in others])
 
-    def settle(self) -> None:
-        """Let every statistic decide what follows from the values so far."""
+    def finish(self) -> None:
+        """Finish every statistic; see `Statistic.finish`."""
         for statistic in self.statistics.values():
-            statistic.settle()
+            statistic.finish()
 
     def copy(self) -> Learned:
-        """Return a copy that changes by itself; statistics replace their arrays and never write into them."""
+        """Return an independent copy.
+
+        A shallow one suffices: statistics replace their arrays and never write into them.
+        """
         other = copy.copy(self)
         other.statistics = {name: copy.copy(statistic) for name, statistic in self.statistics.items()}
         other.profiles = {name: profile.copy() for name, profile in self.profiles.items()}
@@ -78,10 +135,10 @@ class Learned:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; profiles that it lacks stay empty.
+        """Restore what `state_dict` returned; missing profiles stay empty.
 
         Raises:
-            CheckpointMismatchError: it is that of other features.
+            CheckpointMismatchError: the state belongs to other features.
         """
         saved, profiles = state["json"]["features"], state["json"].get("profiles", {})
         if set(saved) != set(self.statistics):
@@ -99,7 +156,7 @@ class Learned:
 
 
 def add_sample(profiles: Mapping[str, ColumnProfile], raw: RawColumns) -> None:
-    """Add rows at even distances, at least `SAMPLED_ROWS` of them where there are as many, to profiles."""
+    """Add evenly spaced rows to the profiles, at least `SAMPLED_ROWS` if there are as many."""
     for name, profile in profiles.items():
         column = raw[name]
         profile.add(column[:: max(1, len(column) // SAMPLED_ROWS)])

@@ -1,4 +1,4 @@
-"""Several categories per row: sets that are pooled, sequences, weighted lists, and the words of a text."""
+"""Several categories per row: pooled sets, sequences, weighted lists, and the words of a text."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from ..checks import choice, refuse, whole
+from ..errors import ConfigurationError
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
-from .feature import NO_ID, Kind, Output, RawColumns, list_column, text_column
+from .feature import NO_ID, Feature, Kind, Output, RawColumns, list_column, text_column
 
 POOLINGS = ("mean", "sum", "sqrtn")
-PADDING = np.iinfo(np.int64).min + 1  # fills lists up; the id of nothing
+PADDING = np.iinfo(np.int64).min + 1  # the id that pads lists
 
 
 @dataclass(frozen=True)
 class _Lists(IdFeature):
-    """Common part of features that give a list of ids per row."""
+    """Base of features with a list of ids per row."""
 
     max_length: int | None = None
     pooling: str | None = "mean"
@@ -41,7 +42,7 @@ class _Lists(IdFeature):
         return self.lists(raw).values
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return lists of raw ids, missing ones left out."""
+        """Return lists of raw ids without missing ones."""
         raise NotImplementedError
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -54,12 +55,30 @@ class _Lists(IdFeature):
 
 
 @dataclass(frozen=True)
-class ListFeature(_Lists):
-    """A list of categories per row: a `Ragged` column of int64; missing is an empty list.
+class _Aligned(_Lists):
+    """Base of lists that may be one of several aligned columns of a sequence."""
+
+    sequence: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sequence is not None and not (isinstance(self.sequence, str) and self.sequence):
+            refuse(f"{type(self).__name__}(sequence=...)", "the name of a sequence, or None", self.sequence)
+
+    def aligned(self) -> dict[str, str | None]:
+        """Return the names of the columns that are aligned with those of the sequence, and their separators."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ListFeature(_Aligned):
+    """A list of categories per row: a `Ragged` column of int64; missing lists are empty.
 
     Args:
         separator: for lists that are written as one text, as "Action|Comedy".
-        max_length: longer lists lose their first values, the oldest of a history.
+        sequence: name of the sequence that the list describes, together with every list of the same `sequence`. Their
+            lists have the same length in a row, or the row is set aside; missing values in them keep their place.
+        max_length: longer lists lose their first values, the oldest of a history; the same for all of a sequence.
         pooling: "mean", "sum" or "sqrtn" of the vectors; None: a sequence, with a mask, for the network to use.
         dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
             `trainer.features.categorical.IdFeature`; a history of items shares its table with the item itself.
@@ -78,19 +97,24 @@ class ListFeature(_Lists):
         return {self.source: column}
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return lists of raw ids, missing ones left out."""
+        """Return lists of raw ids without missing ones."""
         column = raw[self.source]
-        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype)
-        return without(lists, missing_ids(lists.values))
+        aligned = self.sequence is not None
+        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype, aligned)
+        return lists if aligned else without(lists, missing_ids(lists.values))
+
+    def aligned(self) -> dict[str, str | None]:
+        """Return the column."""
+        return {self.source: self.separator}
 
 
 @dataclass(frozen=True)
-class WeightedList(_Lists):
-    """A list of categories with a weight each; a missing list is empty, a missing weight 1.
+class WeightedList(_Aligned):
+    """A list of weighted categories; a missing list is empty, a missing weight is 1.
 
     Args:
-        weights: name of the raw column with the lists of weights.
-        max_length, pooling: see `ListFeature`.
+        weights: name of the raw column with the lists of weights; with `sequence`, they are as many as the categories.
+        sequence, max_length, pooling: see `ListFeature`.
         dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
             `trainer.features.categorical.IdFeature`.
     """
@@ -118,6 +142,10 @@ class WeightedList(_Lists):
         """Return lists of raw ids."""
         return raw[self.source][:]
 
+    def aligned(self) -> dict[str, str | None]:
+        """Return the columns of categories and weights."""
+        return {self.source: None, self.weights: None}
+
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return a `Ragged` column of int64 and one of float32, of the same lengths."""
         lists, weights = self.lists(raw), raw[self.weights][:]
@@ -135,9 +163,9 @@ class WeightedList(_Lists):
 
 @dataclass(frozen=True)
 class Text(_Lists):
-    """The words of a text, and runs of them, as a list of hashed ids; missing or empty text is an empty list.
+    """The words and n-grams of a text as a list of hashed ids; missing or empty text gives an empty list.
 
-    Words are runs of letters and digits in lower case.
+    Words are sequences of letters and digits, lowercased.
 
     Args:
         ngrams: longest run of words that counts as one, 1 for single words alone.
@@ -170,7 +198,7 @@ _WORD = re.compile(r"\w+")
 
 
 def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
-    """Return the parts of every text; each distinct text is split once."""
+    """Split every text; each distinct text is split once."""
     distinct, inverse = np.unique(texts, return_inverse=True)
     return ragged_texts([split_text(text) for text in distinct.tolist()])[inverse]
 
@@ -181,9 +209,20 @@ def ragged_texts(rows: Sequence[Sequence[str]]) -> Ragged:
     return Ragged(values, np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]))
 
 
-def split(texts: np.ndarray, separator: str | None, dtype: str) -> Ragged:
-    """Return the lists written as texts; parts are stripped, and empty ones left out. What is no number is missing."""
-    lists = per_distinct(texts, lambda text: [part for part in map(str.strip, text.split(separator)) if part])
+def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool = False) -> Ragged:
+    """Split texts into lists; parts are stripped. Invalid numbers count as missing.
+
+    Args:
+        texts: [N].
+        separator: between the parts.
+        dtype: of the parts, "str" or "int64".
+        keep_empty: whether empty parts of a text that is not blank are kept, as missing values.
+    """
+
+    def parts(text: str) -> list[str]:
+        return [part for part in map(str.strip, text.split(separator)) if part or (keep_empty and text.strip())]
+
+    lists = per_distinct(texts, parts)
     if dtype == "str":
         return lists
     numbers = np.array([_whole(value) for value in lists.values.tolist()], np.int64)
@@ -196,9 +235,31 @@ def _whole(text: str) -> int:
 
 
 def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
-    """Return lists without the values that are marked."""
+    """Return the lists without the marked values."""
     if not left_out.any():
         return lists
     row = np.repeat(np.arange(len(lists)), lists.lengths)
     lengths = np.bincount(row[~left_out], minlength=len(lists))
     return Ragged(lists.values[~left_out], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+
+def aligned_columns(features: Sequence[Feature]) -> dict[str, dict[str, str | None]]:
+    """Return the aligned columns of each declared sequence, with their separators; see `Schema.aligned`.
+
+    Raises:
+        ConfigurationError: lists of one sequence are cut to different lengths.
+    """
+    sequences: dict[str, dict[str, str | None]] = {}
+    longest: dict[str, _Aligned] = {}
+    for feature in features:
+        if not isinstance(feature, _Aligned) or feature.sequence is None:
+            continue
+        first = longest.setdefault(feature.sequence, feature)
+        if first.max_length != feature.max_length:
+            raise ConfigurationError(
+                f"features {first.name!r} and {feature.name!r} are of the sequence {feature.sequence!r}, with "
+                f"max_length={first.max_length} and {feature.max_length}; aligned lists are cut alike: give both the "
+                "same"
+            )
+        sequences.setdefault(feature.sequence, {}).update(feature.aligned())
+    return sequences

@@ -1,9 +1,10 @@
-"""Numbers: scaled for a network, divided into buckets, or computed from other columns."""
+"""Numbers: scaled, bucketized, or computed from other columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ..checks import choice, number, refuse, whole
 from ..errors import ConfigurationError
 from ..streams.formats.column import Column
-from .feature import MISSING_ROW, Feature, Kind, Output, RawColumns, Table, number_column
+from .feature import MISSING_ROW, Feature, Kind, NumberVector, Output, RawColumns, Table, number_column
 from .statistics import Moments, Quantiles
 
 TRANSFORMS = {
@@ -19,13 +20,15 @@ TRANSFORMS = {
     "sqrt": lambda x: np.sign(x) * np.sqrt(np.abs(x)),
 }
 NORMALIZATIONS = ("standard", "min_max")
+VECTORS = ("autodis", "mlp")
 
 
 @dataclass(frozen=True)
 class Numeric(Feature):
-    """A number, or two with an indicator of missing ones: float32 [N, 1 or 2].
+    """A number, optionally with an indicator of missing values: float32 [N, 1 or 2].
 
-    In this order: clip, transform, normalize, fill in missing values; what is not finite by then counts as missing.
+    Applied in this order: clip, transform, normalize, fill in missing values; values that are not finite by then count
+    as missing.
 
     Args:
         clip: (lowest, highest) value; either may be None.
@@ -34,6 +37,9 @@ class Numeric(Feature):
             deviation and range are learned from the data, after clip and transform.
         missing: what a missing value becomes, after normalization; "mean" is the learned mean.
         indicator: whether a second number says that the value is missing (1) or not (0).
+        embedding: "autodis" or "mlp": the network gets a vector among its fields in place of the number, a missing one
+            has its own; with options of `trainer.features.feature.NumberVector` as a mapping, {"kind": "autodis",
+            "buckets": 20}. None: the number itself. Numbers should be normalized then.
     """
 
     clip: tuple[float | None, float | None] | None = None
@@ -41,9 +47,13 @@ class Numeric(Feature):
     normalize: str | None = None
     missing: float | str = 0.0
     indicator: bool = False
+    embedding: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _number_vector(self.embedding)  # refuses what it cannot be
+        if self.embedding is not None and self.indicator:
+            raise ConfigurationError("Numeric(embedding=...): a missing value has a vector; leave indicator out")
         choice("Numeric(transform=...)", self.transform, TRANSFORMS, optional=True)
         choice("Numeric(normalize=...)", self.normalize, NORMALIZATIONS, optional=True)
         if self.missing != "mean":
@@ -53,7 +63,7 @@ class Numeric(Feature):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Whether a pass over the data is needed."""
+        """Whether it needs a pass over the data."""
         return self.normalize is not None or self.missing == "mean"
 
     def raw(self) -> dict[str, Column]:
@@ -62,14 +72,18 @@ class Numeric(Feature):
 
     def outputs(self) -> list[Output]:
         """Return the number, with its indicator."""
-        return [Output(self.name, Kind.NUMBERS, 1 + self.indicator)]
+        return [Output(self.name, Kind.NUMBERS, 1 + self._has_indicator, vector=_number_vector(self.embedding))]
+
+    @property
+    def _has_indicator(self) -> bool:
+        return self.indicator or self.embedding is not None
 
     def statistic(self) -> Moments:
-        """Return moments of the clipped and transformed values."""
+        """Return the moments of the clipped and transformed values."""
         return Moments()
 
     def observed(self, raw: RawColumns) -> np.ndarray:
-        """Return the values clipped and transformed, float64 [N]; missing ones are NaN."""
+        """Return the clipped and transformed values, float64 [N]; missing ones are NaN."""
         values = np.asarray(raw[self.source], np.float64)
         if self.clip is not None:
             values = np.clip(values, *self.clip)
@@ -94,12 +108,32 @@ class Numeric(Feature):
                 values = (values - least) / scale
                 fill = (moments.mean - least) / scale if self.missing == "mean" else fill
         values = np.where(missing, fill, values).astype(np.float32)
-        return [np.stack([values, missing.astype(np.float32)], 1) if self.indicator else values[:, None]]
+        return [np.stack([values, missing.astype(np.float32)], 1) if self._has_indicator else values[:, None]]
+
+
+def _number_vector(embedding: Any) -> NumberVector | None:
+    """Return how a number becomes a vector.
+
+    Raises:
+        ConfigurationError: an unknown kind or option, or an invalid value.
+    """
+    if embedding is None:
+        return None
+    options = dict(embedding) if isinstance(embedding, Mapping) else {"kind": embedding}
+    choice("Numeric(embedding=...)", options.get("kind"), VECTORS)
+    accepted = [entry.name for entry in fields(NumberVector)]
+    for name in options:
+        choice(f"Numeric(embedding=...), a mapping with the options of {options['kind']!r}:", name, accepted)
+    vector = NumberVector(**options)
+    whole("Numeric(embedding=...) buckets", vector.buckets)
+    number("Numeric(embedding=...) temperature", vector.temperature, above=0)
+    number("Numeric(embedding=...) skip", vector.skip)
+    return vector
 
 
 @dataclass(frozen=True)
 class Bucketized(Feature):
-    """A number as the id of the bucket it falls in; missing is a bucket of its own.
+    """A number as the id of its bucket; missing values have a bucket of their own.
 
     Args:
         boundaries: ascending boundaries, or a number of buckets of equally many values, learned from the data (to 1 %
@@ -152,7 +186,7 @@ class Bucketized(Feature):
         return np.unique(edges[~np.isnan(edges)])
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return int64 [N]: 0 for missing, else 1 + number of the bucket."""
+        """Return int64 [N]: 0 for missing, else 1 + bucket index."""
         values = self.observed(raw)
         ids = 1 + np.searchsorted(self.edges(statistic), values, side="right")
         return [np.where(np.isnan(values), MISSING_ROW, ids).astype(np.int64)]
@@ -160,7 +194,7 @@ class Bucketized(Feature):
 
 @dataclass(frozen=True)
 class Vector(Feature):
-    """A fixed number of numbers per row, as a pretrained vector: float32 [N, width]. Missing ones become 0.
+    """A fixed-length vector per row, for example a pretrained one: float32 [N, width]. Missing values become 0.
 
     Args:
         width: numbers per row.
@@ -190,7 +224,7 @@ class Vector(Feature):
 
 @dataclass(frozen=True)
 class Expression(Feature):
-    """A number computed from other columns: float32 [N, 1]; missing where any of them is, unless it says otherwise.
+    """A number computed from other columns: float32 [N, 1]; missing if any of them is, unless it says otherwise.
 
     Args:
         expression: arithmetic over names of raw columns: ``+ - * / ** %``, comparisons, ``and or not``, numbers, and
@@ -219,9 +253,13 @@ class Expression(Feature):
         number("Expression(missing=...)", self.missing)
         if self.column is not None or self.required:
             raise ConfigurationError("Expression takes names of columns in the expression, not column= or required=")
+        self.raw()  # refuses an expression that cannot be parsed
+
+    @cached_property
+    def _parsed(self) -> Any:
         from .expressions import parse
 
-        object.__setattr__(self, "_parsed", parse(self.expression, self.FUNCTIONS))
+        return parse(self.expression, self.FUNCTIONS)
 
     def raw(self) -> dict[str, Column]:
         """Return the raw columns that are read."""

@@ -1,4 +1,4 @@
-"""What the raw columns looked like when features learned from them, and how far other rows lie from that."""
+"""Profiles of the raw columns that features learned from, and the drift of other rows from them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..streams.formats.ragged_column import Ragged
 from .feature import NO_ID
 from .statistics import Quantiles, ValueCounts
 
-SAMPLED_ROWS = 4096  # of each part that is learned from
+SAMPLED_ROWS = 4096  # per part learned from
 MAX_VALUES = 4096  # distinct values that a profile counts before rare ones are dropped
-BUCKETS = 10  # of numbers, equally full
-FREQUENT = 20  # values of a category that each have a bucket
-SMALLEST_SHARE = 1e-4  # stands for a bucket without rows
+BUCKETS = 10  # buckets of numbers, with equal counts
+FREQUENT = 20  # most frequent values of a category, one bucket each
+SMALLEST_SHARE = 1e-4  # used for an empty bucket
 
 
 class ColumnProfile:
-    """How often values of a raw column occur; of a list its last value counts, of a vector its mean.
+    """Value counts of a raw column; a list is represented by its last value, a vector by its mean.
 
     Args:
         column: its declaration.
@@ -36,13 +36,16 @@ class ColumnProfile:
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
-        keys, missing = self.keys_of(values)
+        self.add_keys(*self.keys_of(values))
+
+    def add_keys(self, keys: np.ndarray, missing: np.ndarray) -> None:
+        """Add the values of a batch, given as what `keys_of` returned."""
         self.rows += len(missing)
         self.missing += int(missing.sum())
         self.counts.add(keys[~missing])
 
     def keys_of(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return an int64 for each row's value, ascending with numbers, and whether it is missing, bool: [N] each."""
+        """Return int64 keys in the order of the numbers, and whether values are missing, bool; [N] each."""
         absent = False
         if isinstance(values, Ragged):
             values = values[:]
@@ -57,19 +60,19 @@ class ColumnProfile:
         return to_ids(values), absent | (values == ("" if values.dtype.kind == "U" else NO_ID))
 
     def merge(self, *others: ColumnProfile) -> None:
-        """Add what others have seen."""
+        """Add what other profiles have seen."""
         self.counts.merge(*[other.counts for other in others])
         self.rows += sum(other.rows for other in others)
         self.missing += sum(other.missing for other in others)
 
     def copy(self) -> ColumnProfile:
-        """Return a copy that changes by itself."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other.counts = copy.copy(self.counts)
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, missing rows and the counts of values."""
+        """Return rows, missing rows and value counts."""
         arrays = {"ids": self.counts.ids, "counts": self.counts.counts}
         return {"json": [self.rows, self.missing], "arrays": arrays}
 
@@ -80,7 +83,7 @@ class ColumnProfile:
 
 
 class ProfileBuckets:
-    """The buckets that a profile's rows are compared in: missing; then `BUCKETS` of numbers, or frequent values.
+    """The buckets in which profiles are compared: missing; then `BUCKETS` of numbers, or frequent values.
 
     Args:
         reference: the profile.
@@ -92,7 +95,9 @@ class ProfileBuckets:
     def __init__(self, reference: ColumnProfile) -> None:
         self._reference = reference
         keys, counts = reference.counts.ids, reference.counts.counts
-        if reference.ordered:
+        if not len(keys):  # all values are missing
+            self._keys = keys
+        elif reference.ordered:
             ranks = np.arange(1, BUCKETS) / BUCKETS * counts.sum()
             self._keys = np.unique(keys[np.searchsorted(np.cumsum(counts), ranks).clip(max=len(keys) - 1)])
         else:
@@ -101,7 +106,7 @@ class ProfileBuckets:
         self.shares = self.shares_of(reference)
 
     def bucket_of(self, keys: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """Return the number of the bucket of each row, int64 [N]; 0 is that of missing values."""
+        """Return the bucket index of each row, int64 [N]; 0 is the bucket of missing values."""
         buckets = 1 + np.searchsorted(self._keys, keys)
         if not self._reference.ordered and len(self._keys):
             frequent = self._keys[np.minimum(buckets - 1, len(self._keys) - 1)] == keys
@@ -114,13 +119,15 @@ class ProfileBuckets:
         buckets = self.bucket_of(keys, np.zeros(len(keys), bool))
         counts = np.bincount(buckets, weights=profile.counts.counts, minlength=self.count)
         counts[0] = profile.missing
+        if not self._reference.ordered:  # values too rare to be counted
+            counts[-1] += profile.rows - counts.sum()
         return counts / max(1.0, counts.sum())
 
 
 def stability_index(expected: np.ndarray, actual: np.ndarray) -> float:
     """Return the population stability index of two vectors of shares; empty buckets count as `SMALLEST_SHARE`.
 
-    Below 0.1 distributions are usually called the same, above 0.25 different. Source: N. Siddiqi, "Credit Risk
+    Distributions are usually considered equal below 0.1 and different above 0.25. Source: N. Siddiqi, "Credit Risk
     Scorecards", 2006.
     """
     expected, actual = np.maximum(expected, SMALLEST_SHARE), np.maximum(actual, SMALLEST_SHARE)

@@ -1,4 +1,4 @@
-"""Files of raw rows that are read piece by piece: once from end to end, or in blocks, each found again."""
+"""Reads files of raw rows piece by piece: once from end to end, or in blocks that can be read again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Block:
     """Consecutive rows of the files.
 
     Attributes:
-        position: where they begin, as `FileStream` gives it.
-        first: number of the first one among the good rows.
+        position: where the block begins, as given by `FileStream`.
+        first: index of the first row among the good rows.
         read: good rows in the block.
-        rows: those of them that belong to the part.
+        rows: number of those rows that belong to the part.
     """
 
     position: dict[str, Any]
@@ -37,9 +37,9 @@ class Block:
 
 
 class RawBlocks:
-    """The good rows of files of raw rows, as inputs of the network, in blocks of about `PART_ROWS`.
+    """The good rows of raw files as network inputs, in blocks of about `PART_ROWS`.
 
-    The first pass over the files finds the blocks; with `learn` the features learn from their rows.
+    The first pass over the files finds the blocks; with `learn`, the features also learn from the rows.
 
     Args:
         features: the declared columns.
@@ -48,18 +48,18 @@ class RawBlocks:
         block_rows: rows of a block.
 
     Attributes:
-        rows: rows of each block.
+        rows: number of rows of each block.
         names: names of the columns that `read` returns.
         report: how many rows were set aside and why, or None.
 
     Raises:
-        DataError: no such file, no good rows, or a required column is absent.
+        DataError: the file does not exist, too many rows are bad, or a required column is absent.
     """
 
     def __init__(self, features: Features, data: RawFiles, *, learn: bool = False, block_rows: int = PART_ROWS) -> None:
         self._features, self._path = features, data.path
         self._keep = data.rows_kept(features)
-        aside = SetAside()
+        aside = SetAside(features.max_bad_share)
         self._blocks: list[Block] = []
         with open_files(self._path, features, aside) as stream:
             for position, first, rows in _blocks(stream, block_rows):
@@ -79,7 +79,7 @@ class RawBlocks:
         return rows if self._keep is None else self._keep(rows, first)
 
     def read(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Return the inputs of the rows of some blocks.
+        """Return the network inputs of some blocks.
 
         Raises:
             DataError: the files have changed since the first pass.
@@ -89,7 +89,7 @@ class RawBlocks:
             block = self._blocks[number]
             rows = None
             with (
-                contextlib.suppress(StreamError),  # which a file that has been replaced raises
+                contextlib.suppress(StreamError),  # raised for a replaced file
                 open_files(self._path, self._features, SetAside(), block.position) as stream,
             ):
                 _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
@@ -109,18 +109,18 @@ def open_files(
     labelled: bool = True,
     kept: bool = False,
 ) -> Iterator[FileStream]:
-    """Open files as a stream that ends with the last of them.
+    """Open files as a stream that ends after the last of them.
 
     Args:
         path: a file or a folder.
-        features: say what the columns are.
+        features: declare the columns.
         aside: counts the rows that are set aside.
-        position: where to begin; None: at the start.
-        labelled: whether labels have to be there.
-        kept: whether the columns that are kept for output are read as well.
+        position: where to start; None: at the beginning.
+        labelled: whether labels are required.
+        kept: whether the columns kept for output are read as well.
 
     Raises:
-        DataError: no such file.
+        DataError: the file does not exist.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -132,7 +132,7 @@ def open_files(
 
 
 def parts_of(stream: FileStream, most: int = PART_ROWS) -> Iterator[Rows]:
-    """Yield the good rows of a stream that ends, at most `most` at a time."""
+    """Yield the good rows of a finite stream, at most `most` at a time."""
     while not stream.exhausted:
         batch = stream.poll(most, 1.0)
         if batch is not None:
@@ -140,7 +140,10 @@ def parts_of(stream: FileStream, most: int = PART_ROWS) -> Iterator[Rows]:
 
 
 def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dict[str, Any], int, Rows]]:
-    """Yield blocks of `size` good rows, the last of at least `least`: position, number of the first row, rows."""
+    """Yield (position, index of the first row, rows) of blocks of `size` good rows.
+
+    The last block has at least `least` rows.
+    """
     first, count, parts = 0, 0, []
     position = dict(stream.position())
     while not stream.exhausted and count < size:

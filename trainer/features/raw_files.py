@@ -1,8 +1,9 @@
-"""`RawFiles`: files of raw rows as the data of an experiment, whole or divided into parts to train and to judge on."""
+"""`RawFiles`: files of raw rows as an experiment's data, whole or split into train, valid and test parts."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import stable_seed, uniform64
 from ..errors import ConfigurationError, DataError
+from ..storage.cached_segments import local_files
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
 from .feature import time_column
@@ -19,7 +21,7 @@ from .features import Features
 from .raw_rows import Rows, SetAside
 
 PARTS = ("train", "valid", "test")
-IN_MEMORY_BYTES = 1 << 26  # of files
+IN_MEMORY_BYTES = 1 << 26  # total size of the files
 _PART_ROWS = 1 << 16
 _SEED = stable_seed("part")
 
@@ -27,11 +29,12 @@ _SEED = stable_seed("part")
 class RawFiles:
     """A file or folder of raw rows, or a part of its rows, as the data of an experiment.
 
-    Where the features name an `event_time`, the newest rows are the part "test", those before them "valid", and all
-    older ones "train"; otherwise rows are drawn for each part, the same ones every time.
+    If the features name an `event_time`, the newest rows are the part "test", those before them "valid", and all older
+    rows "train"; otherwise rows are sampled for each part, with the same result every time.
 
     Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them.
+        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them; of a URL, such as
+            ``s3://bucket/folder``, a copy is made on the local disk for as long as the process lives.
         part: "train", "valid" or "test"; None: all rows.
         valid: share of the rows in the part "valid".
         test: share of the rows in the part "test".
@@ -53,7 +56,8 @@ class RawFiles:
         in_memory: bool | None = None,
         shuffled_rows: int = 1 << 18,
     ) -> None:
-        self.path = Path(path)
+        self.path = local_files(path)
+        self._first_row = 0
         if in_memory not in (None, True, False):
             refuse("RawFiles(in_memory=...)", "True, False or None", in_memory)
         self._in_memory = in_memory
@@ -75,26 +79,42 @@ class RawFiles:
         files = [self.path] if self.path.is_file() else self.path.glob("*")
         return sum(file.stat().st_size for file in files if file.is_file()) < IN_MEMORY_BYTES
 
+    def from_row(self, first: int) -> RawFiles:
+        """Return the same rows without the first ones, not held in memory.
+
+        Args:
+            first: index of the first row among the good rows of the part.
+        """
+        rest = copy.copy(self)
+        rest._first_row, rest._in_memory = first, False
+        return rest
+
     def __iter__(self) -> Iterator[Any]:
         raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
-        """Return what leaves the part's rows of some rows and the number of the first; None where all are kept.
+        """Return a function (rows, index of the first row) -> the part's rows; None if all rows are kept.
+
+        Use it for a single pass over the files, from their start.
 
         Raises:
-            DataError: no row has a time.
+            DataError: none of the rows has a time.
         """
+        keep = self._part_kept(features)
+        return keep if self._first_row == 0 else _Rest(keep, self._first_row)
+
+    def _part_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
         if self.part is None:
             return None
-        place = PARTS.index(self.part)
+        index = PARTS.index(self.part)
         if features.event_time is None:
-            return _Drawn(np.cumsum([1 - self.valid - self.test, self.valid]), place)
+            return _Drawn(np.cumsum([1 - self.valid - self.test, self.valid]), index)
         column = features.event_time
         edges = self._times(column)
-        return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == place)
+        return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == index)
 
     def _times(self, column: str) -> np.ndarray:
-        """Return the times at which the parts "valid" and "test" begin."""
+        """Return the times at which the parts "valid" and "test" start."""
         schema = Schema({column: time_column(required=True)})
         times = []
         with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=SetAside())) as stream:
@@ -110,19 +130,39 @@ class RawFiles:
 
 
 class _Drawn:
-    """Keeps the rows drawn for a part, by their numbers among the good rows.
+    """Keeps the rows sampled for a part, by their index among the good rows.
 
     Args:
-        edges: float64 [2]: shares of the rows in "train", and in "train" and "valid".
-        place: number of the part.
+        edges: float64 [2]: share of the rows in "train", and in "train" plus "valid".
+        index: of the part.
     """
 
-    def __init__(self, edges: np.ndarray, place: int) -> None:
-        self.edges, self.place = edges, place
+    def __init__(self, edges: np.ndarray, index: int) -> None:
+        self.edges, self.index = edges, index
 
     def __call__(self, rows: Rows, first: int) -> Rows:
         numbers = np.arange(first, first + rows.count)
-        return _chosen(rows, np.searchsorted(self.edges, uniform64(numbers, _SEED), side="right") == self.place)
+        return _chosen(rows, np.searchsorted(self.edges, uniform64(numbers, _SEED), side="right") == self.index)
+
+
+class _Rest:
+    """Skips the first rows that another function keeps.
+
+    Args:
+        keep: the other function; None keeps all rows.
+        first: number of rows to skip.
+    """
+
+    def __init__(self, keep: Callable[[Rows, int], Rows] | None, first: int) -> None:
+        self._keep, self._missing = keep, first
+
+    def __call__(self, rows: Rows, first: int) -> Rows:
+        rows = rows if self._keep is None else self._keep(rows, first)
+        if not self._missing:
+            return rows
+        rest = np.arange(rows.good) >= self._missing
+        self._missing -= rows.good - int(rest.sum())
+        return _chosen(rows, rest)
 
 
 def _chosen(rows: Rows, mask: np.ndarray) -> Rows:

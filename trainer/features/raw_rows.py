@@ -1,30 +1,32 @@
-"""Raw rows in any form -> a list or array of values for each column, for `Schema.convert`."""
+"""Converts raw rows of any form to a list or array per column, for `Schema.convert`."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, StreamError
 from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 
+TOLERATED_ROWS = 10  # bad rows that are no error, whatever their share
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that were read from raw data.
+    """Rows read from raw data.
 
     Attributes:
         columns: raw columns of the good rows.
         count: number of rows, bad ones included.
-        bad: row number -> why it is set aside.
+        bad: row index -> why it is set aside.
     """
 
     columns: dict[str, Any]
@@ -38,47 +40,50 @@ class Rows:
 
 
 class SetAside(DeadLetter):
-    """Counts the rows that are set aside, by reason, and remembers the first."""
+    """Counts the rows of finite data that are set aside, by reason, and keeps the location of the first one.
 
-    def __init__(self) -> None:
-        super().__init__(max_bad_share=1.0)
-        self.reasons: Counter[str] = Counter()
-        self.first = ""
+    Args:
+        max_bad_share: largest share of bad rows tolerated; see `Features`.
+    """
+
+    def __init__(self, max_bad_share: float = 1.0) -> None:
+        least = math.ceil(TOLERATED_ROWS / max_bad_share) if max_bad_share else 1
+        super().__init__(max_bad_share=max_bad_share, min_rows=least)
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count bad rows; see `DeadLetter.record`."""
-        for bad in rows:
-            self.reasons[_short(bad.reason)] += 1
-            file = str(origins[bad.message].offset).split("@")[0] if origins else ""
-            self.first = self.first or (f"row {bad.row} of {file}" if file else f"row {bad.row}")
+        self.note(rows, origins)
+
+    def count(self, good: int, bad: int) -> None:
+        """Add to the counts of good and bad rows.
+
+        Raises:
+            DataError: more rows are bad than `max_bad_share` allows, and more than `TOLERATED_ROWS`; judged as
+                `DeadLetter.count` does.
+        """
+        try:
+            super().count(good, bad)
+        except StreamError:
+            raise DataError(
+                f"{self.report()}: more than max_bad_share={self.max_bad_share:g} allows; mend the rows, or let more "
+                "be set aside: Features(max_bad_share=1.0), in YAML features: {max_bad_share: 1.0}"
+            ) from None
 
     def add(self, rows: Rows, before: int) -> None:
-        """Count the rows of a table of which `before` rows have been read."""
+        """Count the bad rows of a table; `before` rows were read earlier."""
         self.record("", [BadRow(0, before + row, reason, None) for row, reason in sorted(rows.bad.items())], ())
         self.count(rows.good, len(rows.bad))
 
-    def report(self) -> str | None:
-        """Return how many rows were set aside and why, in words; None where all are good."""
-        if not self.bad:
-            return None
-        shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
-        return f"{self.bad} of {self.good + self.bad} rows set aside: {shown}; the first is {self.first}"
-
-
-def _short(reason: str) -> str:
-    """Return a reason without the value, so that equal reasons are counted together."""
-    return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
-
 
 def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
-    """Return the columns of `data` that the schema knows, by name, and the number of rows.
+    """Return the columns of `data` that are in the schema, by name, and the number of rows.
 
     Args:
         data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).
         schema: the raw columns.
 
     Raises:
-        DataError: none of these, no declared column, or columns of different lengths.
+        DataError: other data, no declared column, or columns of different lengths.
     """
     columns = _columns(data, schema)
     sizes = {name: len(values) for name, values in columns.items()}
@@ -107,7 +112,7 @@ def _columns(data: Any, schema: Schema) -> dict[str, Any]:
 
 
 def _is_single(value: Any, column: Column) -> bool:
-    """Return whether `value` is that of one row."""
+    """Return whether `value` belongs to a single row."""
     depth = len(column.shape)
     if value is None or np.isscalar(value) or not hasattr(value, "__len__"):
         return True
@@ -117,7 +122,7 @@ def _is_single(value: Any, column: Column) -> bool:
 
 
 def _plain(values: Any, column: Column) -> Any:
-    """Return the values of a library's column as a NumPy array or a list."""
+    """Convert a library's column to a NumPy array or a list."""
     if isinstance(values, Ragged | list | tuple):
         return values
     if hasattr(values, "to_pylist"):  # Arrow

@@ -1,9 +1,10 @@
-"""Features of several columns at once: a value looked up in a map, the overlap of two texts, custom functions."""
+"""Features of several columns: a map lookup, the overlap of two texts, custom functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -20,9 +21,9 @@ from .lists import _WORD
 
 @dataclass(frozen=True)
 class Lookup(Feature):
-    """The number that a map column holds under the key in another column: float32 [N, 1].
+    """The number that a map column holds under a key from another column: float32 [N, 1].
 
-    A map is written as text, ``"sports:0.7|news:0.2"``.
+    The map is text such as ``"sports:0.7|news:0.2"``.
 
     Args:
         column: name of the raw column with the map.
@@ -73,10 +74,10 @@ class Lookup(Feature):
 
 @dataclass(frozen=True)
 class Overlap(Feature):
-    """How much two texts have in common: float32 [N, 4].
+    """The word overlap of two texts: float32 [N, 4].
 
-    The shares of the first text's words that are in the second, of the second's that are in the first, and of all words
-    that are in both (P. Jaccard, 1912); and 1 where the first text is part of the second, word by word.
+    The share of the first text's words found in the second, the share of the second's found in the first, the share of
+    all words found in both (P. Jaccard, 1912), and 1 if the second text contains the first word for word.
 
     Args:
         columns: names of the two raw columns, text.
@@ -115,7 +116,7 @@ def _overlap(first: str, second: str) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True)
 class Custom(Feature):
-    """What a function of the user's makes of raw columns.
+    """Applies a user's function to raw columns.
 
     Args:
         function: a function of the arrays of `columns`, or its dotted name; called with whole batches, in training and
@@ -147,9 +148,15 @@ class Custom(Feature):
         for dtype in dtypes:
             choice("Custom(dtype=...)", dtype, ("float64", *DTYPES))
         object.__setattr__(self, "dtype", tuple(dtypes))
-        object.__setattr__(self, "_call", self._resolve())
+        _ = self._call
 
-    def _resolve(self) -> Callable[..., Any]:
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        """The function itself.
+
+        Raises:
+            ConfigurationError: its name cannot be imported.
+        """
         if callable(self.function):
             return self.function
         module, _, name = str(self.function).rpartition(".")
@@ -165,7 +172,7 @@ class Custom(Feature):
         """Return `Feature.declaration` with the dotted name of the function.
 
         Raises:
-            ConfigurationError: it has none that could be imported elsewhere, as a lambda or a function in a function.
+            ConfigurationError: the function cannot be imported elsewhere, such as a lambda or a nested function.
         """
         function = self._call
         name = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
@@ -185,21 +192,22 @@ class Custom(Feature):
         }
 
     def outputs(self) -> list[Output]:
-        """Return the numbers, or the id."""
+        """Return the numbers or the id."""
         if self.output == "ids":
             return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim))]
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, width], or int64 [N]."""
+        wanted: tuple[int, ...]
         arguments = [raw[name] for name in self.columns]
         rows, values = len(arguments[0]), np.asarray(self._call(*arguments))
         if self.output == "ids":
-            wanted, values = (rows,), to_ids(values)
+            values, wanted = to_ids(values), (rows,)
         else:
             wanted = (rows, self.width)
             values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-            values = values.reshape(rows, -1) if values.size == rows * self.width else values
+            values = values.reshape(wanted) if values.size == rows * self.width else values
         if values.shape != wanted:
             raise DataError(
                 f"feature {self.name!r}: the function returned shape {list(values.shape)}; expected {list(wanted)}"

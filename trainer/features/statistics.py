@@ -1,4 +1,4 @@
-"""What features learn from the data, in one pass and in bounded memory; statistics of parts can be merged."""
+"""Statistics that features learn in one pass and bounded memory; partial statistics can be merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DISTINCT = 1 << 22  # values that a vocabulary counts before rare ones are d
 
 
 class Moments:
-    """Count, mean, variance, least and greatest value; others than finite values are passed over.
+    """Count, mean, variance, minimum and maximum of the finite values.
 
     Source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
     1979, equation 2.1.
@@ -41,7 +41,7 @@ class Moments:
         self.merge(part)
 
     def merge(self, *others: Moments) -> None:
-        """Add what others have seen, one after another."""
+        """Add what others have seen, in order."""
         for other in others:
             if other.count:
                 self._add(other)
@@ -54,16 +54,16 @@ class Moments:
         self.count = count
         self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
 
-    def settle(self) -> None:
-        """See `Statistic.settle`."""
+    def finish(self) -> None:
+        """Do nothing: every update leaves the sums complete."""
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over all values; 1 where they do not vary."""
+        """Standard deviation of all values; 1 if they do not vary."""
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return count, mean, sum of squares, least and greatest value."""
+        """Return count, mean, sum of squares, minimum and maximum."""
         ends = [self.least, self.greatest] if self.count else [0.0, 0.0]
         return {"json": [self.count, self.mean, self.squares, *ends], "arrays": {}}
 
@@ -90,7 +90,7 @@ class Quantiles:
     _SMALLEST = 1e-12  # magnitudes below it count as zero
 
     def __init__(self) -> None:
-        self.keys = np.empty(0, np.int64)  # ascending in the value they stand for: sign * (offset + bucket)
+        self.keys = np.empty(0, np.int64)  # ordered by value: sign * (offset + bucket)
         self.counts = np.empty(0, np.int64)
 
     def add(self, values: np.ndarray) -> None:
@@ -99,7 +99,7 @@ class Quantiles:
 
     @classmethod
     def keys_of(cls, values: np.ndarray) -> np.ndarray:
-        """Return the signed number of each value's bucket, ascending with the value; 0 for one that is not finite."""
+        """Return the signed bucket number of each value, ordered like the values; 0 if not finite."""
         values = np.where(np.isfinite(values), values, 0.0)
         magnitude = np.abs(values)
         bucket = np.ceil(np.log(np.maximum(magnitude, cls._SMALLEST)) / cls._GAMMA).astype(np.int64)
@@ -118,11 +118,11 @@ class Quantiles:
             [self.keys, *(other.keys for other in others)], [self.counts, *(other.counts for other in others)]
         )
 
-    def settle(self) -> None:
-        """See `Statistic.settle`."""
+    def finish(self) -> None:
+        """Do nothing: every update leaves the counts complete."""
 
     def values(self, shares: np.ndarray) -> np.ndarray:
-        """Return the quantiles at `shares` (0 to 1), float64; NaN where nothing was added."""
+        """Return the quantiles at `shares` (0 to 1), float64; NaN if empty."""
         if not len(self.keys):
             return np.full(len(shares), np.nan)
         rank = np.asarray(shares) * (self.counts.sum() - 1)
@@ -142,7 +142,7 @@ class Quantiles:
 
 
 def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct keys, ascending, and the sums of their counts."""
+    """Return the distinct keys, ascending, and their summed counts."""
     merged, inverse = np.unique(np.concatenate(keys), return_inverse=True)
     total = np.zeros(len(merged), np.int64)
     np.add.at(total, inverse, np.concatenate(counts))
@@ -150,11 +150,11 @@ def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np
 
 
 class KnownIds:
-    """The ids of a vocabulary, each with its row of a table, above the rows of missing and unseen ids.
+    """The ids of a vocabulary and their table rows, after the rows of missing and unseen ids.
 
     Args:
-        ids: int64, no two the same.
-        rows: their rows; None: one after another.
+        ids: int64, distinct.
+        rows: their rows; None: consecutive rows.
     """
 
     def __init__(self, ids: np.ndarray, rows: np.ndarray | None = None) -> None:
@@ -164,21 +164,21 @@ class KnownIds:
         self._rows.add(ids, rows.astype(np.int32))
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row of each id, int64 [n]; `UNSEEN_ROW` for those that are not known."""
+        """Return the row of each id, int64 [n]; `UNSEEN_ROW` for unknown ids."""
         rows = self._rows.get(ids)
         return np.where(rows < 0, UNSEEN_ROW, rows).astype(np.int64, copy=False)
 
 
 class ValueCounts:
-    """How often each id occurs, the most frequent `limit` of them, and which of them have a row in a table.
+    """Counts of the `limit` most frequent ids, and which of them have a table row.
 
-    Ids are int64, as `trainer.embedding` hashes text. When there are more, those that occur least are dropped, once
-    warned of: counts of the dropped ones may then be too low. An id keeps the row it was given.
+    Ids are int64, as `trainer.embedding` hashes text. Above `limit`, the rarest ids are dropped with a single warning;
+    their counts may be too low later. An id keeps its row.
 
     Args:
-        min_count: how often an id has to occur to be given a row.
-        max_size: most ids with a row, the most frequent ones that have none yet come first; None: no bound.
-        limit: ids that are counted.
+        min_count: occurrences that an id needs to get a row.
+        max_size: most ids with a row; the most frequent ids without one come first; None: no bound.
+        limit: number of ids to count.
     """
 
     def __init__(self, min_count: int = 1, max_size: int | None = None, limit: int = MAX_DISTINCT) -> None:
@@ -209,11 +209,11 @@ class ValueCounts:
         self.ids, self.counts, self.rows, self._vocabulary = merged, total, rows, None
 
     def merge(self, *others: ValueCounts) -> None:
-        """Add what others have counted; their rows are left out."""
+        """Add what others have counted, without their rows."""
         self._count([(other.ids, other.counts) for other in others])
 
-    def settle(self) -> None:
-        """Give rows to the ids that have become frequent enough, in the order of the ids."""
+    def finish(self) -> None:
+        """Assign rows to the ids that have become frequent enough, in id order."""
         new = np.flatnonzero((self.rows < 0) & (self.counts >= self.min_count))
         known = len(self.rows) - int((self.rows < 0).sum())
         if self.max_size is not None and len(new) > (room := max(0, self.max_size - known)):
@@ -227,7 +227,7 @@ class ValueCounts:
     def vocabulary(self) -> KnownIds:
         """The ids with a row."""
         if self._vocabulary is None:
-            self.settle()
+            self.finish()
             known = self.rows >= 0
             self._vocabulary = KnownIds(self.ids[known], self.rows[known])
         return self._vocabulary

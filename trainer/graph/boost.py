@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEVELS = ("O0", "O1", "O2")
 CENTRALIZATION, FREEZING, ADASUM = "gradient_centralization", "gradient_freezing", "adasum"
-# Most steps per call while layers freeze in turn: a call is frozen as a whole
+# Most steps per call with gradient freezing: all steps of a call freeze the same layers
 MAX_FROZEN_STEPS = 8
 _CENTRALIZED = (nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.nn.Conv2d, mint.nn.Conv3d)
 
@@ -93,10 +93,10 @@ def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
 
 @dataclass(frozen=True)
 class Boost:
-    """What is on in one trainer.
+    """The parts of a boost level that are active in one trainer.
 
     Attributes:
-        parts: names of the parts that are on; one found later to be off is followed by the reason.
+        parts: names of the active parts; the reason follows one that was switched off later.
         centralized: for each trained parameter whether its gradient is centralized; empty when none is.
         freezing: which layers freeze when, or None.
         combine: cell that combines the gradients of the processes in place of their mean, or None.
@@ -128,7 +128,7 @@ def make_boost(
     optimizer: nn.Cell | None,
     seed: int,
 ) -> Boost:
-    """Check the boost arguments of a trainer and return what is on.
+    """Check the boost arguments of a trainer and return the active parts.
 
     Raises:
         ConfigurationError: an unknown level, a wrong configuration, or a part that network or optimizer do not allow.
@@ -151,7 +151,7 @@ def make_boost(
     freezing = None
     if depths and config.freeze_share > 0:
         for depth in depths:
-            slice_optimizer(optimizer, depth)  # refuses here rather than at the first frozen step
+            slice_optimizer(optimizer, depth)  # fails here rather than at the first frozen step
         freezing = Freezing(seed, config.freeze_share, depths, config.freeze_after)
     processes = join().size
     combine = level == "O2" and config.adasum and processes > 1
@@ -211,10 +211,10 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 
 
 class Freezing(Stateful):
-    """Says how many leading parameters are frozen in a call, from the seed and the step alone.
+    """Decides how many leading parameters a call freezes, from the seed and the step alone.
 
-    A call of several steps is frozen as a whole. A call that begins inside an accumulation window goes on as the window
-    began; that, and nothing else, is state.
+    A call of several steps is frozen as a whole. A call that begins inside an accumulation keeps the depth that
+    the accumulation began with, which is the only state.
 
     Args:
         seed: seed of the choices.
@@ -237,14 +237,14 @@ class Freezing(Stateful):
         share, choice = np.random.SeedSequence([self.seed, step]).generate_state(2, np.uint32)
         return self.depths[int(choice) % len(self.depths)] if share < self.share * 2**32 else 0
 
-    def next(self, step: int, ends_inside_window: bool) -> int:
-        """Return the depth of the call to come; `ends_inside_window` says that its last window stays open."""
+    def next(self, step: int, ends_inside_accumulation: bool) -> int:
+        """Return the depth of the next call, which may end inside an accumulation."""
         depth = self.depth(step) if self._held is None else self._held
-        self._held = depth if ends_inside_window else None
+        self._held = depth if ends_inside_accumulation else None
         return depth
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the depth that an open window holds."""
+        """Return the depth of the open accumulation."""
         return {"json": {"held": self._held}, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,7 +253,7 @@ class Freezing(Stateful):
 
 
 def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the numbers of leading parameters that `shares` of them come to, in whole layers, without repeats.
+    """Return how many leading parameters `shares` of them are, in whole layers, without repeats.
 
     A layer is what has its parameters' names up to the last dot in common. A share too small for one layer is left out.
     """
@@ -296,9 +296,9 @@ def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
 
 
 def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
-    """Let `step`, which trains the parameters from number `first` on, count and accumulate where `whole` does."""
+    """Share counters and accumulated gradients of `whole` with `step`, which trains parameters `first` and later."""
     share_parameters(step, whole)
-    # not setattr: the cell would take another cell's parameters for its own under a name used twice
+    # not setattr: the cell would register the other cell's parameters as its own, under a name used twice
     hide(step, "saved", tuple(whole.saved))
     if whole.accumulate > 1:
         hide(step, "gradient_sum", tuple(whole.gradient_sum)[first:])
@@ -345,7 +345,7 @@ def adasum(gradients):
         even, odd = gradients[0::2], gradients[1::2]
         dot = ops.sum(even * odd, 1, True)
         of_even, of_odd = ops.sum(even * even, 1, True), ops.sum(odd * odd, 1, True)
-        # where one of them is zero the dot product is too
+        # if one norm is zero, so is the dot product
         one, zero = ops.ones_like(dot), ops.zeros_like(dot)
         even_weight = one - ops.select(of_even > 0, dot / (2 * ops.maximum(of_even, 1e-30 * one)), zero)
         odd_weight = one - ops.select(of_odd > 0, dot / (2 * ops.maximum(of_odd, 1e-30 * one)), zero)

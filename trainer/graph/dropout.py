@@ -1,4 +1,4 @@
-"""Dropout whose masks a resumed run repeats: they depend on (seed, layer, forward number, place) and nothing else.
+"""Dropout with masks that a resumed run repeats: a function of (seed, layer, forward number, position).
 
 MindSpore's dropout kernels keep a random state that cannot be read or set. Here the mask of an element is the hash of
 its place in the activation, offset by a key that changes with every training forward; the number of the forward is a
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 _GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: keys of successive forwards lie as far apart as can be
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
-# Dimensions that are dropped as a whole: none, or those after the channel
+# trailing dimensions dropped together: none, or all after the channel
 _WHOLE = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def layer_key(seed: int, layer: int) -> int:
-    """Return where in the sequence of 2**32 masks layer number `layer` begins, from the seed alone."""
+    """Return the offset of layer number `layer` in the sequence of 2**32 masks, from the seed alone."""
     return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
 
 
@@ -90,7 +90,7 @@ class StatelessDropout(nn.Cell):
 def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
     """Put a `StatelessDropout` in place of every `nn.Dropout`, `Dropout1d`, `Dropout2d` and `Dropout3d` of `network`.
 
-    A second call finds nothing to replace and changes nothing.
+    A second call changes nothing.
 
     Returns:
         Names of the cells that were replaced.
@@ -126,6 +126,6 @@ def repeatable(network: nn.Cell) -> bool:
 
 
 def _keep_prob(cell: Any) -> float:
-    # nn.Dropout holds whichever of p and keep_prob it was given
+    # nn.Dropout keeps only the one of p and keep_prob that was passed
     p = getattr(cell, "p", None)
     return float(cell.keep_prob if p is None else 1 - p)

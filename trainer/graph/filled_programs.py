@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def modes_put_back(*roots: nn.Cell) -> Iterator[None]:
-    """Put the modes of all cells back as they were."""
+    """Restore the training modes of all cells on exit."""
     cells = [cell for root in roots for _, cell in cells_and_names(root)]
     modes = [cell.training for cell in cells]
     try:
@@ -67,7 +67,7 @@ class FilledPrograms:
             reason = "the network normalizes over the rows of a batch"
         self.training = RowFilling(reason)
         self._evaluate: EvalStep | None = None
-        self._odd: tuple[Columns, Any] | None = None  # a batch of the evaluation under way, and its outputs
+        self._odd: tuple[Columns, Any] | None = None  # a batch of this evaluation and its outputs, for the trial
         self._step: TrainStep | OneStep | None = None
         self._tried = 0
 
@@ -77,34 +77,34 @@ class FilledPrograms:
         return self._tried + sum(count_programs(cell) for cell in (self._evaluate, self._step) if cell is not None)
 
     def forget_step(self) -> None:
-        """Build the training step again when it is next needed, as the one for unpadded batches was."""
+        """Drop the training step after the one for unpadded batches was rebuilt."""
         self._step = None
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Which batches of evaluations are padded; None for a program of the user's own, or one not compiled.
+        """Which batches of evaluations are padded; None for a user's evaluation network, or without compilation.
 
-        None with several processes as well: each would decide by batches of its own, but tables need all of them.
+        Also None with several processes: each would decide by its own batches, while tables need all of them.
         """
         builder = self._builder
-        ours = builder.eval_network is None and builder.compiled and not builder.forward.several
+        ours = builder.inference.eval_network is None and builder.compiled and not builder.forward.several
         return self._evaluation if ours and builder.options.exchange is None else None
 
     def evaluate_cell(self) -> EvalStep:
         """Return the evaluation program for padded batches."""
         if self._evaluate is None:
-            self._evaluate = EvalStep(self._forward, self._builder.table_inputs)
+            self._evaluate = EvalStep(self._forward, self._builder.inference.table_inputs)
         self._evaluate.set_train(False)
         return self._evaluate
 
     def begin_evaluation(self) -> None:
-        """Forget the batch of an evaluation that failed."""
+        """Discard the trial batch of an evaluation that failed."""
         self._odd = None
 
     def keep_for_trial(self, chunk: Chunk, outputs: Any) -> None:
-        """Keep an evaluated batch and its outputs if the trial can be run on it."""
+        """Keep an evaluated batch and its outputs if the trial can use them."""
         filling = self.evaluation
         if filling is None or filling.exact is not None or self._odd is not None:
             return
@@ -112,7 +112,7 @@ class FilledPrograms:
             self._odd = chunk.arrays, host_copies(outputs)
 
     def try_evaluation(self) -> None:
-        """Run the trial of evaluation once, after an evaluation and in its mode."""
+        """Run the evaluation trial once, in inference mode."""
         if self._odd is None:
             return
         (columns, plain), self._odd = self._odd, None
@@ -122,18 +122,18 @@ class FilledPrograms:
     def _try(self, filling: RowFilling, plain: Any, cell: EvalStep | TrialStep, columns: Columns, rows: int) -> None:
         size = filling.size_for(rows)
         try:
-            outputs = self._builder.apply(cell, (*padded(columns, size), row_weights(rows, size)))
-        except Exception as error:  # a network for this number of rows only
+            outputs = self._builder.inference.apply(cell, (*padded(columns, size), row_weights(rows, size)))
+        except Exception as error:  # the network takes this number of rows only
             filling.refuse(f"batches of {size} rows fail: {type(error).__name__}")
             return
-        # axis 0 of gradients is not that of rows
+        # axis 0 of gradients does not count rows
         outputs, gradients = without_padding(outputs[:3], rows, size), outputs[3:]
         filling.decide(plain, host_copies((*outputs, *gradients)))
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def train(self, run: TrainRunner, options: StepOptions) -> FilledBatches:
-        """Return a runner of single batches: odd ones are padded, all others go to `run`."""
+        """Return a runner of single batches that pads odd ones and gives all others to `run`."""
         tables = self._builder.tables
         inputs = 0 if tables is None else tables.input_count
         return FilledBatches(run, lambda: self._runner(options), self._try_training, self.training, inputs)
@@ -158,7 +158,7 @@ class FilledPrograms:
         own = [(p, _kept(p)) for p in parameters_of(network) if not p.requires_grad]
         rows = [] if builder.tables is None else builder.tables.read_params
         cells = [
-            TrialStep(forward, builder.optimizer.parameters, rows, builder.table_inputs)
+            TrialStep(forward, builder.optimizer.parameters, rows, builder.inference.table_inputs)
             for forward in (builder.forward, self._forward)
         ]
         with modes_put_back(network):
@@ -168,8 +168,8 @@ class FilledPrograms:
                 if drops(cell):
                     cell.set_train(False)
             try:
-                plain = host_copies(builder.apply(cells[0], chunk.arrays))
-            except Exception:  # the step itself will fail too, and say so
+                plain = host_copies(builder.inference.apply(cells[0], chunk.arrays))
+            except Exception:  # the step itself will raise the same error
                 return
             self._try(self.training, plain, cells[1], chunk.arrays, chunk.num_samples)
         self._tried += sum(map(count_programs, cells))
@@ -183,7 +183,7 @@ class FilledPrograms:
 
 def _kept(parameter: Parameter) -> bytes | int:
     value = np.ascontiguousarray(parameter.asnumpy())
-    return value.tobytes() if value.size <= LARGE else zlib.crc32(value)
+    return value.tobytes() if value.size <= LARGE else zlib.crc32(value.data)
 
 
 def without_padding(outputs: Any, rows: int, size: int) -> Any:
@@ -208,7 +208,7 @@ def host_copies(outputs: Any) -> Any:
 
 
 def _pad_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
-    """Return a chunk of one batch with tensors of `size` rows, prepared ids among them, and the row weights."""
+    """Return a chunk of one batch padded to `size` rows, ids included, with the row weights."""
     count = len(chunk.tensors) - table_inputs
     columns = padded(tuple([column.asnumpy() for column in chunk.tensors[:count]]), size)
     columns = (*columns, row_weights(chunk.num_samples, size))

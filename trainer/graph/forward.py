@@ -14,15 +14,14 @@ from .labels import LabelCast
 from .losses import fused_loss, row_loss
 from .multi_task import MultiTaskLoss
 
-LARGE = 1 << 20  # entries of what a trial does not copy to the host
+LARGE = 1 << 20  # arrays with more entries stay on the device in a trial
 
 
 class Forward(nn.Cell):
     """Network and loss as one cell: columns in, (loss, prediction) out, both float32.
 
-    With a loss function the last `labels` columns go to it, after the prediction; with 0 it is given the prediction
-    alone. Without one the network receives
-    every column and returns the loss, or a tuple that starts with (loss, prediction).
+    A loss function receives the prediction and the last `labels` columns. Without a loss function the network
+    receives every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
 
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
@@ -32,7 +31,7 @@ class Forward(nn.Cell):
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
         self.several = isinstance(loss_fn, MultiTaskLoss)
-        self.apart = False  # whether a training gives the loss of each task, [T], instead of their weighted sum
+        self.apart = False  # return the losses of the tasks, [T], instead of their weighted sum while training
         self.labels = labels
         self.label = -max(1, labels)
         self.cast_outputs = cast
@@ -81,7 +80,7 @@ class Forward(nn.Cell):
 
 
 def kept_output(prediction, output):
-    """Return the output of a network that is kept, see `StepOptions.output`; graph code."""
+    """Return the network output that `StepOptions.output` selects; graph code."""
     if not isinstance(prediction, tuple):
         return prediction
     if output >= 0:
@@ -116,7 +115,7 @@ def to_float32(value):
 
 
 class FilledForward(nn.Cell):
-    """A `Forward` for padded batches: its loss is that of the rows that count, its prediction has all rows.
+    """A `Forward` for padded batches: the loss ignores padding, the prediction has all rows.
 
     The last column, after the label, has the row weights: float32 [rows], 1 or 0.
 
@@ -147,7 +146,7 @@ class FilledForward(nn.Cell):
         return self.network(*inputs)
 
     def rows(self, columns):
-        """Return the number of rows that count; graph code."""
+        """Return the number of rows without padding; graph code."""
         return ops.sum(columns[-1])
 
 
@@ -192,12 +191,12 @@ class EvalStep(nn.Cell):
 
 
 class TrialStep(nn.Cell):
-    """A training forward with its gradients, to see what they depend on; nothing is trained.
+    """A training forward with its gradients, without an update, to compare padded with plain batches.
 
     Args:
         forward: of a network with one label.
         parameters: the parameters to differentiate.
-        table_rows: what tables' rows are read from; their number and order change with that of the rows.
+        table_rows: rows of sparse tables; their number and order follow the batch.
         table_inputs: number of inputs after the columns.
     """
 

@@ -32,10 +32,10 @@ MANY_SIZES = 5
 
 
 class GraphCall:
-    """Runs a cell as a graph, by its compiled program at once where the arguments are like those of earlier calls.
+    """Runs a cell as a graph, and calls its compiled program directly when shapes and dtypes are known.
 
-    The first call with such arguments compiles, the second finds out whether the program may be run at once, and the
-    later ones do so; where it may not, all go through `compile_and_run`.
+    The first call with new shapes or dtypes compiles, the second checks that calling the program directly gives the
+    same outputs, later calls do so. If they differ, all calls go through `compile_and_run`.
 
     Args:
         cell: the cell; only tensors are passed to it.
@@ -57,7 +57,7 @@ class GraphCall:
 
         Args:
             tensors: the arguments.
-            like: hashable that differs wherever shapes or dtypes differ, if the caller has one at hand.
+            like: hashable that differs when shapes or dtypes differ, if the caller has one.
         """
         cell = self.cell
         key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
@@ -125,7 +125,7 @@ class EvaluationCall(GraphCall):
         try:
             return super().__call__(*tensors, like=like)
         except Exception as error:
-            if self.programs:  # the cell compiles: the data are wrong
+            if self.programs:  # the cell compiles, so the data are wrong
                 raise
             eager = EagerCall(self.cell)
             try:
@@ -144,7 +144,7 @@ class EvaluationCall(GraphCall):
 
 
 def _wait_for(outputs: Any) -> None:
-    """Wait until eager outputs are there; the failure of an operator surfaces here."""
+    """Wait for eager outputs; an operator that failed raises here."""
     for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
         if isinstance(output, tuple | list):
             _wait_for(output)
@@ -156,7 +156,7 @@ Call = GraphCall | EagerCall
 
 
 class BatchSizes:
-    """Tells once when batches of many sizes are each compiled anew.
+    """Warns once when every new batch size costs a compilation.
 
     Args:
         run: what compiles.
@@ -173,7 +173,7 @@ class BatchSizes:
         self._rows: list[int] = []
 
     def note(self, chunk: Chunk) -> None:
-        """Look at a chunk that has been compiled for: `programs` is not what it was."""
+        """Count the program that was compiled for a chunk."""
         self.programs = self.run.programs
         rows = chunk.arrays[0].shape[1 if chunk.stacked else 0]
         if rows not in self._rows:
@@ -194,7 +194,7 @@ _UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operat
 
 
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
-    """Return a `GraphError` with what MindSpore says, the user's line it says it of, and the columns that were fed."""
+    """Return a `GraphError` with MindSpore's message, the user's source line and the columns of the batch."""
     if isinstance(error, GraphError):
         return error
     shapes = [list(array.shape[1:] if chunk.stacked else array.shape) for array in chunk.arrays]
@@ -212,7 +212,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
 
 
 def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
-    """Return the cure where MindSpore complains of types and columns of several axes, such as images, are integers."""
+    """Return a hint about integer columns of several axes, such as images, if MindSpore complains of types."""
     if not _TYPES.search(text):
         return ""
     columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
@@ -226,7 +226,7 @@ TrainRunner = Callable[[Chunk], StepOutputs]
 
 
 def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
-    """Return what gives the inputs of a program from a chunk: its tensors and, among processes, what rows they have."""
+    """Return a function from a chunk to program inputs: tensors and, with several processes, row counts."""
     if options.exchange is None:
         return operator.attrgetter("tensors")
 
@@ -242,13 +242,13 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
 def single_runner(
     run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False
 ) -> TrainRunner:
-    """Return what trains one batch.
+    """Return a runner of single batches.
 
     Args:
         run: calls the step.
         options: those of the step.
-        sizes: is shown what was compiled for, or None.
-        returns: whether all that the step returned is handed on.
+        sizes: notes compiled batch sizes, or None.
+        returns: whether `StepOutputs.returned` gets all that the step returned.
     """
     run.cell.set_train(True)
     leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
@@ -270,11 +270,11 @@ def single_runner(
 
 
 def sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
-    """Return what trains the batches of a stacked chunk."""
+    """Return a runner of stacked chunks."""
     run.cell.set_train(True)
     keep, inputs = options.keep_predictions, inputs_of(options)
     flags = (Tensor(False), Tensor(True))
-    counts = [Tensor(n, mstype.int32) for n in range(run.cell.size + 1)]
+    counts = [Tensor(n, mstype.int32) for n in range(run.cell.batches_per_call + 1)]
     sizes = BatchSizes(run)
 
     def train(chunk: Chunk) -> StepOutputs:
@@ -291,7 +291,7 @@ def sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
 
 
 class OneStep(nn.Cell):
-    """A step without accumulation, and so without `flush`: on CPU an input nobody reads costs 0.1 ms per call.
+    """A step without accumulation and its `flush` input: an unused input costs 0.1 ms per call on CPU.
 
     Args:
         step: a `TrainStep` or `CustomStep`.
@@ -310,31 +310,33 @@ class OneStep(nn.Cell):
 
 
 class SunkSteps(nn.Cell):
-    """Up to `size` batches in one call: a graph loop over stacked columns, bit-identical to single calls.
+    """Up to `batches_per_call` batches in a graph loop over stacked columns; bit-identical to single calls.
 
     Args:
         step: a `TrainStep` or `CustomStep`.
-        size: leading length of the stacked columns.
+        batches_per_call: leading length of the stacked columns.
         row_shape: shape of one row's prediction when predictions are to be kept, else None.
         counted: a column whose first axis is that of the rows.
     """
 
-    def __init__(self, step: nn.Cell, size: int, row_shape: tuple[int, ...] | None = None, counted: int = 0) -> None:
+    def __init__(
+        self, step: nn.Cell, batches_per_call: int, row_shape: tuple[int, ...] | None = None, counted: int = 0
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
-        self.size = size
+        self.batches_per_call = batches_per_call
         self.row_shape = row_shape
         self.counted = counted
 
     def construct(self, count, flush, *stacked):
-        """Train the first `count` (int32 scalar) batches; `flush` closes an accumulation window after the last.
+        """Train the first `count` (int32 scalar) batches; `flush` ends an accumulation after the last.
 
-        Returns (losses [size], predictions [size, batch, ...] or the losses once more).
+        Returns (losses [batches_per_call], predictions [batches_per_call, batch, ...] or the losses once more).
         """
-        losses = ops.zeros((self.size,), mstype.float32)
+        losses = ops.zeros((self.batches_per_call,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
-        # gather and scatter by name: brackets would add eight operators per step, for indices that may be negative
+        # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
         if self.row_shape is None:
             while index < count:
                 columns = ()
@@ -344,7 +346,9 @@ class SunkSteps(nn.Cell):
                 losses = _put(losses, index, loss)
                 index = index + 1
             return losses, losses
-        predictions = ops.zeros((self.size, stacked[self.counted].shape[1], *self.row_shape), mstype.float32)
+        predictions = ops.zeros(
+            (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape), mstype.float32
+        )
         while index < count:
             columns = ()
             for column in stacked:

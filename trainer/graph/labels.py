@@ -1,4 +1,4 @@
-"""Labels: cast to the dtype and shape a loss takes, class numbers checked before a program sees them."""
+"""Labels: cast to the dtype and shape a loss takes; class numbers are checked on the host."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _VALUE_LOSSES = (
 )
 _numbers = itertools.count()
 _said: set[tuple[int, str]] = set()
-_casts: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # graph code passes on numbers alone
+_casts: weakref.WeakValueDictionary[int, Any] = (
+    weakref.WeakValueDictionary()
+)  # by number: graph code passes numbers only
 _shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of label and prediction, by number
 
 
 def kind_of(loss_fn: Any) -> int:
-    """Return what the labels of MindSpore's own losses are: class numbers, values like predictions; else `OTHER`."""
+    """Return the kind of labels of one of MindSpore's losses (class numbers, or values); else `OTHER`."""
     if type(loss_fn) in _VALUE_LOSSES:
         return VALUES
     if type(loss_fn) is nn.SoftmaxCrossEntropyWithLogits:
@@ -43,7 +45,7 @@ def kind_of(loss_fn: Any) -> int:
 
 
 def takes_class_numbers(loss_fn: Any) -> str | None:
-    """Return the name of a loss that takes one class number a row as an integer; None of all others."""
+    """Return the name of a loss that takes one class number per row as an integer; None of all others."""
     return type(loss_fn).__name__ if kind_of(loss_fn) == CLASSES else None
 
 
@@ -73,7 +75,7 @@ class LabelCast(nn.Cell):
         self.values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
-        object.__setattr__(self, "loss_fn", loss_fn)  # not a child: its parameters belong to the cell that runs it
+        object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
         weakref.finalize(self, _shapes.pop, self.number, None)
 
@@ -117,7 +119,7 @@ def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
         logger.log(level, text, *values)
 
 
-# constexpr: Python that runs when the graph is made, not when it is run. As branches of the graph it took a tenth of
+# constexpr: Python that runs at compile time. As branches of the graph it took a tenth of
 # the time that a small step takes to compile; a cast to the dtype there already is no operator in the end.
 @ops.constexpr
 def _wanted_dtype(kind, number, loss, dtypes, shapes):
@@ -171,7 +173,7 @@ def _say_shape(number, loss, label, prediction) -> None:
 
 
 def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
-    """Return whether a loss broadcasts labels and predictions of such shapes; None where that cannot be told."""
+    """Return whether a loss broadcasts labels and predictions of such shapes; None if unknown."""
     rows = np.array([0, 1], np.float32)
     shape = (2, *prediction[1:])
     # fixed fractions, all different: exchanging the labels of two rows has to change a loss that pairs them
@@ -198,7 +200,7 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
 
 
 class ClassRange:
-    """Refuses class numbers that the prediction has no value for.
+    """Refuses class numbers outside the prediction's classes.
 
     `nn.CrossEntropyLoss` trains on -1 as if it were the last class, a sparse `nn.SoftmaxCrossEntropyWithLogits` on
     numbers too high. Where an operator does refuse them, MindSpore runs no further program of the process.

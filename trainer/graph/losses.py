@@ -1,4 +1,4 @@
-"""MindSpore's losses: cells with a shorter gradient, and losses with row weights, where padding counts for nothing."""
+"""MindSpore's losses: cells with a shorter gradient, and losses with row weights that ignore padding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FusedBCEWithLogits(nn.Cell):
 
 
 class FusedCrossEntropy(nn.Cell):
-    """The value of `nn.CrossEntropyLoss()` for one class number a row and its gradient, (softmax(x) - one_hot(y)) / n.
+    """`nn.CrossEntropyLoss()` for one class number per row, with its gradient (softmax(x) - one_hot(y)) / n.
 
     MindSpore's own provides for weights, smoothing and more axes, and takes as long to compile as a small network.
 
@@ -65,7 +65,7 @@ class _OfClassNumbers(nn.Cell):
     def __init__(self, ignored: int) -> None:
         super().__init__(auto_prefix=False)
         self.ignored = ignored
-        # operators by themselves: the functions of the same names check and choose in Python, which is compiled as well
+        # primitives, because the functions of the same names add checks that are compiled as well
         self.logs, self.softmax, self.one_hot = ops.LogSoftmax(1), ops.Softmax(1), ops.OneHot()
         self.gather, self.select, self.different = ops.GatherD(), ops.Select(), ops.NotEqual()
         self.cast, self.reshape, self.zeros = ops.Cast(), ops.Reshape(), ops.ZerosLike()
@@ -81,7 +81,7 @@ class _OfClassNumbers(nn.Cell):
 
     def bprop(self, logits, labels, out, dout):
         counted = self.cast(self.different(labels, self.ignored), mstype.float32)
-        # at least one: where all labels are left out the value is NaN, but no weight is to become so
+        # at least 1: if every label is ignored, the loss is NaN but the gradients stay finite
         rows = self.maximum(self.sum(counted), self.cast(1.0, mstype.float32))
         weights = self.reshape(self.div(self.mul(counted, dout), rows), (-1, 1))
         classes = logits.shape[1]
@@ -91,7 +91,7 @@ class _OfClassNumbers(nn.Cell):
 
 
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
-    """Return what computes the same as `loss_fn` in fewer operators where there is such a cell, else `loss_fn`."""
+    """Return an equivalent of `loss_fn` with fewer operators if there is one, else `loss_fn`."""
     if type(loss_fn) not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
         return loss_fn
     if loss_fn.reduction != "mean" or loss_fn.weight is not None:
@@ -116,7 +116,7 @@ _EACH: dict[type, Callable[[Any], nn.Cell]] = {
 
 
 class RowLoss(nn.Cell):
-    """A loss over the rows that count.
+    """A loss that ignores rows of weight 0.
 
     Args:
         each: cell of (prediction, label) -> a value for each row, or for each element of it.
@@ -145,7 +145,7 @@ class RowLoss(nn.Cell):
         counted = ops.reshape(weights, (rows, 1))
         elements = values.shape[1]
         if self.ignored is not None and label.ndim < prediction.ndim:
-            # MindSpore leaves ignored labels out of the number that it divides by as well
+            # as in MindSpore, ignored labels are not part of the divisor
             counted = counted * ops.cast(ops.reshape(label, (rows, -1)) != self.ignored, mstype.float32)
             elements = 1
         total = ops.sum(values * counted)
@@ -155,9 +155,9 @@ class RowLoss(nn.Cell):
 
 
 def row_loss(loss_fn: Any) -> RowLoss | None:
-    """Return the same loss over the rows that count; None for one that is not MindSpore's own, or that has weights.
+    """Return the loss restricted to rows that count; None for custom losses and those with weights.
 
-    A loss of one value a row (``reduction="none"``) is averaged, as evaluation does.
+    A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
     """
     make = _EACH.get(type(loss_fn))
     if make is None or any(getattr(loss_fn, name, None) is not None for name in ("weight", "pos_weight")):

@@ -100,7 +100,7 @@ class MultiTaskLoss(nn.Cell):
             )
 
     def leaves_out(self, place: int) -> bool:
-        """Return whether rows of the task at `place` may not count."""
+        """Return whether the task at `place` may ignore rows."""
         return self.mask_places[place] >= 0 or self.ignores_nan[place]
 
     def in_order(self, predictions):
@@ -136,7 +136,7 @@ class MultiTaskLoss(nn.Cell):
         return ops.sum(losses * Tensor(self.weights, mstype.float32))
 
     def add(self, sums, counts):
-        """Add sums of losses, and numbers of rows, to those that `read_losses` tells, float32 [T] both; graph code."""
+        """Add loss sums and row counts, both float32 [T], to those that `read_losses` returns; graph code."""
         ops.assign_add(self.loss_sums, sums)
         ops.assign_add(self.row_counts, counts)
 
@@ -150,7 +150,7 @@ class MultiTaskLoss(nn.Cell):
             rows = prediction.shape[0]
             if self.leaves_out(place):
                 counted = self._counted(place, labels)
-                # nothing of a label that does not count reaches the loss: NaN times 0 is NaN
+                # replace ignored labels before the loss, because NaN times 0 is NaN
                 kept = ops.reshape(counted, (rows,) + (1,) * (label.ndim - 1)) > 0
                 label = ops.select(ops.broadcast_to(kept, label.shape), label, ops.zeros_like(label))
                 each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)

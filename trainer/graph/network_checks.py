@@ -1,4 +1,4 @@
-"""Checks of a trainer's constructor arguments: every mistake is reported there, not at the first step."""
+"""Checks of a trainer's constructor arguments, before the first step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
 from .optimizers import PLACEHOLDER
 from .precision import device_target
+
+IGNORED_LABEL = -100  # the default of MindSpore's losses, a label that data rarely have
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
 
 
 def _check_methods(network: nn.Cell) -> None:
-    """Refuse a cell that holds a value under the name of a method which MindSpore itself calls while it compiles."""
+    """Refuse a cell with an attribute named like a method that MindSpore calls while compiling."""
     for name in ("add_flags_recursive", "cells", "cells_and_names", "name_cells", "set_train"):
         if not callable(getattr(network, name)):
             raise ConfigurationError(
@@ -91,7 +93,7 @@ def _kind(value: Any) -> str:
 
 
 def check_compile(network: nn.Cell, compile: Any) -> bool:
-    """Return whether programs are compiled; what running without costs is said here.
+    """Return whether programs are compiled; without, warn of the cost.
 
     Raises:
         ConfigurationError: no bool, or a network with sparse tables, which are read within compiled programs.
@@ -117,7 +119,7 @@ def is_training_step(network: nn.Cell) -> bool:
 
 
 def check_custom_step(network: nn.Cell, **options: Any) -> None:
-    """Check that nothing is asked of a training step that only that step could do.
+    """Check that no option was given that only the user's training step could apply.
 
     An amp level is fine for a network that is only evaluated or applied.
 
@@ -139,14 +141,25 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
 def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
     """Check that a loss that compares the rows of a batch with each other is given all of them at once.
 
-    Such a loss says so by ``rows_depend = True`` on its class.
+    Such a loss says so by ``rows_depend = True`` on its class. A warning says where parts of a batch are weighed by
+    their rows although the loss is a mean over other weights.
 
     Raises:
         ConfigurationError: its batch would be divided, by accumulation or among processes.
     """
+    name = type(loss_fn).__name__
+    uneven = _uneven_mean(loss_fn)
+    if uneven and (accumulate > 1 or (processes > 1 and not getattr(loss_fn, "leaves_any_out", False))):
+        divided = f"gradient_accumulation_steps={accumulate}" if accumulate > 1 else f"{processes} processes"
+        logger.warning(
+            "%s: %s takes the mean over %s, and the parts of a batch are weighed by their rows, so an update is close "
+            "to that of the whole batch, but not equal to it",
+            divided,
+            name,
+            uneven,
+        )
     if not getattr(type(loss_fn), "rows_depend", False):
         return
-    name = type(loss_fn).__name__
     if accumulate > 1:
         raise ConfigurationError(
             f"gradient_accumulation_steps={accumulate}: {name} compares each row with the others of its batch, and "
@@ -158,6 +171,18 @@ def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
             f"{processes} processes: {name} compares each row with the others of its batch, of which each process has "
             "a part; train it in one process"
         )
+
+
+def _uneven_mean(loss_fn: Any) -> str:
+    """Describe what a loss takes its mean over where that is not all rows; empty where it is."""
+    if getattr(loss_fn, "leaves_any_out", False):
+        return "the rows of each task that count"
+    ignored = getattr(loss_fn, "ignore_index", None)  # losses over class numbers have one
+    if not isinstance(ignored, int) or getattr(loss_fn, "reduction", None) != "mean":
+        return ""
+    if getattr(loss_fn, "weight", None) is not None:
+        return "the weights of the classes"
+    return "" if ignored == IGNORED_LABEL else f"the rows whose label is not {ignored}"
 
 
 def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) -> tuple[int, int, int] | None:

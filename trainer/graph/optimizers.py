@@ -44,7 +44,7 @@ class OptimizerGroups(nn.Cell):
         trained = {id(parameter) for parameter in self.parameters}
         for place, one in enumerate(optimizers):
             for parameter in parameters_of(one):
-                if id(parameter) not in trained:  # each calls its own "learning_rate", "global_step" and so on
+                if id(parameter) not in trained:  # all have parameters named "learning_rate", "global_step" and so on
                     parameter.name = f"group_{place}.{parameter.name}"
         ends = np.cumsum([len(one.parameters) for one in optimizers]).tolist()
         self.spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
@@ -67,12 +67,12 @@ class OptimizerGroups(nn.Cell):
         """Update every group."""
         done = ()
         for place, (start, stop) in enumerate(self.spans):
-            done += (self.optimizers[place](gradients[start:stop]),)  # MindSpore drops a call whose result is dropped
+            done += (self.optimizers[place](gradients[start:stop]),)  # MindSpore removes calls without a used result
         return done
 
 
 def dense_parameters(network: nn.Cell) -> list[Parameter]:
-    """Return the network's trainable parameters; where all are in sparse tables, a placeholder, which nothing reads."""
+    """Return the network's trainable parameters; a placeholder if all are in sparse tables."""
     return trainable_parameters(network) or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
 
 
@@ -93,7 +93,7 @@ def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
     if optimizer is None or (isinstance(optimizer, nn.Cell) and not isinstance(optimizer, RowOptimizer)):
         return optimizer
     if not isinstance(network, nn.Cell):
-        return None  # the check of the network says what is wrong
+        return None  # `check_network` reports the error
     dense = trainable_parameters(network)
     parameters = dense_parameters(network)
     if isinstance(optimizer, RowOptimizer):
@@ -136,7 +136,7 @@ def _by_name(name: str) -> Any:
 
 
 def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
-    """Return the learning rate of the next update (of the first parameter group), or None when there is none to see.
+    """Return the learning rate of the next update, of the first parameter group; None if it is unknown.
 
     A schedule is evaluated at the optimizer's own step counter, with one host copy.
     """

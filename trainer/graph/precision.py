@@ -1,4 +1,4 @@
-"""Automatic mixed precision: which cells compute in low precision, the loss scalers, the check for finite numbers.
+"""Automatic mixed precision: cells in low precision, loss scalers, the check for finite numbers.
 
 Levels: O0 changes nothing; O1 lowers the cells of a white list; O2 lowers all but a black list and scales the loss
 dynamically; O3 lowers everything and does not scale; "auto" is O2 on GPU, O3 on Ascend, O0 on CPU. Weights stay
@@ -36,7 +36,7 @@ WHITE_LIST: tuple[type[nn.Cell], ...] = (
     nn.PReLU,
 )
 BLACK_LIST: tuple[type[nn.Cell], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
-RECURRENT = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)  # kept in float32: where they are lowered, their weights are not
+RECURRENT = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)  # kept in float32: lowering them would not lower their weights
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DTYPES = {"float16": mstype.float16, "bfloat16": mstype.bfloat16}
 INITIAL_SCALE = 2.0**16
@@ -66,7 +66,7 @@ class Precision:
 
 
 def device_target() -> str:
-    """Return "CPU", "GPU" or "Ascend": the one place that asks which device runs the graphs."""
+    """Return the device that runs the graphs: "CPU", "GPU" or "Ascend"."""
     return mindspore.get_context("device_target")
 
 
@@ -148,7 +148,7 @@ def _cast(value, dtype):
 
 
 def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
-    """Return the classes of recurrent cells, where a network has any, and say that they stay in float32."""
+    """Return the classes of recurrent cells in a network, and log that they stay in float32."""
     found = {type(cell).__name__ for _, cell in cells_and_names(network) if isinstance(cell, RECURRENT)}
     if found:
         logger.info("%s: kept in float32, which MindSpore cannot lower", ", ".join(sorted(found)))
@@ -255,7 +255,7 @@ class AllFinite(nn.Cell):
     """Whether every entry of some tensors is finite.
 
     `amp.all_finite` asks the environment and the device inside the graph, which takes as long to compile as a layer,
-    and makes numbers of the answers before it adds them up. What it knows of other devices than CPU is left to it.
+    and makes numbers of the answers before it adds them up. Devices other than CPU use it.
 
     Inputs:
         tensors: float tensors of any shapes.

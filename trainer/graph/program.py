@@ -1,14 +1,14 @@
-"""The training step that is compiled; `graph_call` runs it once or K times a call.
+"""The training step that is compiled; `graph_call` runs it once or K times per call.
 
 A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
 needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
 
-All of it is compiled anew for each program. Branches on a cell's own flags are decided by the parser and cost nothing;
+Each program compiles all of it again. Branches on a cell's own flags are decided by the parser and cost nothing;
 branches on shapes, dtypes, types and lengths, and slices of tuples, cost 4 to 7 ms each, more where code follows them
 in the same function.
 
-In a function with `*columns` nothing is called with a star: MindSpore 2.10 would keep such a cell, and all it refers
-to, for the life of the process. A method that takes the tuple makes the call.
+A function that takes `*columns` must not call anything with a star: MindSpore 2.10 would keep the cell, and all it
+refers to, for the life of the process. It passes the tuple to a method, which makes the call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.dict_networks import by_position
-from ..mindspore_internals.shared_memory import overwrite
+from .averaging import AverageRule, WeightAverage
 from .forward import kept_output
+from .norms import NormRecorder
 from .precision import AllFinite
 
 RECORDED_BAD_STEPS = 16
@@ -47,6 +48,8 @@ class StepOptions:
             (`trainer.distributed.exchange.Exchange`); every batch then comes with the number of its rows as a last
             input. None with one process.
         keep_predictions: also return the network's output of the training forward.
+        average: rule of averages of the weights (`trainer.graph.averaging.AverageRule`), or None.
+        norms: whether norms of gradients and weights are computed when asked for (`trainer.graph.norms`).
         output: which output of a network with several is kept; -1: all of them side by side, float32 [B, values].
     """
 
@@ -59,6 +62,8 @@ class StepOptions:
     transform: Callable[..., Any] | None = None
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False
+    average: AverageRule | None = None
+    norms: bool = False
     output: int = 0
 
 
@@ -76,6 +81,8 @@ class TrainStep(nn.Cell):
         options: see `StepOptions`.
         buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
         tables: the network's sparse tables (`trainer.embedding.layers.network_tables.SparseTables`), or None.
+        average: averages of the weights that each update adds to, or None.
+        norms: records norms of gradients and weights, or None.
     """
 
     def __init__(
@@ -86,6 +93,8 @@ class TrainStep(nn.Cell):
         options: StepOptions,
         buffers: Sequence[Parameter] = (),
         tables: nn.Cell | None = None,
+        average: WeightAverage | None = None,
+        norms: NormRecorder | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
@@ -100,11 +109,14 @@ class TrainStep(nn.Cell):
         self.transform = options.transform
         self.exchange = options.exchange(buffers) if options.exchange is not None else None
         if self.exchange is not None and forward.several:
-            forward.apart = True  # each task has shares of its own of the rows of all processes
+            forward.apart = True  # the rows of all processes are counted for each task
         # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
+        self.average = average
+        self.norms = norms
         self.table_inputs = tables.input_count if tables is not None else 0
+        self.by_owner = tables is not None and tables.by_owner
         self.gathers_gradients = tables is not None and tables.has_readers
         self.dense = len(parameters)
         table_rows = tables.params if tables is not None else []
@@ -153,68 +165,95 @@ class TrainStep(nn.Cell):
         return self.forward(*columns)
 
     def construct(self, flush, *columns):
-        """Train one batch; `flush` (bool scalar) closes an accumulation window early. Returns (loss, prediction)."""
-        everyones_rows = None
+        """Train one batch; `flush` (bool scalar) ends an accumulation early. Returns (loss, prediction)."""
+        rows_of_all = None
         if self.exchange is not None:
-            everyones_rows = columns[-1]
+            rows_of_all = columns[-1]
             columns = columns[:-1]
         rows = ()
         if self.table_inputs:
             rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
-            everyones_rows = self.exchange.begin(everyones_rows, columns[-self.forward.labels :])
+            if self.by_owner:  # the exchange of rows is over: neither exchange passes the other, on any process
+                rows_of_all = ops.depend(rows_of_all, self.tables.token)
+            rows_of_all = self.exchange.begin(rows_of_all, columns[-self.forward.labels :])
         if self.accumulate > 1:
-            return self._accumulate(flush, columns, rows, everyones_rows)
+            return self._accumulate(flush, columns, rows, rows_of_all)
         if self.has_buffers:
             self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, rows)
-        sound = self._statistics_are_finite()
-        if self.exchange is not None:
-            gradients, loss, sound = self.exchange.mean(gradients, everyones_rows, loss, sound)
-        self._update(gradients, ops.isfinite(loss), sound, rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, rows)
+        statistics_finite = self._statistics_are_finite()
+        if self.by_owner:
+            gradients, loss, statistics_finite = self._sum_by_owner(
+                gradients, rows_of_all, loss, statistics_finite, rows
+            )
+        elif self.exchange is not None:
+            gradients, loss, statistics_finite = self.exchange.mean(gradients, rows_of_all, loss, statistics_finite)
+        self._update(gradients, ops.isfinite(loss), statistics_finite, rows)
         return loss, kept_output(prediction, self.output)
 
-    def _forward_and_backward(self, columns, everyones_rows, table_rows):
+    def _forward_and_backward(self, columns, rows_of_all, table_rows):
         if self.exchange is None:
             values, gradients = self.value_and_grad(*columns)
         else:
-            self.exchange.remember()
-            values, gradients = self.value_and_grad(*columns, everyones_rows)
-            self.exchange.forget_made_up(everyones_rows)
+            self.exchange.save_buffers()
+            values, gradients = self.value_and_grad(*columns, rows_of_all)
+            self.exchange.restore_buffers(rows_of_all)
         if self.gathers_gradients:
             gradients = self.tables.gradients(table_rows, gradients)
         return values, gradients
 
+    def _sum_by_owner(self, gradients, rows_of_all, loss, statistics_finite, table_rows):
+        """Return (dense gradients summed over processes, sums of the rows trained here), loss, whether all is finite.
+
+        All rows are exchanged before the dense gradients, on every process: neither exchange passes the other.
+        """
+        sums = self.tables.sums_at_owners(table_rows, gradients)
+        finite = True
+        if self.guard:
+            finite = self.all_finite(sums, True)
+        dense = ()
+        for gradient in gradients[: self.dense]:
+            for total in sums:
+                gradient = ops.depend(gradient, total)
+            dense += (gradient,)
+        for total in sums:
+            loss = ops.depend(loss, total)
+        dense, loss, statistics_finite = self.exchange.mean(dense, rows_of_all, loss, statistics_finite, finite)
+        return dense + sums, loss, statistics_finite
+
     def _statistics_are_finite(self):
-        """A ReLU may hide a NaN from the loss, but not from the statistics of the normalisation before it."""
+        """Return whether moving statistics are finite: they show a NaN that a later ReLU hides from the loss."""
         if self.has_statistics:
             return self.all_finite(self.statistics, True)
         return True
 
-    def _accumulate(self, flush, columns, table_rows, everyones_rows):
+    def _accumulate(self, flush, columns, table_rows, rows_of_all):
         if self.has_buffers and self.micro_step == 0:
             self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, everyones_rows, table_rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, table_rows)
         rows = self.forward.rows(columns)
         if self.exchange is not None:
-            rows = everyones_rows[1]
-            loss = self.exchange.mean_loss(loss, everyones_rows)
+            rows = rows_of_all[1]
+            loss = self.exchange.mean_loss(loss, rows_of_all)
         for index, gradient in enumerate(gradients):
             if self.exchange is not None:
-                gradient = self.exchange.own(gradient, everyones_rows)
+                gradient = self.exchange.own(gradient, rows_of_all)
             ops.assign_add(self.gradient_sum[index], ops.cast(gradient, mstype.float32) * rows)
         ops.assign_add(self.weight_sum, ops.cast(rows, mstype.float32))
         done = self.micro_step + 1
         if ops.logical_or(done >= self.accumulate, flush):
-            sound = self._statistics_are_finite()
+            statistics_finite = self._statistics_are_finite()
             if self.exchange is not None:
-                means, sound = self.exchange.mean_of_sums(self.gradient_sum, self.weight_sum, everyones_rows, sound)
+                means, statistics_finite = self.exchange.mean_of_sums(
+                    self.gradient_sum, self.weight_sum, rows_of_all, statistics_finite
+                )
             else:
                 means = ()
                 for total in self.gradient_sum:
                     means += (total / self.weight_sum,)
-            self._update(means, ops.isfinite(loss), sound, table_rows)
+            self._update(means, ops.isfinite(loss), statistics_finite, table_rows)
             for total in self.gradient_sum:
                 ops.assign(total, ops.zeros_like(total))
             ops.assign(self.weight_sum, ops.zeros_like(self.weight_sum))
@@ -228,11 +267,15 @@ class TrainStep(nn.Cell):
             gradients = self.scaler.unscale(gradients)
         if self.transform is not None:
             gradients = self.transform(gradients[: self.dense]) + gradients[self.dense :]
+        if self.norms is not None:
+            self.norms(gradients)
         if not self.guard:
             self._apply(gradients, table_rows)
             return
-        finite = self.all_finite(gradients, loss_is_finite)
-        if self.has_statistics:
+        # The rows of all processes count, not only those trained here: `_sum_by_owner`.
+        checked = gradients[: self.dense] if self.by_owner else gradients
+        finite = self.all_finite(checked, loss_is_finite)
+        if self.has_statistics or self.by_owner:
             finite = ops.logical_and(finite, statistics_are_finite)
         if self.scaler is not None:
             self.scaler.adjust(finite)
@@ -240,7 +283,7 @@ class TrainStep(nn.Cell):
         if self.halt:
             apply = ops.logical_and(finite, self.fatal == 0)
         self._apply_or_restore(apply, gradients, table_rows)
-        # With a scaler, gradients that overflow while the loss is finite are its business.
+        # With a scaler, an overflow of the gradients alone is not fatal: the scaler lowers its scale.
         self._count(finite, finite if self.scaler is None else loss_is_finite)
 
     def _apply_or_restore(self, apply, gradients, table_rows):
@@ -253,7 +296,13 @@ class TrainStep(nn.Cell):
         if self.clip_value is not None:
             gradients = ops.clip_by_value(gradients, -self.clip_value, self.clip_value)
         if self.clip_norm is not None:
-            gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
+            if self.by_owner:
+                squares = self.tables.squares(table_rows, gradients)
+                for gradient in gradients[: self.dense]:  # after their exchange, on every process
+                    squares = ops.depend(squares, gradient)
+                gradients = self.exchange.clip(gradients, self.dense, squares, self.clip_norm)
+            else:
+                gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
         dense = gradients
         if self.table_inputs:
             dense = gradients[: self.dense]
@@ -263,9 +312,11 @@ class TrainStep(nn.Cell):
                 scaled += (gradient * self.optimizer_scale,)
             dense = scaled
         if self.table_inputs:
-            # the rate of this update: the optimizer's own step counter moves when it is applied
+            # read before the optimizer runs, which advances its own step counter
             self.tables.update(table_rows, gradients, self._learning_rate())
         self.optimizer(dense)
+        if self.average is not None:
+            self.average()
 
     def _learning_rate(self):
         rate = self.optimizer.get_lr()
@@ -281,21 +332,21 @@ class TrainStep(nn.Cell):
         for index, buffer in enumerate(self.buffers):
             ops.assign(buffer, self.saved[index])
 
-    def _count(self, finite, sound):
+    def _count(self, finite, statistics_finite):
         bad = ops.cast(ops.logical_not(finite), mstype.int32)
         run = (self.consecutive + 1) * bad
-        # by arithmetic: brackets with a number of the graph would be compiled to some twenty operators
+        # arithmetic, because indexing with a tensor compiles to about twenty operators
         here = ops.cast(self.places == self.skipped % RECORDED_BAD_STEPS, mstype.int32) * bad
         ops.assign_add(self.bad_steps, here * (self.steps_done - self.bad_steps))
         ops.assign(self.skipped, self.skipped + bad)
         ops.assign(self.consecutive, run)
-        ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(sound), mstype.int32))
+        ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(statistics_finite), mstype.int32))
         ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
         ops.assign(self.steps_done, self.steps_done + 1)
 
 
 class CustomStep(nn.Cell):
-    """A user's whole training step (`nn.TrainOneStepCell` and its kin) behind the interface of `TrainStep`."""
+    """A user's whole training step, such as `nn.TrainOneStepCell`, with the interface of `TrainStep`."""
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -309,57 +360,3 @@ class CustomStep(nn.Cell):
 
     def _apply_step(self, columns):
         return self.step(*columns)
-
-
-class OpenWindow:
-    """The accumulation window of a step, looked at between two calls.
-
-    Args:
-        step: the step; one that does not accumulate never has an open window.
-    """
-
-    def __init__(self, step: TrainStep | CustomStep | None) -> None:
-        self._step = step if isinstance(step, TrainStep) and step.accumulate > 1 else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches have been gathered that no optimizer update has used yet; copies a number to the host."""
-        return self.count is not None and int(self.count.asnumpy()) > 0
-
-    @property
-    def count(self) -> Parameter | None:
-        """The number of batches that it has."""
-        return None if self._step is None else self._step.micro_step
-
-    @property
-    def gradient_sums(self) -> tuple[Parameter, ...]:
-        """What the gradients are added up in, those of row groups last."""
-        return () if self._step is None else self._step.gradient_sum
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return what holds the gathered gradients, and the moving statistics from before them, by name.
-
-        Gradients of sparse tables are not among them: they belong to rows, see
-        `trainer.embedding.layers.open_accumulation`.
-        """
-        step = self._step
-        if step is None:
-            return {}
-        return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
-
-    def forget(self, *, keep_count: bool = False) -> None:
-        """Forget the gradients that were gathered, whether or not they have been used.
-
-        Args:
-            keep_count: let the window close where it would have, with the gradients of the batches still to come;
-                otherwise the next batch begins one.
-        """
-        step = self._step
-        if step is None:
-            return
-        for parameter in (step.weight_sum, *step.gradient_sum, *(() if keep_count else (step.micro_step,))):
-            overwrite(parameter, np.zeros(parameter.shape, parameter.asnumpy().dtype))
-        for saved, buffer in zip(step.saved, step.buffers, strict=True):
-            overwrite(saved, buffer.asnumpy())
-        if step.tables is not None and not keep_count:
-            step.tables.resume_accumulation({})

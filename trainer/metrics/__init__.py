@@ -1,4 +1,4 @@
-"""Metrics of predictions: over an evaluation, over a stream's windows, and detectors of drift in them.
+"""Metrics of predictions, for evaluation and for windows of a stream, and drift detectors.
 
 Names are imported when first used: windows and drift detectors need no MindSpore.
 """

@@ -1,4 +1,4 @@
-"""Metrics around other metrics: one for each value of a column, and MindSpore's or a user's own in windows."""
+"""Metric wrappers: a metric per value of a column, and MindSpore's or user metrics in windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOWER = (
 
 
 def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
-    """Return the metric's ``higher_is_better``, known for MindSpore's classes; None where it does not say."""
+    """Return the metric's ``higher_is_better``, with defaults for MindSpore's classes; None if unknown."""
     known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
     return getattr(metric, "higher_is_better", known)
 
@@ -33,16 +33,16 @@ def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
 class BySlice(RowMetric):
     """A metric for the rows of each value of a column: ``auc/site=7``, ``auc/site=12``, ...
 
-    Of several labels or outputs, a slice has the mean alone.
+    With several labels or outputs, each slice reports only the mean.
 
     Args:
         metric: name of a metric, or a metric of this package that returns one number.
         column: column whose values are the slices; integers or strings.
-        max_slices: the first so many values have a slice each; the rest share the name "other".
-        prefix: text before the value in the names; None is the column and "=".
+        max_slices: maximum number of slices; values seen later share the slice "other".
+        prefix: text before the value in the names; None: the column and "=".
 
     Raises:
-        ConfigurationError: no such metric, or one that cannot be copied for each slice; no column name.
+        ConfigurationError: no such metric, a metric that cannot be copied for each slice, or no column name.
     """
 
     takes_raw = True
@@ -66,15 +66,15 @@ class BySlice(RowMetric):
         self._known: dict[str, None] = {}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self._slices, self._known = {}, {}
 
     def restart(self) -> None:
-        """Forget all rows, but not which values are followed."""
+        """Forget all rows but keep the set of slices."""
         self._slices = {}
 
     def expect(self, meaning: Meaning) -> None:
-        """Let the slices read predictions as `meaning` says; each applies the activation itself."""
+        """Pass `meaning` to the slices; each applies the activation itself."""
         for metric in (self._empty, *self._slices.values()):
             if isinstance(metric, RowMetric):
                 metric.expect(meaning)
@@ -142,11 +142,8 @@ class WindowOnly:
     """A metric with `clear`, `update` and `eval`, such as MindSpore's, over the rows of each window.
 
     It cannot be merged or decayed, so it has no decayed and lifetime values. It reads predictions as the network
-    returns them. Its open window is in snapshots if it has `state_dict` and `load_state_dict`; otherwise a resumed run
-    counts the rows after the snapshot alone.
-
-    Args:
-        metric: the metric.
+    returns them. Snapshots include its open window if it has `state_dict` and `load_state_dict`; otherwise a resumed
+    run counts only the rows after the snapshot.
     """
 
     group: str | None = None
@@ -169,7 +166,7 @@ class WindowOnly:
         return self.metric.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric's state; an empty one where it has none."""
+        """Return the metric's state; an empty one if it has none."""
         save = getattr(self.metric, "state_dict", None)
         return save() if callable(save) else {"json": None, "arrays": {}}
 

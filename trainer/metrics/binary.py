@@ -1,21 +1,21 @@
-"""Metrics of binary labels, of one column or several: AUC, normalized entropy, calibration, and all in one pass.
+"""Metrics of binary labels: AUC, normalized entropy, calibration, and all of them in one pass.
 
-Streaming, in bounded memory. Of several labels, predictions and labels [B, K], each label has a value of its own and
-the metric is their unweighted mean ("macro"); labels that do not define a value, such as the AUC of one that is always
-0, do not count. Log loss, which serves classes too, is in `trainer.metrics.classes`.
+Streaming, in bounded memory. With several labels (predictions and labels [B, K]) each label has its own value and the
+metric is their unweighted mean ("macro"); undefined values, such as the AUC of a label that is always 0, are skipped.
+Log loss, which also covers classes, is in `trainer.metrics.classes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..checks import whole
 from ..errors import DataError
 from .binary_counts import AucCounts, BinarySums, Counts, JointCounts
-from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS
+from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS, ScoreHistogram
 from .predictions import (
     LINKS,
     activate,
@@ -29,11 +29,11 @@ from .predictions import (
 )
 from .window_metric import RowMetric
 
-BUCKETS = 4_096  # of the AUC in windows, which keep three horizons
+BUCKETS = 4_096  # of the AUC in windows, which are kept for three horizons
 
 
 class BinaryMetric(RowMetric):
-    """Base of metrics of binary labels: `Counts` for each label, and one value or a dict of parts from each.
+    """Base of binary metrics: keeps `Counts` per label and reads one value, or a dict of parts, from each.
 
     Args:
         link: how predictions become scores; see `trainer.metrics.predictions.check_link`.
@@ -59,18 +59,22 @@ class BinaryMetric(RowMetric):
 
     @property
     def link(self) -> str:
-        """How predictions become scores: the link given, else what the loss says."""
+        """How predictions become scores: the given link, else the loss's activation."""
         activation = self.meaning.activation
         if self._link == "auto" and isinstance(activation, str) and activation in LINKS:
             return activation
         return self._link
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self._counts: list[Counts] = []
 
+    def score_histogram(self) -> ScoreHistogram | None:
+        """Return the score histogram of the first label, or None; do not modify it."""
+        return None
+
     def restart(self) -> None:
-        """Forget all rows; that predictions are logits stays known."""
+        """Forget all rows; remember whether predictions are logits."""
         for counts in self._counts:
             counts.restart()
 
@@ -79,12 +83,12 @@ class BinaryMetric(RowMetric):
 
         Args:
             predictions: [B], [B, 1] or [B, 2] for one label, [B, K] for several.
-            labels: 0 or 1 (log loss and what follows from it: a number between); [B] or [B, 1], or [B, K].
+            labels: 0 or 1 (for log loss and derived metrics any number between); [B] or [B, 1], or [B, K].
             weights: [B] or None.
-            groups: not read.
+            groups: ignored.
 
         Raises:
-            DataError: shapes that do not fit each other, or labels and probabilities outside [0, 1].
+            DataError: incompatible shapes, or labels or probabilities outside [0, 1].
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         several = labels.ndim == 2 and labels.shape[1] > 1 and predictions.shape == labels.shape
@@ -107,7 +111,7 @@ class BinaryMetric(RowMetric):
         counts.add(scores, hard_labels(labels), weights)
 
     def value(self) -> float | dict[str, float]:
-        """Return the value; of several labels the mean under "" and each under its number."""
+        """Return the value; with several labels their mean under "" and each value under its index."""
         if len(self._counts) < 2:
             return self.read(self._counts[0] if self._counts else self.make_counts(1))
         each = [values if isinstance(values, dict) else {"": values} for values in map(self.read, self._counts)]
@@ -120,7 +124,7 @@ class BinaryMetric(RowMetric):
         return results
 
     def merge(self, other: BinaryMetric) -> None:
-        """Add the rows that `other` has seen; `other` keeps its value."""
+        """Add the rows of `other`; its value is unchanged."""
         if not self._counts:
             self._counts = [self.make_counts(len(other._counts)) for _ in other._counts]
         for mine, counts in zip(self._counts, other._counts, strict=bool(other._counts)):
@@ -147,13 +151,13 @@ class Auc(BinaryMetric):
     """Area under the ROC curve over all rows since `clear`, in bounded memory.
 
     Within 1e-3 of the exact value at 10^6 scores, however they are distributed (see `trainer.metrics.histogram`); exact
-    while there are no more distinct scores than buckets. NaN when only one class, no row, or a NaN prediction was seen.
+    while there are no more distinct scores than buckets. NaN if only one class, no row or a NaN prediction was seen.
 
     Args:
         link: how two columns become one score (see `trainer.metrics.predictions.check_link`); only the order of rows
-            counts.
-        buckets: resolution; memory is 24 bytes times this for each label, and 1 MB for rows waiting to be sorted.
-            More than 64 labels share 64 times as many.
+            matters.
+        buckets: resolution; memory is 24 bytes times this for each label, and 1 MB for rows waiting to be sorted. More
+            than 64 labels share 64 times this number of buckets.
 
     Raises:
         ConfigurationError: unknown link, or fewer than 2 buckets.
@@ -175,15 +179,19 @@ class Auc(BinaryMetric):
         """Return the AUC of one label."""
         return counts.auc()
 
+    def score_histogram(self) -> ScoreHistogram | None:
+        """Return the score histogram of the first label."""
+        return cast(AucCounts, self._counts[0]).histogram if self._counts else None
+
 
 class BinarySumMetric(BinaryMetric):
-    """Base of the metrics that follow from `BinarySums`; arguments as of `trainer.metrics.LogLoss`."""
+    """Base of the metrics computed from `BinarySums`; arguments as in `trainer.metrics.LogLoss`."""
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
     ) -> None:
         self._sampling = (negative_sampling_rate, correct_probability)
-        BinarySums(check_link(link), *self._sampling)  # checks them
+        BinarySums(check_link(link), *self._sampling)  # validates the arguments
         super().__init__(link)
 
     def make_counts(self, labels: int) -> Counts:
@@ -201,7 +209,7 @@ class BinarySumMetric(BinaryMetric):
 class NormalizedEntropy(BinarySumMetric):
     """Log loss over the entropy of the observed base rate (He et al. 2014); NaN when all labels are equal.
 
-    Below 1 the predictions are better than always predicting the base rate. Arguments and errors as of `LogLoss`.
+    Below 1 the predictions are better than always predicting the base rate. Arguments and errors as in `LogLoss`.
     """
 
     name = "normalized_entropy"
@@ -215,23 +223,23 @@ class NormalizedEntropy(BinarySumMetric):
 class Calibration(BinarySumMetric):
     """Sum of predicted probabilities over the number of positives; 1 is perfect, NaN without positives.
 
-    Arguments and errors as of `LogLoss`.
+    Arguments and errors as in `LogLoss`.
     """
 
     name = "calibration"
 
     def read(self, counts: BinarySums) -> float:
-        """Return predicted over observed of one label."""
+        """Return the calibration of one label."""
         return counts.calibration
 
 
 class BinaryMetrics(BinarySumMetric):
-    """AUC, log loss, normalized entropy and calibration together, for a third of the work of four metrics.
+    """AUC, log loss, normalized entropy and calibration together, at a third of the cost of four metrics.
 
-    `value` returns them by these names. Rows are sorted as they come: give thousands at a time.
+    `value` returns a dict with these names. Every `add` sorts its rows, so pass thousands at a time.
 
     Args:
-        link, negative_sampling_rate, correct_probability: as of `LogLoss`.
+        link, negative_sampling_rate, correct_probability: as in `LogLoss`.
         buckets: resolution of the AUC; see `trainer.metrics.histogram.ScoreHistogram`.
 
     Raises:
@@ -271,3 +279,7 @@ class BinaryMetrics(BinarySumMetric):
         sums = counts.parts["sums"]
         values = (counts.parts["auc"].auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
         return dict(zip(self.parts, values, strict=True))
+
+    def score_histogram(self) -> ScoreHistogram | None:
+        """Return the score histogram of the first label."""
+        return cast(JointCounts, self._counts[0]).parts["auc"].histogram if self._counts else None

@@ -1,7 +1,7 @@
-"""Counts of one binary label: sums of losses, and scores by class.
+"""Counts of one binary label: loss sums and a score histogram.
 
-Log loss and calibration are the usual ones; normalized entropy and the correction for negative down-sampling are from
-X. He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
+Log loss and calibration are standard; normalized entropy and the correction for negative down-sampling are from X. He
+et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Counts(Protocol):
     """The counts that a metric keeps of one binary label."""
 
     def restart(self) -> None:
-        """Forget all rows, but not how predictions are read."""
+        """Forget all rows; remember how predictions are interpreted."""
 
     def merge(self, other: Any) -> None:
-        """Add what `other` has counted."""
+        """Add the counts of `other`."""
 
     def decay(self, factor: float) -> None:
         """Multiply the weight of all rows."""
@@ -37,16 +37,16 @@ class Counts(Protocol):
 
 
 class BinarySums(Sums):
-    """Sums from which log loss, normalized entropy and calibration follow; they can be merged and decayed.
+    """Sums for log loss, normalized entropy and calibration; they can be merged and decayed.
 
-    With link "auto" and predictions of one column both readings are kept, until a prediction outside [0, 1] decides for
-    logits, so the result depends neither on the order of batches nor on how they were cut.
+    With link "auto" and one column, sums are kept both for probabilities and for logits, until a prediction outside [0,
+    1] shows that they are logits. So the result does not depend on batch order or batch size.
 
     Args:
         link: see `check_link`.
-        negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative then stands for 1 / r.
-        correct_probability: with a sampling rate, take p for trained on the sample and read it as
-            p / (p + (1 - p) / r). False when training weighted the negatives by 1 / r already.
+        negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative counts 1 / r.
+        correct_probability: with a sampling rate, treat p as trained on the sample and correct it to p / (p + (1 - p) /
+            r). False if training already weighted the negatives by 1 / r.
     """
 
     sums = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
@@ -62,14 +62,14 @@ class BinarySums(Sums):
         self.restart()
 
     def restart(self) -> None:
-        """Forget all rows; that predictions are logits, once seen, stays known."""
+        """Forget all rows; remember whether predictions are logits."""
         self.clear()
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add rows.
 
         Args:
-            scores: shape [N], as `binary_scores` returns them.
+            scores: shape [N], from `binary_scores`.
             labels: shape [N]; 0, 1 or a probability between.
             weights: shape [N], float64; None counts each row once.
         """
@@ -108,7 +108,7 @@ class BinarySums(Sums):
         return float(np.dot(weights, loss)), float(np.dot(weights, p))
 
     def merge(self, other: BinarySums) -> None:
-        """Add the sums of `other`, which stays as it is."""
+        """Add the sums of `other`, which is unchanged."""
         super().merge(other)
         self.logits_seen = self.logits_seen or other.logits_seen
 
@@ -116,7 +116,7 @@ class BinarySums(Sums):
     def log_loss(self) -> float:
         """Mean negative log likelihood in nats; NaN without rows.
 
-        Probabilities are clipped to [eps, 1 - eps], eps that of their dtype; logits need no clipping.
+        Probabilities are clipped to [eps, 1 - eps] with the eps of their dtype; logits are not clipped.
         """
         return self.mean("loss_sigmoid" if self.logits_seen else "loss_identity")
 
@@ -129,7 +129,7 @@ class BinarySums(Sums):
     def normalized_entropy(self) -> float:
         """Log loss over the entropy of the observed base rate; below 1 beats predicting the base rate.
 
-        NaN when all labels are the same, for then the entropy is 0.
+        NaN if all labels are equal, because the entropy is then 0.
         """
         rate = self.mean("positives")
         if not 0.0 < rate < 1.0:
@@ -148,11 +148,11 @@ class BinarySums(Sums):
 
 
 class AucCounts:
-    """A histogram of scores, behind a buffer of rows that wait to be sorted.
+    """A histogram of scores with a buffer of unsorted rows.
 
     Args:
         buckets: resolution of the histogram.
-        buffer_rows: rows sorted at once; 0 sorts them as they come.
+        buffer_rows: rows sorted at once; 0: sort each batch immediately.
     """
 
     def __init__(self, buckets: int, buffer_rows: int) -> None:
@@ -181,8 +181,14 @@ class AucCounts:
         self._fold()
         return float("nan") if self._nan_seen else self._histogram.auc()
 
+    @property
+    def histogram(self) -> ScoreHistogram:
+        """Score histogram of all rows; do not modify it."""
+        self._fold()
+        return self._histogram
+
     def merge(self, other: AucCounts) -> None:
-        """Add the rows of `other`, which keeps its value."""
+        """Add the rows of `other`; its value is unchanged."""
         self._fold()
         other._fold()
         self._histogram.merge(other._histogram)
@@ -198,7 +204,7 @@ class AucCounts:
             self._histogram.fold(*self._buffer.drain())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``; rows that wait to be sorted are among the arrays."""
+        """Return ``{"json": ..., "arrays": {name: array}}``; the arrays include unsorted rows."""
         states = {"histogram": {"json": {"nan_seen": self._nan_seen}, "arrays": self._histogram.arrays()}}
         if self._buffer is not None:
             states["waiting"] = {"json": None, **self._buffer.state_dict()}
@@ -214,22 +220,18 @@ class AucCounts:
 
 
 class JointCounts:
-    """Several counts of the same rows; rows are added to each.
-
-    Args:
-        parts: empty counts by name.
-    """
+    """Several counts of the same rows, by name."""
 
     def __init__(self, **parts: Any) -> None:
         self.parts = parts
 
     def restart(self) -> None:
-        """Forget all rows, but not how predictions are read."""
+        """Forget all rows; remember how predictions are interpreted."""
         for counts in self.parts.values():
             counts.restart()
 
     def merge(self, other: JointCounts) -> None:
-        """Add what `other` has counted."""
+        """Add the counts of `other`."""
         for name, counts in self.parts.items():
             counts.merge(other.parts[name])
 

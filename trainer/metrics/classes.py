@@ -1,4 +1,4 @@
-"""Accuracy and log loss: of one of several classes, of binary labels, and of several binary labels at once."""
+"""Accuracy and log loss for classes, for a binary label and for several binary labels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .window_metric import SumMetric
 
 
 def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
-    """Return whether predictions are a score for each class, on axis 1, and not for each of several binary labels.
+    """Return whether axis 1 of predictions holds class scores, not scores of several binary labels.
 
-    Where both have one shape and the loss does not say, they are classes if every row of labels is one-hot.
+    If predictions and labels have the same shape and the loss does not tell, they are classes if every label row is
+    one-hot.
     """
     if predictions.ndim < 2 or predictions.shape[1] < 2:
         return False
@@ -25,15 +26,15 @@ def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None)
 
 
 def is_one_hot(labels: np.ndarray) -> bool:
-    """Return whether each row of labels [B, C, ...] holds one 1 and zeros, on axis 1."""
+    """Return whether labels [B, C, ...] are one-hot on axis 1."""
     return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
 
 
 def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """Return class numbers, int64, shape of the predictions without axis 1.
+    """Return class indices, int64, in the shape of the predictions without axis 1.
 
     Raises:
-        DataError: labels that are neither class numbers nor one-hot, or whose shape does not fit.
+        DataError: labels that are neither class indices nor one-hot, or of the wrong shape.
     """
     shape = predictions.shape[:1] + predictions.shape[2:]
     if labels.shape == predictions.shape:
@@ -52,14 +53,14 @@ def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.n
 
 
 class Accuracy(SumMetric):
-    """Share of rows whose class is predicted right, over all rows since `clear`; NaN without rows.
+    """Share of correctly predicted rows since `clear`; NaN without rows.
 
-    Of several binary labels, [B, K], a row is right where all its labels are (scikit-learn's `accuracy_score`). Unlike
-    MindSpore's metric of that name it also takes binary predictions of one column, and weights.
+    With several binary labels, [B, K], a row is correct if all its labels are (scikit-learn's `accuracy_score`). Unlike
+    MindSpore's metric of that name it also takes one-column binary predictions and weights.
 
     Args:
-        link: for binary labels, whether predictions are probabilities (right above 0.5) or logits (right above 0); see
-            `trainer.metrics.predictions.check_link`.
+        link: for binary labels, whether predictions are probabilities (positive above 0.5) or logits (positive above
+            0); see `trainer.metrics.predictions.check_link`.
 
     Raises:
         ConfigurationError: unknown link.
@@ -78,10 +79,10 @@ class Accuracy(SumMetric):
         """Add rows.
 
         Args:
-            predictions: [B, C, ...] of classes; [B] or [B, 1] of a binary label, [B, K] of several.
-            labels: class numbers [B, ...] or one-hot [B, C, ...]; 0 or 1 for binary labels, [B], [B, 1] or [B, K].
+            predictions: [B, C, ...] for classes; [B] or [B, 1] for a binary label, [B, K] for several.
+            labels: class indices [B, ...] or one-hot [B, C, ...]; 0 or 1 for binary labels, [B], [B, 1] or [B, K].
             weights: shape [B] or None.
-            groups: not read.
+            groups: ignored.
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         if are_classes(predictions, labels, self.meaning.target):
@@ -100,7 +101,7 @@ class Accuracy(SumMetric):
             self.total["outside_unit"] += 1.0
 
     def restart(self) -> None:
-        """Forget all rows; that predictions are logits stays known."""
+        """Forget all rows; remember whether predictions are logits."""
         outside = self.total["outside_unit"]
         self.clear()
         self.total["outside_unit"] = outside
@@ -123,16 +124,16 @@ class Accuracy(SumMetric):
 
 
 class LogLoss(BinarySumMetric):
-    """Mean negative log likelihood in nats, over all rows since `clear`; NaN without rows.
+    """Mean negative log likelihood in nats over all rows since `clear`; NaN without rows.
 
-    Of several binary labels, [B, K], each has a log loss and their mean is the metric's. Of classes, [B, C], each row
-    is taken for probabilities where it sums to 1 with nothing negative, else for logits, unless the loss says which;
-    probabilities are clipped to the eps of their dtype.
+    With several binary labels, [B, K], the value is the mean of the labels' log losses. With classes, [B, C], a row is
+    read as probabilities if it sums to 1 without negative values, else as logits, unless the loss defines which.
+    Probabilities are clipped to the eps of their dtype.
 
     Args:
         link: how binary predictions become probabilities (see `trainer.metrics.predictions.check_link`).
         negative_sampling_rate: share of negatives that was kept; each then counts 1 / rate.
-        correct_probability: with a sampling rate, also correct predictions for it (see
+        correct_probability: with a sampling rate, also correct the predictions (see
             `trainer.metrics.binary_counts.BinarySums`).
 
     Raises:
@@ -153,17 +154,17 @@ class LogLoss(BinarySumMetric):
         return counts.log_loss
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         super().clear()
         self._classes.clear()
 
     def restart(self) -> None:
-        """Forget all rows; that predictions are logits stays known."""
+        """Forget all rows; remember whether predictions are logits."""
         super().restart()
         self._classes.clear()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows: binary as `BinaryMetric` takes them, or [B, C] with class numbers [B] or one-hot labels [B, C]."""
+        """Add binary rows as in `BinaryMetric.add`, or [B, C] with class indices [B] or one-hot labels [B, C]."""
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         two_columns = predictions.shape[1:] == (2,) and predictions.shape != labels.shape
         if are_classes(predictions, labels, self.meaning.target) and not two_columns:
@@ -173,16 +174,16 @@ class LogLoss(BinarySumMetric):
             super().add(predictions, labels, weights)
 
     def value(self) -> float | dict[str, float]:
-        """Return the log loss; of several labels the mean under "" and each under its number."""
+        """Return the log loss; with several labels their mean under "" and each value under its index."""
         return self._classes.value() if self._classes.total["weight"] else super().value()
 
     def merge(self, other: LogLoss) -> None:
-        """Add the rows that `other` has seen."""
+        """Add the rows of `other`."""
         super().merge(other)
         self._classes.merge(other._classes)
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of everything seen by `factor`."""
+        """Multiply the weight of all rows by `factor`."""
         super().decay(factor)
         self._classes.decay(factor)
 

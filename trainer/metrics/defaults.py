@@ -1,4 +1,4 @@
-"""The kind of target and its activation, by the loss function and the first rows, and the metrics that suit it."""
+"""Infers the kind of target and its activation from the loss and the first rows; default metrics per kind."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
 
 
 def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
-    """Return what predictions mean, as the loss says: by its class or an attribute ``prediction_activation``.
+    """Return what predictions mean, from the loss's class or its attribute ``prediction_activation``.
 
     Args:
         loss_fn: the loss function, or None.
-        activation: what the user has declared; it comes before what the loss says.
+        activation: the user's declaration, which overrides the loss.
 
     Raises:
         ConfigurationError: the attribute is neither a known name nor a function.
@@ -46,14 +46,14 @@ def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
 
 
 def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
-    """Tell the metrics of this package, and those derived from `RowMetric`, how to read predictions."""
+    """Tell every `RowMetric` how to interpret predictions."""
     for metric in metrics.values():
         if isinstance(metric, RowMetric):
             metric.expect(meaning)
 
 
 def metrics_of(target: str, window: Window) -> dict[str, Any]:
-    """Return the metrics of a kind of target, by name; of none of those above, none."""
+    """Return the default metrics of a kind of target, by name; empty for an unknown kind."""
     sampling = (window.link, window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
         return {"": BinaryMetrics(*sampling)}
@@ -66,7 +66,7 @@ def metrics_of(target: str, window: Window) -> dict[str, Any]:
 
 
 def possible_targets(loss_fn: Any) -> tuple[str, ...]:
-    """Return the kinds of target a loss function may have, for questions asked before the first rows have come."""
+    """Return the kinds of target a loss function may have, before any rows are known."""
     target = meaning_of(loss_fn).target
     if target == CLASSES:
         return (CLASSES, BINARY)  # predictions of two columns
@@ -74,11 +74,11 @@ def possible_targets(loss_fn: Any) -> tuple[str, ...]:
 
 
 def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
-    """Return the kind of target of the first rows, or an empty string when it is none of those above.
+    """Return the kind of target of the first rows, or an empty string if unknown.
 
     Args:
-        loss_fn: the loss function, whose class may say.
-        predictions: shape [B, ...], with the activation applied where it changes the shape.
+        loss_fn: the loss function, whose class may determine the kind.
+        predictions: shape [B, ...], with the activation applied if it changes the shape.
         labels: shape [B, ...].
     """
     target = meaning_of(loss_fn).target

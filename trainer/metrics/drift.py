@@ -1,8 +1,7 @@
-"""Drift detectors: tests whether the mean of a sequence of losses, one per window, has changed.
+"""Drift detectors: test whether the mean of a sequence of losses, one per window, has changed.
 
-`PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and
-R. Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Values that are not finite are
-ignored.
+`PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and R.
+Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Non-finite values are ignored.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from ..checks import number, whole
 
 
 class PageHinkley:
-    """Fires when the sum of what values exceed their own mean by has risen by more than a threshold.
+    """Fires when the cumulative deviation of values above their running mean exceeds a threshold.
 
-    A rise of the mean by d is found after about threshold / (d - delta) values; a fall never fires. After firing it
-    starts again.
+    A rise of the mean by d is detected after about threshold / (d - delta) values; a fall never fires. It restarts
+    after firing.
 
     Args:
-        threshold: how far the sum may rise above its lowest point, in units of the loss.
-        delta: rise of the mean that is tolerated, in units of the loss.
-        min_values: values needed before it may fire.
+        threshold: allowed rise of the sum above its minimum, in units of the loss.
+        delta: tolerated rise of the mean, in units of the loss.
+        min_values: minimum number of values before it can fire.
 
     Raises:
         ConfigurationError: threshold not positive, delta negative, min_values less than 1.
@@ -39,7 +38,7 @@ class PageHinkley:
         self._count, self._mean, self._sum, self._lowest = 0, 0.0, 0.0, 0.0
 
     def update(self, value: float) -> bool:
-        """Take one value; return whether the mean has risen."""
+        """Add a value; return whether the mean has risen."""
         value = float(value)
         if not math.isfinite(value):
             return False
@@ -63,19 +62,19 @@ class PageHinkley:
 
 
 class Adwin:
-    """Keeps a window of values that lengthens while their mean holds and drops its older part when the mean changes.
+    """Keeps a window of values that grows while the mean is stable and shrinks when the mean changes.
 
-    The window is held as an exponential histogram, `max_buckets` buckets for each power of two, so memory and time
-    grow with the logarithm of its length. The bound assumes values in a range of about 1, as mean log losses are;
-    divide others by `scale`.
+    The window is stored as an exponential histogram, `max_buckets` buckets for each power of two, so memory and time
+    grow with the logarithm of its length. The bound assumes a value range of about 1, typical of mean log losses; set
+    `scale` for other ranges.
 
     Args:
-        delta: confidence; smaller fires later and less often by chance.
+        delta: confidence parameter; smaller values fire later and cause fewer false alarms.
         scale: width of the range of values.
-        rise_only: fire only when the newer part has the higher mean, as suits a loss; the older part is dropped
-            either way.
+        rise_only: fire only if the newer part has the higher mean, which suits a loss; the older part is dropped in any
+            case.
         max_buckets: buckets for each power of two.
-        min_values: values needed in each part that is compared.
+        min_values: minimum number of values in each compared part.
 
     Raises:
         ConfigurationError: delta outside (0, 1), scale not positive, max_buckets or min_values less than 1.
@@ -113,7 +112,7 @@ class Adwin:
         return squares * self.scale**2 / width if width else math.nan
 
     def update(self, value: float) -> bool:
-        """Take one value; return whether the mean has changed (with `rise_only`, risen)."""
+        """Add a value; return whether the mean has changed (with `rise_only`, risen)."""
         value = float(value) / self.scale
         if not math.isfinite(value):
             return False
@@ -143,7 +142,7 @@ class Adwin:
         return [(1 << power, total, squares) for power in powers for total, squares in self._levels[power]]
 
     def _first_cut(self) -> float | None:
-        """Return newer mean minus older mean at the first cut where they differ significantly, or None."""
+        """Return newer mean minus older mean at the first significant cut, or None."""
         buckets = self._buckets()
         width, total, squares = _merged(buckets)
         if width < 2 * self.min_values:
@@ -155,7 +154,7 @@ class Adwin:
             newer = width - older
             if older < self.min_values or newer < self.min_values:
                 continue
-            inverse = 1.0 / older + 1.0 / newer  # 1 / m, m the harmonic mean of the paper
+            inverse = 1.0 / older + 1.0 / newer  # 1 / m, with m the harmonic mean in the paper
             bound = math.sqrt(2.0 * inverse * variance * log_term) + 2.0 / 3.0 * inverse * log_term
             rise = (total - older_total) / newer - older_total / older
             if abs(rise) > bound:
@@ -177,7 +176,7 @@ class Adwin:
 
 
 def _merged(buckets: list[tuple[int, float, float]]) -> tuple[int, float, float]:
-    """Return size, sum and squared deviation of buckets taken together."""
+    """Return size, sum and squared deviation of the combined buckets."""
     width = sum(size for size, _, _ in buckets)
     total = math.fsum(part for _, part, _ in buckets)
     mean = total / width if width else 0.0

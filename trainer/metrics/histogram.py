@@ -1,12 +1,12 @@
-"""Class counts by score in bounded memory, from which a streaming AUC is computed.
+"""Class counts by score in bounded memory, for a streaming AUC.
 
 `ScoreHistogram` keeps a sorted list of at most `buckets` score values with the weight of positives and negatives at
-each. As long as there are no more distinct scores than buckets nothing is lost. Beyond that, neighbours are merged
-into buckets of equal weight, so resolution follows the scores wherever they lie: all within 1e-3 of each other, heavily
-tied, or spread over many orders of magnitude. A score value that holds more than 2 / buckets of the weight always keeps
-a bucket to itself. No bucket holds more than about 3 / buckets of the weight, which bounds the error of the AUC.
+each. It is exact while there are no more distinct scores than buckets. Beyond that, neighbours are merged into buckets
+of equal weight, so the resolution adapts to the distribution of scores: all within 1e-3 of each other, heavily tied, or
+spread over many orders of magnitude. A score value with more than 2 / buckets of the weight always has its own bucket.
+No bucket holds more than about 3 / buckets of the weight, which bounds the error of the AUC.
 
-`RowBuffer` collects small batches, so that sorting happens once every some ten thousand rows.
+`RowBuffer` collects small batches, so that rows are sorted in blocks of tens of thousands.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NEGLIGIBLE = 1e-12
 
 
 class ScoreHistogram:
-    """Weights of positives and negatives by score; mergeable, and can be decayed.
+    """Weights of positives and negatives by score; can be merged and decayed.
 
     Args:
-        buckets: most score values kept; memory is at most 24 bytes times `buckets`.
+        buckets: maximum number of score values; memory is at most 24 bytes times `buckets`.
 
     Attributes:
-        scores: score values, ascending and distinct, shape [M], float32, or float64 once float64 scores came.
+        scores: score values, ascending and distinct, shape [M], float32, or float64 after float64 scores were added.
         positives: weight of positives at each, shape [M], float64.
         negatives: weight of negatives at each, shape [M], float64.
     """
@@ -40,16 +40,16 @@ class ScoreHistogram:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self.scores = np.empty(0, np.float32)
         self.positives = np.empty(0, np.float64)
         self.negatives = np.empty(0, np.float64)
 
     def fold(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Count rows; sorts them, so call it with thousands at a time.
+        """Add rows; each call sorts its rows, so pass thousands at a time.
 
         Args:
-            scores: shape [N], float32 or float64, no NaN; infinities are scores like others.
+            scores: shape [N], float32 or float64, no NaN; infinities are allowed.
             positive: whether each row is a positive, shape [N], bool.
             weights: weight of each row, shape [N], not negative; None counts rows.
         """
@@ -63,12 +63,12 @@ class ScoreHistogram:
             self._insert(scores[rows], positives, negatives, _argsort)
 
     def merge(self, other: ScoreHistogram) -> None:
-        """Add the counts of `other`, which stays as it is."""
+        """Add the counts of `other`, which is unchanged."""
         if len(other.scores):
             self._insert(other.scores, other.positives, other.negatives, _merge_sort)
 
     def decay(self, factor: float) -> None:
-        """Multiply every weight by `factor`; buckets left with under 1e-12 of the weight are dropped."""
+        """Multiply every weight by `factor`; drop buckets with less than 1e-12 of the total weight."""
         self.positives = self.positives * factor
         self.negatives = self.negatives * factor
         weights = self.positives + self.negatives
@@ -77,7 +77,7 @@ class ScoreHistogram:
             self.scores, self.positives, self.negatives = self.scores[keep], self.positives[keep], self.negatives[keep]
 
     def auc(self) -> float:
-        """Return the area under the ROC curve, ties counted half; NaN unless both classes were seen."""
+        """Return the area under the ROC curve with ties counted half; NaN unless both classes were seen."""
         positives, negatives = self.positives.sum(), self.negatives.sum()
         if not (positives > 0 and negatives > 0):
             return float("nan")
@@ -137,17 +137,14 @@ def _argsort(scores: np.ndarray) -> np.ndarray:
 
 
 def _merge_sort(scores: np.ndarray) -> np.ndarray:
-    """Return the indexes that sort two ascending runs; timsort finds the runs and merges them in linear time."""
+    """Return the indexes that sort two ascending runs; timsort detects and merges runs in linear time."""
     return np.argsort(scores, kind="stable")
 
 
 class RowBuffer:
-    """Rows of several columns, collected until there are `capacity` of them.
+    """Buffers rows of several columns and emits blocks of `capacity` rows.
 
-    Blocks are always full ones, whatever the batch sizes were, so results do not depend on how rows were batched.
-
-    Args:
-        capacity: rows in a block.
+    Blocks are always full, so results do not depend on batch sizes.
     """
 
     def __init__(self, capacity: int = DEFAULT_BUFFER_ROWS) -> None:
@@ -156,11 +153,11 @@ class RowBuffer:
         self._columns: list[np.ndarray] = []
 
     def push(self, *columns: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """Copy rows in and yield each block that gets full; a block is valid until the next one is asked for.
+        """Copy rows in and yield each full block; a block is valid until the next one is requested.
 
         Args:
-            columns: equally long arrays, shape [N, ...]; the same number in every call and of the same row shapes. A
-                wider dtype widens the column.
+            columns: arrays of equal length, shape [N, ...]; the same number and row shapes in every call. A wider dtype
+                widens the column.
         """
         self._fit(columns)
         taken, total = 0, len(columns[0])
@@ -177,17 +174,17 @@ class RowBuffer:
             taken += rows
 
     def drain(self) -> tuple[np.ndarray, ...]:
-        """Return the rows held and forget them; they are valid until the next `push`."""
+        """Return and remove the buffered rows; they are valid until the next `push`."""
         block = self.peek()
         self.rows = 0
         return block
 
     def peek(self) -> tuple[np.ndarray, ...]:
-        """Return views of the rows held, one per column; an empty tuple before the first `push`."""
+        """Return views of the buffered rows, one per column; an empty tuple before the first `push`."""
         return tuple(column[: self.rows] for column in self._columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows held: ``{"arrays": {"0": column, "1": column, ...}}``."""
+        """Return the buffered rows: ``{"arrays": {"0": column, "1": column, ...}}``."""
         return {"arrays": {str(index): column.copy() for index, column in enumerate(self.peek())}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

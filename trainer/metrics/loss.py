@@ -1,4 +1,4 @@
-"""The loss as a metric: a mean over samples, however they were cut into batches."""
+"""The loss as a metric: a mean over samples, independent of batch sizes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class WeightedMean:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self.total, self.samples = 0.0, 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
         """Add values.
 
         Args:
-            value: mean of a batch, or one mean a batch, shape [K].
+            value: mean of a batch, or means of K batches, shape [K].
             samples: rows in the batch, or in each batch, shape [] or [K].
         """
         if isinstance(value, float) and isinstance(samples, int):
@@ -50,7 +50,7 @@ class WeightedMean:
 
 
 class Loss(Metric):
-    """Mean loss over samples: a short last batch counts by its rows. NaN without samples."""
+    """Mean loss over samples: a short last batch is weighted by its rows. NaN without samples."""
 
     higher_is_better = False
 
@@ -59,7 +59,7 @@ class Loss(Metric):
         self._mean = WeightedMean()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self._mean.clear()
 
     @rearrange_inputs
@@ -67,8 +67,8 @@ class Loss(Metric):
         """Add a batch.
 
         Args:
-            inputs: the loss, a scalar (a batch mean) or one value per row; and the number of rows it is the mean of,
-                1 unless given.
+            inputs: the loss, a scalar (batch mean) or one value per row; then optionally the number of rows of a scalar
+                mean (default 1).
         """
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))

@@ -1,4 +1,4 @@
-"""Predictions, labels, weights and groups as metrics read them, and states of metrics by name."""
+"""Conversion of predictions, labels, weights and groups for metrics, and combined metric states."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
-    """Return a Tensor, an array or a sequence as an array; floating-point types below float32 become float32.
+    """Return a Tensor, array or sequence as an array; half-precision floats become float32.
 
     Raises:
-        DataError: it does not hold numbers.
+        DataError: not numeric.
     """
     array = value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
     if array.dtype.kind not in "biuf":
@@ -45,7 +45,7 @@ def group_column(groups: Any, rows: int) -> np.ndarray:
     """Return groups as integers or text, shape [rows].
 
     Raises:
-        DataError: another number of rows, or values that are neither.
+        DataError: wrong number of rows, or values that are neither.
     """
     column = groups.asnumpy() if hasattr(groups, "asnumpy") else np.asarray(groups)
     if column.size != rows or column.ndim > 2:
@@ -60,14 +60,14 @@ def group_column(groups: Any, rows: int) -> np.ndarray:
 
 
 def named_values(name: str, value: Any) -> dict[str, float]:
-    """Return what a metric gave as floats by name.
+    """Convert a metric's result to floats by name.
 
-    A dict gives each of its parts under name_part, the name alone for an empty part, or name/part for a part that
-    begins with "/". One value per class, such as MindSpore's precision, gives the mean under the name and the values
-    under name_0, name_1, ...
+    Each part of a dict is named name_part; an empty part gives the name alone, and a part that begins with "/" gives
+    name/part. A vector of one value per class, such as MindSpore's precision, gives the mean under the name and the
+    values under name_0, name_1, ...
 
     Raises:
-        ConfigurationError: it is neither a number nor a vector of numbers nor a dict of numbers.
+        ConfigurationError: the result is not a number, a vector of numbers or a dict of numbers.
     """
     if isinstance(value, Mapping):
         base = name.partition("/")[0]
@@ -88,13 +88,13 @@ def named_values(name: str, value: Any) -> dict[str, float]:
 
 
 def joined_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return states by name, each ``{"json": ..., "arrays": {name: array}}``, as one of the same form."""
+    """Combine states by name, each ``{"json": ..., "arrays": {name: array}}``, into one of the same form."""
     arrays = {f"{index}.{key}": a for index, state in enumerate(states.values()) for key, a in state["arrays"].items()}
     return {"json": [[name, state["json"]] for name, state in states.items()], "arrays": arrays}
 
 
 def split_states(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the states that `joined_states` joined."""
+    """Split a state created by `joined_states`."""
     return {
         name: {"json": json, "arrays": below(f"{index}.", state["arrays"])}
         for index, (name, json) in enumerate(state["json"])
@@ -102,7 +102,7 @@ def split_states(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays whose names begin with `prefix`, by the rest of their names."""
+    """Return the arrays whose names begin with `prefix`, with the prefix removed."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -129,11 +129,11 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the loss function, or the user, says about predictions.
+    """The meaning of predictions, according to the loss function or the user.
 
     Attributes:
-        target: "binary" (several columns are independent labels), "classes", "real", "count"; None: not known.
-        activation: a key of `ACTIVATIONS`, or a function of the predictions, a NumPy array [B, ...]; None: not known.
+        target: "binary" (several columns are independent labels), "classes", "real", "count"; None: unknown.
+        activation: a key of `ACTIVATIONS`, or a function of the predictions, a NumPy array [B, ...]; None: unknown.
     """
 
     target: str | None = None
@@ -144,7 +144,7 @@ def check_activation(argument: str, activation: Any) -> Activation | None:
     """Return `activation` if it is None, a known name or a function.
 
     Raises:
-        ConfigurationError: it is not; the nearest name is given.
+        ConfigurationError: it is not; the message suggests the nearest name.
     """
     if activation is None or callable(activation) or (isinstance(activation, str) and activation in ACTIVATIONS):
         return activation
@@ -153,7 +153,7 @@ def check_activation(argument: str, activation: Any) -> Activation | None:
 
 
 def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarray:
-    """Return predictions in the unit of their labels: [B, ...], float64 unless nothing is done to them."""
+    """Convert predictions to label units: [B, ...], float64; returned unchanged without an activation."""
     if activation in (None, "identity"):
         return predictions
     if callable(activation):
@@ -169,14 +169,13 @@ _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or
 
 
 def check_link(link: str) -> str:
-    """Return `link` if it is a known one.
+    """Return `link` if it is valid.
 
-    - "sigmoid": predictions are logits of the positive class, shape [B] or [B, 1].
-    - "identity": predictions are probabilities, of the positive class [B] or [B, 1], or of both classes [B, 2].
-    - "softmax": predictions are logits of both classes, shape [B, 2].
-    - "auto": two columns are probabilities where each row sums to 1, else logits. One column is logits where a Trainer
-      with `nn.BCEWithLogitsLoss` asks for the metric; elsewhere it is taken for probabilities as long as every
-      prediction seen lay in [0, 1], and for logits from the first one outside.
+    - "sigmoid": predictions are logits of the positive class, shape [B] or [B, 1]. - "identity": predictions are
+    probabilities, of the positive class [B] or [B, 1], or of both classes [B, 2]. - "softmax": predictions are logits
+    of both classes, shape [B, 2]. - "auto": two columns are probabilities where each row sums to 1, else logits. One
+    column is logits in a Trainer with `nn.BCEWithLogitsLoss`; otherwise it is read as probabilities while all
+    predictions seen are in [0, 1], and as logits from the first one outside.
 
     Raises:
         ConfigurationError: there is no such link.
@@ -197,7 +196,7 @@ def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray,
         the scores are known to be logits. Both arrays may alias the inputs.
 
     Raises:
-        DataError: the shapes do not fit each other or the link, or a probability lies outside [0, 1].
+        DataError: the shapes do not match each other or the link, or a probability is outside [0, 1].
     """
     scores, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
     shape, label_shape = scores.shape, labels.shape
@@ -229,7 +228,7 @@ def _one_column(scores: np.ndarray, link: str) -> np.ndarray:
 
 
 def outside_unit(scores: np.ndarray) -> bool:
-    """Return whether a score lies outside [0, 1]."""
+    """Return whether a score is outside [0, 1]."""
     return len(scores) > 0 and bool(scores.min() < 0 or scores.max() > 1)
 
 
@@ -247,7 +246,7 @@ def hard_labels(labels: np.ndarray) -> np.ndarray:
 
 
 class Sums:
-    """Sums over rows: counts, or a number or an array such as one number per output.
+    """Sums over rows; each is a number, or an array with one number per output.
 
     Attributes:
         sums: names of the sums.
@@ -262,7 +261,7 @@ class Sums:
         self.total = dict.fromkeys(self.sums, 0.0)
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`, which stays as it is."""
+        """Add the sums of `other`, which is unchanged."""
         self.total = {name: value + other.total[name] for name, value in self.total.items()}
 
     def decay(self, factor: float) -> None:
@@ -270,7 +269,7 @@ class Sums:
         self.total = {name: value * factor for name, value in self.total.items()}
 
     def mean(self, name: str, weight: str = "weight") -> Any:
-        """Return one sum over another, NaN when that is 0."""
+        """Return one sum divided by another; NaN if that is 0."""
         return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
 
     def state_dict(self) -> dict[str, Any]:

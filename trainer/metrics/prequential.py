@@ -1,8 +1,8 @@
-"""Progressive validation: how good the model is on rows it has not been trained on yet.
+"""Progressive validation: metrics on rows before the model is trained on them.
 
 Every batch is scored by the forward pass that trains on it, before the update ("test, then train"; A. P. Dawid, 1984,
-called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the open window, an
-exponentially decayed past, and the lifetime of the model. `trainer.metrics.window` says when a window closes.
+called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the open window, an exponentially
+decayed past, and the lifetime of the model. `trainer.metrics.window` decides when a window closes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..errors import ConfigurationError, DataError
 from .adapters import BySlice, WindowOnly, direction_of
 from .histogram import RowBuffer
 from .predictions import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
+from .score_table import score_table
 from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)
@@ -30,21 +31,22 @@ HORIZONS = ("window", "decayed", "lifetime")
 
 
 class PrequentialMetrics:
-    """Metrics of predictions made before the update, over window, decayed past and lifetime.
+    """Metrics of predictions made before the update, over the window, the decayed past and the lifetime.
 
-    Rows are counted in blocks of about ten thousand, so `update` costs little. Rows whose prediction or label
-    is NaN are left out and counted. Results do not depend on how rows were cut into batches; a run restored from
-    `state_dict` gives the same figures as one that was never interrupted.
+    Rows are processed in blocks of about ten thousand, so `update` is cheap. Rows with a NaN prediction or label are
+    excluded and counted. Results do not depend on batch sizes, and a run restored from `state_dict` gives the same
+    values as an uninterrupted one.
 
     Args:
-        metrics: by name; a `WindowMetric`, or anything with `clear`, `update` and `eval`, which then has windows alone.
-            A metric of several values gives each under ``<name>_<part>``, or ``<part>`` where its name is empty.
-        decay: factor by which a closed window lowers the weight of the past in the decayed metrics, 0 < decay < 1.
+        metrics: metrics by name: a `WindowMetric`, or an object with `clear`, `update` and `eval`, which is reported
+            for windows only. A metric with several values reports each as ``<name>_<part>``, or ``<part>`` if its name
+            is empty.
+        decay: factor applied to the weight of the decayed past when a window closes, 0 < decay < 1.
         task: prefix of the metrics' names, for one of several tasks.
-        lenient: names of metrics that are dropped, with a warning, when they cannot read their rows; others raise.
+        lenient: names of metrics that are dropped with a warning if they cannot read their rows; others raise.
 
     Raises:
-        ConfigurationError: a decay out of range.
+        ConfigurationError: decay out of range.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class PrequentialMetrics:
         return tuple(sorted({metric.group for metric in windows if metric.group is not None}))
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better by the name of each result; those of slices depend on the rows."""
+        """Return whether higher is better, by result name; slices, which depend on the rows, are not listed."""
         names: dict[str, Direction] = {}
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
@@ -103,7 +105,7 @@ class PrequentialMetrics:
             groups: the columns named by `groups`, shape [B] or [B, 1], integers or strings.
 
         Raises:
-            DataError: shapes that do not fit, values a metric cannot read, a column of groups that is missing.
+            DataError: incompatible shapes, values a metric cannot read, or a missing group column.
         """
         predictions, labels = _flat(to_numpy(predictions, "predictions")), _flat(to_numpy(labels, "labels"))
         rows = len(predictions)
@@ -161,8 +163,8 @@ class PrequentialMetrics:
         """Close the window: fold it into the past, start an empty one, and return all metrics.
 
         Returns:
-            ``{window,decayed,lifetime}_<name>`` for every metric; window_rows, window_nan_rows and lifetime_rows. A
-            metric that the rows do not define is NaN, such as the AUC of a single class.
+            ``{window,decayed,lifetime}_<name>`` for every metric; window_rows, window_nan_rows and lifetime_rows. An
+            undefined metric, such as the AUC of a single class, is NaN.
         """
         self._drain()
         counts = self._counts
@@ -196,12 +198,16 @@ class PrequentialMetrics:
             results |= {self._name(horizon, name, part): value for part, value in values.items()}
         return results
 
+    def score_table(self) -> dict[str, Any] | None:
+        """Return calibration and score distribution of the decayed past (see `trainer.metrics.score_table`)."""
+        return score_table(horizons["decayed"] for horizons in self._metrics.values() if "decayed" in horizons)
+
     def peek(self) -> dict[str, float]:
-        """Return what `close_window` would, leaving everything as it is; as costly as closing a window."""
+        """Return what `close_window` would, without side effects; as costly as closing a window."""
         return copy.deepcopy(self).close_window()
 
     def take_window(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": ...}`` of the open window alone, and empty it; for `put_window`."""
+        """Remove the open window and return its state, ``{"json": ..., "arrays": ...}``, for `put_window`."""
         self._drain()
         state = joined_states({name: horizons["window"].state_dict() for name, horizons in self._metrics.items()})
         counts = {name: self._counts[name] for name in ("window_rows", "window_nan_rows")}
@@ -210,7 +216,7 @@ class PrequentialMetrics:
         return {"json": values, "arrays": state["arrays"]}
 
     def put_window(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Make the open window, which is empty, the sum of what `take_window` returned elsewhere, in that order."""
+        """Fill the empty open window with the sum of states from `take_window`, in order."""
         for state in states:
             values = state["json"]
             self._failed |= set(values["failed"])
@@ -224,14 +230,14 @@ class PrequentialMetrics:
                 window.merge(other)
 
     def forget_window(self) -> None:
-        """Empty the open window; the past stays."""
+        """Empty the open window; keep the past."""
         self._drain()
         for horizons in self._metrics.values():
             horizons["window"].restart()
         self._counts.update(window_rows=0, window_nan_rows=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array of numbers}}``; reading it changes nothing."""
+        """Return ``{"json": ..., "arrays": {name: array of numbers}}``; no side effects."""
         state = joined_states(
             {
                 name: joined_states({horizon: metric.state_dict() for horizon, metric in horizons.items()})
@@ -251,7 +257,7 @@ class PrequentialMetrics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
 
-        Metrics that the state does not know start anew, and what it knows of others is left out; a change is logged.
+        Metrics missing from the state start empty, and states of other metrics are ignored; both are logged.
         """
         values, arrays = state["json"], state["arrays"]
         if values.get("format") != FORMAT:
@@ -276,7 +282,7 @@ class PrequentialMetrics:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """Return [B, 1] as [B], so that rows of both forms wait together."""
+    """Flatten [B, 1] to [B], so that both forms share a buffer."""
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
 
 
@@ -287,7 +293,7 @@ def _nan_rows(array: np.ndarray) -> np.ndarray:
 
 
 def _text_to_codes(column: np.ndarray) -> np.ndarray:
-    """Return strings as their code points, uint32 [N, width], for tensor files hold numbers only."""
+    """Return strings as code points, uint32 [N, width], because tensor files hold only numbers."""
     return column.view(np.uint32).reshape(len(column), -1 if len(column) else 1) if column.dtype.kind == "U" else column
 
 

@@ -1,8 +1,8 @@
-"""Ranking metrics by group: the AUC of each user, and recall, NDCG and hit rate of the first k.
+"""Ranking metrics by group: AUC per user, and recall, NDCG and hit rate at k.
 
 A group is the value of a column: a user, a session, a request. Its rows are those of one evaluation or of one window;
-over past windows the groups' values are averaged, so a window should hold whole groups. Rows of equal score count with
-their mean over all orders, so an untrained network gets no credit for the order in which rows came.
+over past windows the groups' values are averaged, so a window should hold whole groups. Tied rows count with their mean
+over all orders, so an untrained network gets no credit for the input order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERY_GROUP = (1 << 63) - 1
 
 
 class Ranked(NamedTuple):
-    """Rows sorted by group and, within a group, by falling score.
+    """Rows sorted by group and, within a group, by descending score.
 
     Attributes:
         labels, weights: of each row, float64 [N].
@@ -43,15 +43,15 @@ class Ranked(NamedTuple):
 
 
 class GroupMetric(RowMetric):
-    """Base of the metrics by group: keeps the rows of the open window, and two sums for the past.
+    """Base of the metrics by group: keeps the rows of the open window, and two sums for past windows.
 
-    With more than `capacity` rows in a window, whole groups are left out, chosen by a hash of the group: the value is
-    then that of a random sample of groups, the same whatever the order of rows. A group larger than half of the
-    capacity keeps a sample of its rows.
+    If a window has more than `capacity` rows, whole groups are dropped by a hash of the group. The value is then that
+    of a random sample of groups, independent of row order. A group larger than half of the capacity is itself
+    subsampled.
 
     Args:
         group: column whose values are the groups; integers or strings.
-        capacity: most rows kept; 28 bytes each.
+        capacity: maximum number of rows kept, 28 bytes each.
 
     Raises:
         ConfigurationError: no column name, or a capacity below 2.
@@ -70,7 +70,7 @@ class GroupMetric(RowMetric):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all state."""
         self._total = self._weight = 0.0
         self._forget_rows()
 
@@ -86,8 +86,8 @@ class GroupMetric(RowMetric):
 
         Args:
             predictions: shape [B], [B, 1] or, for two classes, [B, 2].
-            labels: relevance, [B] or [B, 1]: 0 or 1 (`Ndcg`: any number not below 0).
-            weights: shape [B] or None; `Gauc` counts impressions by them.
+            labels: relevance, [B] or [B, 1]: 0 or 1 (`Ndcg`: any non-negative number).
+            weights: shape [B] or None; `Gauc` uses them as impression counts.
             groups: shape [B] or [B, 1].
         """
         scores, labels, _ = binary_scores(predictions, labels, "auto")
@@ -114,7 +114,7 @@ class GroupMetric(RowMetric):
             self._thin()
 
     def _thin(self) -> None:
-        """Leave out groups until three quarters of the capacity remain at most."""
+        """Drop groups until at most three quarters of the capacity are used."""
         columns = self._columns()
         keys = columns[0]
         order = np.argsort(keys, kind="stable")
@@ -124,7 +124,7 @@ class GroupMetric(RowMetric):
             chosen = order[: ends[fits - 1]]
             self._bound = int(keys[order[ends[fits - 1]]])
             columns = tuple(column[np.sort(chosen)] for column in columns)
-        else:  # a single group fills it: from now on keep every other row at twice its weight
+        else:  # a single group fills the buffer: from now on keep every other row with twice its weight
             columns = tuple(column[::2] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
@@ -136,7 +136,7 @@ class GroupMetric(RowMetric):
         return tuple(np.concatenate(parts) for parts in zip(*self._blocks, strict=True))
 
     def _open_sums(self) -> tuple[float, float]:
-        """Return sum and weight of the values of the groups in the open window."""
+        """Return the weighted sum of group values and the total weight of the open window."""
         keys, scores, labels, weights = self._columns()
         if not len(keys):
             return 0.0, 0.0
@@ -160,16 +160,16 @@ class GroupMetric(RowMetric):
         return float(np.dot(values[counted], weight[counted])), float(weight.sum())
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return the value of each group and the weight it counts with, 0 where it has none; float64 [G] each."""
+        """Return value and weight of each group, float64 [G] each; weight 0 if the value is undefined."""
         raise NotImplementedError
 
     def value(self) -> float:
-        """Return the weighted mean over groups; NaN when no group has a value."""
+        """Return the weighted mean over groups; NaN if no group has a value."""
         total, weight = self._open_sums()
         return (self._total + total) / (self._weight + weight) if self._weight + weight else float("nan")
 
     def close(self) -> None:
-        """Rank the open window's groups and keep their sums alone."""
+        """Rank the open window's groups, keep their sums and drop the rows."""
         total, weight = self._open_sums()
         self._total, self._weight = self._total + total, self._weight + weight
         self._forget_rows()
@@ -185,7 +185,7 @@ class GroupMetric(RowMetric):
             self._keep(*other._columns())
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of closed windows by `factor`, and that of open rows."""
+        """Multiply the weights of closed windows and of open rows by `factor`."""
         self._total, self._weight = self._total * factor, self._weight * factor
         self._blocks = [(*columns[:3], columns[3] * factor) for columns in self._blocks]
 
@@ -216,8 +216,8 @@ class GroupMetric(RowMetric):
 class Gauc(GroupMetric):
     """AUC of each group, averaged with the weight of its rows: sum of w AUC over sum of w.
 
-    Groups with one class alone have no AUC and do not count. By user and weighted by impressions it is the GAUC of
-    H. Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. Arguments as of `GroupMetric`.
+    Groups with a single class have no AUC and are skipped. By user and weighted by impressions it is the GAUC of H. Zhu
+    et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. Arguments as in `GroupMetric`.
     """
 
     name = "gauc"
@@ -236,14 +236,14 @@ class Gauc(GroupMetric):
 
 
 class FirstK(GroupMetric):
-    """Base of the metrics of the first k rows of each group; groups without a positive do not count.
+    """Base of the metrics at k; groups without a positive are skipped.
 
     Args:
-        k: rows looked at.
-        group, capacity: as of `GroupMetric`.
+        k: number of top-ranked rows considered.
+        group, capacity: as in `GroupMetric`.
 
     Raises:
-        ConfigurationError: k below 1; as `GroupMetric`.
+        ConfigurationError: k below 1, or as in `GroupMetric`.
     """
 
     def __init__(self, k: int, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -252,14 +252,14 @@ class FirstK(GroupMetric):
         super().__init__(group, capacity)
 
     def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, for each run of equal scores, its size, its positions among the first k, and its positives."""
+        """Return (size, positions in the top k, positives) of each run of equal scores."""
         size = np.bincount(rows.tie)
         positions = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
         return size, positions, np.bincount(rows.tie, rows.labels)
 
 
 class RecallAtK(FirstK):
-    """Share of a group's positives that are among its k highest scores, averaged over groups. Arguments: k, group."""
+    """Share of a group's positives among its k highest scores, averaged over groups. Arguments: k, group."""
 
     name = "recall"
 
@@ -275,8 +275,8 @@ class RecallAtK(FirstK):
 class HitRateAtK(FirstK):
     """Share of groups with a positive among their k highest scores. Arguments: k, group.
 
-    Where equal scores straddle position k, the probability of a hit: 1 - C(n - p, m) / C(n, m) for m positions among n
-    rows with p positives.
+    If ties straddle position k, counts the probability of a hit: 1 - C(n - p, m) / C(n, m) for m positions among n rows
+    with p positives.
     """
 
     name = "hit_rate"
@@ -296,7 +296,7 @@ class HitRateAtK(FirstK):
 
 
 class Ndcg(FirstK):
-    """Normalized discounted cumulative gain of the first k, averaged over groups (Järvelin and Kekäläinen 2002).
+    """Normalized discounted cumulative gain at k, averaged over groups (Järvelin and Kekäläinen 2002).
 
     The gain of a row is its label, its discount 1 / log2(position + 1); the ideal order of the same rows gives 1. Equal
     scores share the discounts of their positions, as in F. McSherry and M. Najork, "Computing Information Retrieval

@@ -1,7 +1,7 @@
-"""Metrics by name: those of this folder, found by their attribute ``name``, and MindSpore's.
+"""Metrics by name: those of this folder, registered by their attribute ``name``, and MindSpore's.
 
-The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every metric MindSpore
-knows works by name or as an instance, and the metrics here work in `mindspore.Model`.
+The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every MindSpore metric
+works by name or as an instance, and the metrics here work in `mindspore.Model`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _named() -> dict[str, type[Any]]:
 
 
 def metric_names() -> list[str]:
-    """Return every name `get_metrics` takes, sorted."""
+    """Return all names that `get_metrics` accepts, sorted."""
     names = {_canonical(name) for name in ms_train.names()}
     for name, kind in _named().items():
         if issubclass(kind, FirstK):
@@ -63,20 +63,20 @@ def metric_names() -> list[str]:
 
 
 def get_metrics(metrics: Any) -> dict[str, Any]:
-    """Return the metrics asked for, by name, ready to be updated.
+    """Return the requested metrics by name, ready for updates.
 
     Args:
         metrics: None; a name (see `metric_names`; case does not matter), a metric or a metric class; a set, list or
-            tuple of these; or a dict from the name to report to one of these. Names are reported as given. "gauc/user",
-            "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" read the column after the slash, and
-            "auc/country" is the metric "auc" for the rows of each value of a column (`BySlice`). A metric is a
-            `mindspore.train.Metric`, anything with `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's
-            `Loss`, which weights every batch alike, is replaced by `Loss`, which weights by samples. A name that both
-            know, such as "mae", is this package's metric; an instance of MindSpore's stays MindSpore's.
+            tuple of these; or a dict from a reported name to one of these. Names are reported as given. "gauc/user",
+            "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" read the column after the slash, and "auc/country"
+            is the AUC for each value of a column (`BySlice`). A metric is a `mindspore.train.Metric`, anything with
+            `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's `Loss`, which weights all batches equally, is
+            replaced by `Loss`, which weights by samples. A name defined by both, such as "mae", means this package's
+            metric; MindSpore instances are used as they are.
 
     Raises:
-        ConfigurationError: a name that is not known (the nearest one is given) or needs arguments, a value that is no
-            metric, or one name twice.
+        ConfigurationError: a name that is unknown (the message suggests the nearest) or needs arguments, a value that
+            is not a metric, or a duplicate name.
     """
     if metrics is None:
         return {}
@@ -104,10 +104,10 @@ def update_metrics(
     num_samples: int,
     columns: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Give each metric its outputs of an evaluation network, as `mindspore.Model` does.
+    """Update each metric with its outputs of an evaluation network, as `mindspore.Model` does.
 
     Args:
-        metrics: as `get_metrics` returned them.
+        metrics: metrics from `get_metrics`.
         outputs: outputs of the evaluation network; Tensors or arrays.
         eval_indexes: positions of loss, prediction and label in `outputs`; `Loss` gets the loss, every other metric
             prediction and label. None gives `Loss` the first output and every other metric all of them, from which
@@ -116,7 +116,7 @@ def update_metrics(
         columns: host columns of the batch by name, for metrics that read the group of each row.
 
     Raises:
-        DataError: a column that a metric reads is not among them.
+        DataError: a column that a metric reads is missing.
     """
     for metric in metrics.values():
         if isinstance(metric, Loss):
@@ -132,14 +132,14 @@ def update_metrics(
 
 
 def clear_metrics(metrics: Mapping[str, Any]) -> None:
-    """Let every metric forget its rows."""
+    """Clear every metric."""
     for metric in metrics.values():
         metric.clear() if hasattr(metric, "clear") else metric.restart()
 
 
 def group_of(metric: Any) -> str | None:
     """Return the name of the column whose values the metric reads as groups, or None."""
-    # RowMetric first: a check against the protocol takes 20 us
+    # RowMetric first: an isinstance check against the protocol takes 20 us
     return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
 
 
@@ -153,15 +153,15 @@ def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def read_metric(metric: Any) -> Any:
-    """Return the value of a metric of this package or of MindSpore's kind."""
+    """Return the value of a metric of this package or of MindSpore."""
     return metric.eval() if hasattr(metric, "eval") else metric.value()
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every metric as a float.
 
-    A metric of one value per class, such as MindSpore's precision, gives its mean under its name and the values under
-    name_0, name_1, ... A value that is neither a number nor a vector of numbers (a confusion matrix) stays as it is.
+    A metric with one value per class, such as MindSpore's precision, gives its mean under its name and the values under
+    name_0, name_1, ... Other values, such as a confusion matrix, are returned unchanged.
     """
     values: dict[str, Any] = {}
     for name, metric in metrics.items():
@@ -174,9 +174,9 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
-    """Return whether higher is better, or None where that is not known, by the name of each value of `metrics`.
+    """Return whether higher is better (None: unknown) for each value of `metrics`, by name.
 
-    Values of single classes, labels and slices are not among them; they go the way of the metric.
+    Values of single classes, labels and slices are not listed; they have the metric's direction.
     """
     names: dict[str, Direction] = {}
     for name, metric in metrics.items():
@@ -189,7 +189,7 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return those of `values` that are numbers: what callbacks monitor and log."""
+    """Return the numeric `values`, which callbacks monitor and log."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
@@ -223,7 +223,7 @@ def _by_name(name: str) -> tuple[str, Any]:
     if not issubclass(kind, GroupMetric):
         if canonical in _named():
             return name, kind()
-    elif canonical not in theirs:  # MindSpore has a recall too, of classes
+    elif canonical not in theirs:  # MindSpore also has a recall, by class
         form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
         raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
     if canonical in theirs:
@@ -264,28 +264,28 @@ def _canonical(name: str) -> str:
 
 
 def _name_of(kind: type) -> str:
-    """Return "top_1_accuracy" for a class MindSpore knows by that name, else the class name in snake case."""
+    """Return MindSpore's name of a class ("top_1_accuracy"), else the class name in snake case."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
     return _KNOWN_CLASSES.get(kind.__name__, snake)
 
 
 def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Return the task that `name` begins with and the rest; the longest that fits, or an empty string and `name`."""
+    """Split `name` into its task, the longest that matches, and the rest; ("", `name`) without one."""
     fitting = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
     task = max(fitting, key=len, default="")
     return task, name[len(task) + 1 :] if task else name
 
 
 def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics asked for, by the name of their task and their own: ``click_auc``.
+    """Return the requested metrics, named by task and metric: ``click_auc``.
 
     Args:
-        metrics: as `trainer.metrics.get_metrics` takes them. A name that begins with a task is of that task
-            ("click_auc"); any other is of each ("auc"). In a dict a task may be given several: {"click": ["auc"]}.
-        tasks: the tasks; empty for a network of one, whose metrics are returned as they are.
+        metrics: as in `trainer.metrics.get_metrics`. A name that begins with a task ("click_auc") applies to that task,
+            any other ("auc") to every task. A dict may list several for a task: {"click": ["auc"]}.
+        tasks: the tasks; empty for a single-task network, whose metrics are returned unchanged.
 
     Raises:
-        ConfigurationError: as `get_metrics` does.
+        ConfigurationError: as in `get_metrics`.
     """
     if not tasks:
         return get_metrics(metrics)
@@ -316,7 +316,7 @@ def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, task
 
 
 def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
-    """Return what was declared by task; of a network of one task under an empty name.
+    """Return the declared activations by task; a single-task network uses an empty name.
 
     Raises:
         ConfigurationError: neither an activation nor a dict of them by task.

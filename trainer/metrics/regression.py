@@ -1,8 +1,8 @@
-"""Metrics of numbers: mean absolute error, root mean squared error, bias, R2, and Poisson deviance of counts.
+"""Regression metrics: mean absolute error, root mean squared error, bias, R2, and Poisson deviance of counts.
 
-Predictions and labels have one shape, up to axes of length 1. Each is computed for every output, which is a column of
-labels [B, K] (or an entry of [B, ...]), and the mean over the outputs is returned: scikit-learn's "uniform_average".
-MindSpore's own `mindspore.train.MAE` adds the columns of a row up instead. Weights count rows.
+Predictions and labels have the same shape, up to axes of length 1. A metric is computed for every output, which is a
+column of labels [B, K] (or an entry of [B, ...]), and averaged over outputs: scikit-learn's "uniform_average". In
+contrast, `mindspore.train.MAE` sums over the columns. Weights are per row.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .window_metric import SumMetric
 
 
 class OutputMetric(SumMetric):
-    """Base of metrics of numbers: sums for each output, float64 [K], and "weight", the sum of the rows' weights."""
+    """Base of regression metrics: sums for each output, float64 [K], and "weight", the sum of the row weights."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows.
 
         Args:
-            predictions, labels: [B], [B, 1] or [B, ...], as many values in both.
+            predictions, labels: [B], [B, 1] or [B, ...], of equal size.
             weights: [B] or None.
-            groups: not read.
+            groups: ignored.
 
         Raises:
             DataError: predictions and labels of different sizes.
@@ -52,7 +52,7 @@ class OutputMetric(SumMetric):
             self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return what each row adds to the sum, float64 [B, K]; for metrics of one sum besides the weight."""
+        """Return each row's contribution to the sum, float64 [B, K]; for metrics with one sum besides the weight."""
         raise NotImplementedError
 
     def value(self) -> float:
@@ -89,7 +89,7 @@ class Rmse(OutputMetric):
 
 
 class Bias(OutputMetric):
-    """Mean of prediction minus label; the mean over outputs. Above 0 the network predicts too much."""
+    """Mean of prediction minus label; the mean over outputs. Above 0 the network overestimates."""
 
     name = "bias"
     sums = ("weight", "error")
@@ -102,8 +102,8 @@ class Bias(OutputMetric):
 class PoissonDeviance(OutputMetric):
     """Mean Poisson deviance of counts, 2 (y log(y / p) - y + p); the mean over outputs. 0 is perfect.
 
-    P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above 0; those of a loss of
-    the log-rate (`nn.PoissonNLLLoss()`) become rates before they get here.
+    P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above 0; log-rates
+    (`nn.PoissonNLLLoss()`) are converted to rates beforehand.
 
     Raises:
         DataError: a rate that is not above 0, or a label below 0.
@@ -128,10 +128,10 @@ class PoissonDeviance(OutputMetric):
 class R2(OutputMetric):
     """Coefficient of determination, 1 - sum of w (p - y)^2 over sum of w (y - mean y)^2; the mean over outputs.
 
-    1 is perfect, 0 as good as the mean label of the very rows. Outputs whose labels are all equal have none and do not
-    count; NaN when no output has one. The spread of the labels is kept about their mean and merged as in T. F. Chan,
-    G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979: a
-    difference of two large sums would lose it.
+    1 is perfect; 0 is as good as predicting the mean label of these rows. Outputs whose labels are all equal have no R2
+    and are skipped; NaN if no output has one. The squared deviation of the labels from their mean is kept, merged as in
+    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+    1979, because a difference of two large sums would lose precision.
     """
 
     name = "r2"
@@ -146,7 +146,7 @@ class R2(OutputMetric):
             self._join(weight, weights @ (predictions - labels) ** 2, mean, weights @ (labels - mean) ** 2)
 
     def merge(self, other: R2) -> None:
-        """Add the rows that `other` has seen."""
+        """Add the rows of `other`."""
         self._join(*(other.total[name] for name in self.sums))
 
     def _join(self, weight: float, squared: Any, mean: Any, spread: Any) -> None:
@@ -162,7 +162,7 @@ class R2(OutputMetric):
             }
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows; their mean label stays."""
+        """Multiply the weight of all rows; keep their mean label."""
         mean = self.total["label_mean"]
         super().decay(factor)
         self.total["label_mean"] = mean

@@ -1,4 +1,4 @@
-"""When the windows of a stream close: `Window` is the user's request, `WindowClock` follows it."""
+"""When the windows of a stream close: `Window` is the user's setting, `WindowClock` implements it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .binary_counts import BinarySums
 
 @dataclass(frozen=True)
 class Window:
-    """When a metric window closes, and how predictions, labels and groups are read. Exactly one span must be given.
+    """When a metric window closes, and how predictions, labels and groups are read. Give exactly one span.
 
     Args:
         rows: close whenever a multiple of this many trained rows is crossed.
@@ -69,30 +69,26 @@ class Window:
             value = getattr(self, option)
             if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
                 refuse(f"Window({option}=...)", f"{wanted} or None", value)
-        BinarySums(self.link, self.negative_sampling_rate)  # checks both
+        BinarySums(self.link, self.negative_sampling_rate)  # validates both
         number("decay", self.decay, above=0, below=1)
         whole("max_groups", self.max_groups, 2)
 
     @property
     def span(self) -> tuple[str, float]:
-        """Name and value of the span that was given."""
+        """Name and value of the given span."""
         return next((n, getattr(self, n)) for n in ("rows", "seconds", "event_time") if getattr(self, n) is not None)
 
 
 class WindowClock:
-    """Decides when windows close; called once after each call of the training program.
-
-    Args:
-        window: the window to follow.
-    """
+    """Decides when windows close; to be called after each call of the training program."""
 
     def __init__(self, window: Window) -> None:
         self.unit, self.n = window.span
         self._mark: float | None = None
-        self._open_for = 0.0  # seconds before the clock that is used now began
+        self._open_for = 0.0  # seconds the window was open before a restore
 
     def start(self, rows_seen: int, wall: float) -> None:
-        """Open the first window, where a window is not open already (as after `load_state_dict`).
+        """Open the first window unless one is open already (after `load_state_dict`).
 
         Args:
             rows_seen: rows trained on so far.
@@ -108,11 +104,11 @@ class WindowClock:
         Args:
             rows_seen: rows trained on so far.
             wall: the clock given to `start`.
-            event_time: greatest event time among the rows just trained on, seconds since the epoch; NaN or None
-                when they carry none.
+            event_time: latest event time among the rows just trained on, seconds since the epoch; NaN or None if they
+                have none.
 
         Raises:
-            DataError: windows go by event time and the first rows carry none.
+            DataError: windows use event time and the first rows have none.
         """
         if self._mark is None:
             self.start(0, wall)
@@ -147,9 +143,9 @@ class WindowClock:
         return {"unit": self.unit, "n": self.n, "mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
-        """Restore what `state_dict` returned; the state of another span is ignored, and the window starts afresh.
+        """Restore what `state_dict` returned; for another span, start with an empty window.
 
-        Without a clock (`wall` None) a window of seconds goes on from the first call of `closed`.
+        Without a clock (`wall` None) a window of seconds continues from the first call of `closed`.
         """
         if state.get("unit") != self.unit or state.get("n") != self.n:
             return

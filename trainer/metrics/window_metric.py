@@ -1,10 +1,10 @@
-"""The contract of a metric: rows in; a number, or several by name, out; merged, decayed and saved without its rows.
+"""The metric interface: rows in, named numbers out; metrics can be merged, decayed and saved.
 
-`WindowMetric` is the protocol that the windows of a stream take. `RowMetric` is the base of the metrics here, which
-serve `evaluate`, windows and `mindspore.Model` alike. A metric knows nothing of windows: the run decides which rows it
-is given and what a past horizon keeps.
+`WindowMetric` is the protocol for windows of a stream. `RowMetric` is the base of the metrics here, which work in
+`evaluate`, windows and `mindspore.Model`. A metric does not know about windows: the run decides which rows it gets and
+how past horizons are kept.
 
-A metric with a `name` in a file of this folder can be asked for by that name; nothing else has to be changed.
+A metric with a `name` in a file of this folder is available by that name; no other change is needed.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ class WindowMetric(Protocol):
     """A metric over the rows of a window.
 
     Attributes:
-        group: column that `update` gets as `groups`, or None.
-        parts: keys of the dict that `value` returns, where it returns one; empty for a number.
-        higher_is_better: whether callbacks that follow the metric look for a maximum; optional.
+        group: column passed to `update` as `groups`, or None.
+        parts: keys of the dict that `value` returns; empty if it returns a number.
+        higher_is_better: whether callbacks that monitor the metric look for a maximum; optional.
     """
 
     group: str | None
     parts: tuple[str, ...]
 
     def restart(self) -> None:
-        """Forget all rows, but not how predictions are read: the next window begins."""
+        """Forget all rows for the next window; remember how predictions are interpreted."""
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows: host arrays with the rows on axis 0."""
 
     def value(self) -> float | dict[str, float]:
-        """Return the value over all rows since `restart`; NaN where they do not define it."""
+        """Return the value over all rows since `restart`; NaN if undefined."""
 
     def close(self) -> None:
-        """End the window: rows that come later belong to other groups than the rows so far."""
+        """End the window: later rows belong to different groups, even if the group values are the same."""
 
     def merge(self, other: Any) -> None:
-        """Add what `other`, of the same kind and options, has seen."""
+        """Add the rows of `other`, a metric of the same class and options."""
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of everything seen by `factor`."""
+        """Multiply the weight of all rows by `factor`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array of numbers}}``."""
@@ -62,11 +62,11 @@ class RowMetric(Metric):
     """Base of the metrics of this package: a `WindowMetric` that is a `mindspore.train.Metric` too.
 
     Attributes:
-        name: name it has in a list of metrics; None takes that of its class.
-        higher_is_better: whether callbacks that follow the metric look for a maximum; None: they have to be told. A
-            dict by part where `value` returns several.
-        takes_raw: whether `add` reads logits itself; otherwise predictions come with the activation applied.
-        meaning: what the loss says about predictions; set by the trainer before rows come.
+        name: its name in a list of metrics; None: from the class name.
+        higher_is_better: whether callbacks that monitor the metric look for a maximum; None: they must be configured. A
+            dict by part if `value` returns several.
+        takes_raw: whether `add` handles logits itself; otherwise the activation is applied first.
+        meaning: the meaning of predictions; set by the trainer before the first rows.
     """
 
     group: str | None = None
@@ -80,13 +80,13 @@ class RowMetric(Metric):
         """Add rows.
 
         Args:
-            inputs: predictions, labels and, if wanted, sample weights of shape [B]; Tensors or arrays. `set_indexes`
-                chooses among more inputs.
+            inputs: predictions, labels and optionally sample weights of shape [B]; Tensors or arrays. `set_indexes`
+                selects from more inputs.
             weights: sample weights, shape [B], finite and not negative; None counts each row once.
             groups: group of each row, shape [B] or [B, 1], integers or strings; for metrics with a `group`.
 
         Raises:
-            DataError: shapes that do not fit each other, or values the metric cannot read.
+            DataError: incompatible shapes, or values the metric cannot read.
         """
         if self.indexes:
             inputs = tuple(inputs[index] for index in self.indexes)
@@ -108,7 +108,7 @@ class RowMetric(Metric):
             self.add(predictions, labels, weights, groups)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows; `update` has chosen the inputs."""
+        """Add rows, selected and validated by `update`."""
         raise NotImplementedError
 
     def eval(self) -> float | dict[str, float]:
@@ -120,19 +120,19 @@ class RowMetric(Metric):
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the window; a metric that does not rank rows against each other ignores it."""
+        """End the window; ignored by metrics that do not rank rows."""
 
     def restart(self) -> None:
-        """Forget all rows; a metric that has inferred how predictions are read remembers that."""
+        """Forget all rows; an inferred interpretation of predictions is kept."""
         self.clear()
 
     def expect(self, meaning: Meaning) -> None:
-        """Read predictions as `meaning` says, from now on."""
+        """Set the meaning of predictions."""
         self.meaning = meaning
 
 
 class SumMetric(Sums, RowMetric):
-    """Base of metrics that follow from `Sums` over rows."""
+    """Base of metrics computed from `Sums` over rows."""
 
     def __init__(self) -> None:
         super().__init__()

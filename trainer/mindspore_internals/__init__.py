@@ -21,7 +21,7 @@ def public_only() -> bool:
 
 @functools.cache
 def fall_back(what: str, cost: str) -> None:
-    """Warn, once in a process, that this MindSpore is not what was relied on, and what taking the public way costs."""
+    """Warn once per process that this MindSpore differs from what is relied on, and what the fallback costs."""
     logger.warning(
         "this MindSpore behaves unlike those that the trainer was written for: %s. Results stay right, by a public "
         "function instead; %s",

@@ -98,7 +98,7 @@ def _overflow_status(self, status, gradients):
 
 @contextlib.contextmanager
 def zeros_for_any_id(cells: Iterable[nn.Cell]) -> Iterator[None]:
-    """Let the MindSpore embedding cells among `cells` give zeros whatever the ids are, where they run eagerly."""
+    """Let the MindSpore embeddings among `cells` return zeros for any id while cells run eagerly."""
     lookups = [cell for cell in cells if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
     lookups = [cell for cell in lookups if "construct" not in vars(cell)]
     for cell in lookups:

@@ -64,7 +64,7 @@ def limit_for_convolutions(network: nn.Cell) -> None:
 
 
 def is_affected() -> bool:
-    """Return whether networks run on a CPU that has AVX-512, by a MindSpore whose convolutions are slow there."""
+    """Return whether this CPU has AVX-512 and this MindSpore's convolutions are slow on it."""
     if mindspore.get_context("device_target") != "CPU" or not _library_path().exists():
         return False
     with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def _replaceable(network: nn.Cell) -> list[nn.Cell]:
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _construct(self, x):

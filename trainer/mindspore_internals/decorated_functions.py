@@ -1,4 +1,4 @@
-"""What a decorated function really takes; without an import of MindSpore, so that the command line can check quickly.
+"""The real parameters of decorated functions, found without importing MindSpore.
 
 Relied on:
 - Decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `cell_attr_register`) set no

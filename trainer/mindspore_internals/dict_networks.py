@@ -30,7 +30,7 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.
     """
-    construct = (network if isinstance(network, type) else type(network)).construct
+    construct = getattr(network if isinstance(network, type) else type(network), "construct")  # noqa: B009 - no stub has it
     declared = getattr(network, ATTRIBUTE, None)
     if declared is None:
         return _keys_read(network, construct, 0, frozenset())
@@ -128,7 +128,7 @@ def _reads(function: Callable[..., Any], name: str) -> tuple[str | tuple[str, in
     reads = []
     for node in ast.walk(tree):
         read = _read(node, name)
-        if read is not None and _end(node) <= last:
+        if read is not None and isinstance(node, ast.expr) and _end(node) <= last:
             reads.append((node.lineno, node.col_offset, read))
     return tuple(read for *_, read in sorted(reads, key=lambda entry: entry[:2]))
 

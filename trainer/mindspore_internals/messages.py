@@ -22,7 +22,8 @@ _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 def silence_adams_operator() -> None:
     """Keep MindSpore from reporting `FusedSparseAdam` as deprecated: every `nn.Adam` creates one, used or not."""
-    getattr(_decorator, "DEPRECATE_SET", set()).add("FusedSparseAdam2.8.0")
+    reported: set[str] = getattr(_decorator, "DEPRECATE_SET", set())
+    reported.add("FusedSparseAdam2.8.0")
 
 
 LAMBDA = (
@@ -53,7 +54,7 @@ def gist(message: str) -> str:
 
 
 def place_in_network(message: str) -> str | None:
-    """Return "file:line: code" of the innermost frame that is neither MindSpore's nor this package's, or None."""
+    """Return "file:line: code" of the innermost frame in the user's code, or None."""
     frames = [
         frame
         for frame in _FRAME.finditer(message)

@@ -27,7 +27,7 @@ from . import fall_back, public_only
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let pipelines that are opened here shuffle by `seed`; everything that MindSpore's `set_seed` sets is put back."""
+    """Let pipelines opened inside shuffle by `seed`; restore everything that MindSpore's `set_seed` changes."""
     import mindspore.dataset as ms_dataset
 
     before = ms_dataset.config.get_seed()
@@ -63,28 +63,30 @@ def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
     """Return the order of the next epoch, int64 [n].
 
     Args:
-        order: that of the epoch before, int64 [n]; of the first epoch, 0 to n - 1.
+        order: the order of the previous epoch, int64 [n]; of the first epoch, 0 to n - 1.
         seed: the pipeline's seed + number of the next epoch, from 0.
     """
-    rows, found, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
+    rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
     if rows <= _LARGEST // max(rows, 1):  # one number of the generator stands for two of the shuffle
         start = 1
         if rows % 2 == 0 and rows:
             other = int(_below(np.array([2]), state)[0])
-            found[1], found[other] = found[other], found[1]
+            shuffled[1], shuffled[other] = shuffled[other], shuffled[1]
             start = 2
-        places = np.arange(start, rows, 2)
-        numbers = _below((places + 1) * (places + 2), state)
-        pairs = zip(places.tolist(), (numbers // (places + 2)).tolist(), (numbers % (places + 2)).tolist(), strict=True)
-        for place, first, second in pairs:
-            found[place], found[first] = found[first], found[place]
-            found[place + 1], found[second] = found[second], found[place + 1]
+        positions = np.arange(start, rows, 2)
+        numbers = _below((positions + 1) * (positions + 2), state)
+        pairs = zip(
+            positions.tolist(), (numbers // (positions + 2)).tolist(), (numbers % (positions + 2)).tolist(), strict=True
+        )
+        for position, first, second in pairs:
+            shuffled[position], shuffled[first] = shuffled[first], shuffled[position]
+            shuffled[position + 1], shuffled[second] = shuffled[second], shuffled[position + 1]
     else:
         for begin in range(1, rows, _BLOCK):
-            places = np.arange(begin, min(begin + _BLOCK, rows))
-            for place, other in zip(places.tolist(), _below(places + 1, state).tolist(), strict=True):
-                found[place], found[other] = found[other], found[place]
-    return np.array(found, np.int64)
+            positions = np.arange(begin, min(begin + _BLOCK, rows))
+            for position, other in zip(positions.tolist(), _below(positions + 1, state).tolist(), strict=True):
+                shuffled[position], shuffled[other] = shuffled[other], shuffled[position]
+    return np.array(shuffled, np.int64)
 
 
 def _below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:

@@ -23,7 +23,7 @@ def views_are_live() -> bool:
 
 @functools.cache
 def try_view() -> bool:
-    """Try it on a parameter: one operator that reads what was written to the view and writes what the view must show.
+    """Check on a parameter that an operator reads what the view wrote and writes what the view shows.
 
     Costs 1 to 10 ms, once in a process, most of it for MindSpore's first operator of the kind.
     """
@@ -74,6 +74,7 @@ class Mirror:
 
     def pull(self) -> np.ndarray:
         """Return the host memory after the graph wrote to the parameter."""
+        assert self._array is not None  # from `array`
         if not self.live:
             self._array[...] = self.parameter.asnumpy()
         return self._array

@@ -1,4 +1,4 @@
-"""Recommender networks by name, each in a file that reads like its paper, on the features that a table declares."""
+"""Recommender networks by name, one file per paper, built on declared features."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class InteractingLayer(nn.Cell):
 
 
 class AutoInt(nn.Cell):
-    """Rounds of self-attention over the fields, beside a perceptron (the paper's AutoInt+).
+    """Self-attention layers over the fields, alongside a perceptron (the paper's AutoInt+).
 
     Args:
         features: the declared columns.

@@ -17,11 +17,21 @@ from .sequences import history_of
 
 
 def masked_softmax(scores, mask):
-    """Return the softmax over the last axis where `mask` is True, zeros elsewhere; zeros where all is masked."""
+    """Return the softmax over the last axis where `mask` is True, zeros elsewhere, even if all is masked."""
     dtype, kept = scores.dtype, ops.cast(mask, mstype.float32)
     scores = ops.cast(scores, mstype.float32) - 1e9 * (1 - kept)
     weights = ops.exp(scores - ops.stop_gradient(scores.max(axis=-1, keepdims=True))) * kept
     return ops.cast(weights / (weights.sum(axis=-1, keepdims=True) + 1e-9), dtype)
+
+
+def running_count(mask):
+    """Return the running count of True entries in each row, float32 [N, L]; graph code.
+
+    A product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
+    """
+    places = ops.arange(mask.shape[1])
+    triangle = ops.cast(ops.expand_dims(places, 1) <= ops.expand_dims(places, 0), mstype.float32)
+    return ops.matmul(ops.cast(mask, mstype.float32), triangle)
 
 
 class TransformerBlock(nn.Cell):
@@ -64,9 +74,9 @@ class TransformerBlock(nn.Cell):
 
 
 class BST(nn.Cell):
-    """A transformer over the history with the candidate at its end, and a perceptron with leaky ReLU.
+    """A transformer over the history with the candidate appended, followed by a perceptron with leaky ReLU.
 
-    The candidate's output and the mean of the history's outputs go on to the perceptron, with all other features.
+    The perceptron gets the candidate's output, the mean of the history's outputs, and all other features.
 
     Args:
         features: the declared columns; see `DIN`.
@@ -105,7 +115,7 @@ class BST(nn.Cell):
         candidate = history_of(features, "BST", candidate)
         self.embedding = FeatureEmbedding(features, dim)
         self.candidate = self.embedding.field_index(candidate)
-        self.dim, self.last_position = dim, positions - 1
+        self.dim, self.last_position = dim, float(positions - 1)
         first = np.random.default_rng(0).normal(0, 0.01, (positions, dim)).astype(np.float32)
         self.positions = Parameter(Tensor(first), name="positions")
         self.blocks = nn.CellList([TransformerBlock(dim, heads) for _ in range(blocks)])
@@ -115,15 +125,17 @@ class BST(nn.Cell):
         """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
         history, mask = sequences[0]
-        # histories are padded at their ends, so an item's distance from the candidate is counted from its length
-        count = ops.cumsum(ops.cast(mask, mstype.int32), 1)
-        back = ops.clamp(count[:, -1:] - count + 1, 0, self.last_position)
+        # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.
+        count = running_count(mask)
+        back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
         history = history + ops.gather(self.positions, back, 0)
         candidate = fields[:, self.candidate] + self.positions[0]
         x = ops.concat((history, ops.expand_dims(candidate, 1)), 1)
-        mask = ops.concat((mask, ops.ones_like(mask[:, :1])), 1)
+        # True, but not as a constant, which would fix the batch size of an exported graph.
+        true = ops.cast(mask[:, :1], mstype.float32) > -1.0
+        mask = ops.concat((mask, true), 1)
         for block in self.blocks:
             x = block(x, mask)
         kept = ops.cast(ops.expand_dims(mask[:, :-1], 2), x.dtype)
-        mean = (x[:, :-1] * kept).sum(axis=1) / ops.clamp(kept.sum(axis=1), 1)
+        mean = (x[:, :-1] * kept).sum(axis=1) / ops.maximum(kept.sum(axis=1), 1.0)
         return self.top(ops.concat((flat(fields, numbers), mean, x[:, -1]), 1)).reshape(-1)

@@ -45,7 +45,7 @@ class CrossNetwork(nn.Cell):
 
 
 class DCNv2(nn.Cell):
-    """Explicit crosses of bounded degree and a perceptron, one behind the other or side by side.
+    """Explicit crosses of bounded degree and a perceptron, stacked or parallel.
 
     Args:
         features: the declared columns.

@@ -16,7 +16,7 @@ from .sequences import history_of
 
 
 class ActivatedPerceptron(nn.Cell):
-    """Dense layers with an activation that may need to know which rows count, and a last layer without one.
+    """Dense layers with an activation that may need to know which rows count, and a linear last layer.
 
     Args:
         inputs: width of the input.
@@ -47,10 +47,10 @@ class ActivatedPerceptron(nn.Cell):
 
 
 class ActivationUnit(nn.Cell):
-    """A weight for each item of a history by a perceptron of (item, candidate, difference, product).
+    """Weights each item of a history by a perceptron of (item, candidate, difference, product).
 
-    The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum says how strong
-    the interest is.
+    The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum is the strength of
+    the interest.
 
     Args:
         dim: length of the vectors.
@@ -80,10 +80,10 @@ class ActivationUnit(nn.Cell):
 
 
 class DIN(nn.Cell):
-    """A history summed up by its relevance to the candidate (equation 3), and a perceptron.
+    """A history pooled by relevance to the candidate (equation 3), followed by a perceptron.
 
-    Both have Dice (equation 9) behind their hidden layers. The paper's regularization of the rows of a batch (equation
-    5) is not part of it.
+    Hidden layers of both are followed by Dice (equation 9). The paper's mini-batch aware regularization (equation 5) is
+    not included.
 
     Args:
         features: the declared columns; one list without pooling is the history, and a categorical feature that shares

@@ -36,7 +36,7 @@ class DotInteraction(nn.Cell):
 
 
 class DLRM(nn.Cell):
-    """Numbers through a bottom perceptron, products of all pairs of vectors, and a top perceptron.
+    """Numbers through a bottom perceptron, inner products of all pairs of vectors, and a top perceptron.
 
     Args:
         features: the declared columns.

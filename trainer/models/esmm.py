@@ -13,9 +13,9 @@ from .task_names import tasks_of
 
 
 class ESMM(nn.Cell):
-    """The rate of clicks, and of clicks with a conversion as its product with the rate of conversions.
+    """The click rate, and the rate of clicks with a conversion: the click rate times the conversion rate.
 
-    Both are trained on all impressions, so the conversion rate is not biased to what was clicked. The conversion rate
+    Both are trained on all impressions, so the conversion rate is not biased towards clicked items. The conversion rate
     itself is ``exp(log(ctcvr) - log(ctr))`` of the two outputs.
 
     Args:
@@ -53,7 +53,7 @@ class ESMM(nn.Cell):
 
 
 def both_logit(a, b):
-    """Return the logit of the product of two probabilities from their logits; graph code."""
+    """Return the logit of the product of two probabilities, given their logits; graph code."""
     # with p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)); in logarithms
     a, b = ops.cast(a, mstype.float32), ops.cast(b, mstype.float32)
     terms = ops.stack((-a, -b, -a - b), 1)

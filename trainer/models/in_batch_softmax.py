@@ -15,12 +15,12 @@ _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8
 
 
 class InBatchSoftmax(nn.Cell):
-    """The loss of choosing a row's own item among those of the batch, corrected for how often items are sampled.
+    """Softmax loss of a row's own item among the items of the batch, corrected for sampling frequency.
 
-    An item that occurs often is a negative more often than it should be: log Q, the logarithm of the probability that a
-    batch samples it, is subtracted from its logit (equation 4). A row's own item in another row is no negative. The
-    rows of a batch depend on each other, so the loss is computed within one batch of one process: accumulated batches
-    and several processes, each with other negatives, are refused.
+    A frequent item is a negative more often than it should be, so log Q, the log probability that a batch samples it,
+    is subtracted from its logit (equation 4). A row's own item in another row is not a negative. The rows of a batch
+    depend on each other, so the loss is computed within one batch of one process: gradient accumulation and several
+    processes, which would change the negatives, are refused.
 
     Args:
         temperature: inner products are divided by it.
@@ -89,13 +89,13 @@ class InBatchSoftmax(nn.Cell):
 
     def _log_intervals(self, item):
         """Return log Q of each row's item, and count the batch while training."""
-        # the lower bits first: the remainder of a large int64 is wrong on CPU
+        # Take the lower bits first: the remainder of a large int64 is wrong on CPU.
         lower = ops.cast(ops.bitwise_and(ops.cast(item, mstype.int64), self.lower_bits), mstype.int32)
         bucket = ops.floor_mod(lower, self.buckets)
         interval = ops.gather(self.interval, bucket, 0)
         last = ops.gather(self.last_step, bucket, 0)
         now = self.step + 1
-        # rows of one item, or of one bucket, all write the same values
+        # Rows of the same item or bucket all write the same values.
         passed = ops.cast(now - last, mstype.float32)
         newest = ops.select(last == 0, passed, (1 - self.rate) * interval + self.rate * passed)
         if self.training:

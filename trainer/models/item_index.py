@@ -1,4 +1,4 @@
-"""`ItemIndex`: the items nearest to users, exactly or approximately, by what names them."""
+"""`ItemIndex`: finds the items nearest to users, exactly or approximately, and returns their ids."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class ItemIndex:
     """Finds the items whose vectors have the largest inner product with a user's.
 
     Args:
-        ids: [I], integers or text: what names the items in answers.
+        ids: [I], integers or text: the ids returned for the items.
         vectors: float [I, width].
-        method: "exact" compares every item, by NumPy: the choice up to some 100,000 items. "hnsw" searches a graph of
-            neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) by Faiss (extra [retrieval]), and may miss an item.
-        links: neighbours of each item in the graph, for "hnsw"; more are better and larger.
-        effort: items that are looked at for an answer, for "hnsw"; more are better and slower.
+        method: "exact" compares every item with NumPy, recommended up to about 100,000 items. "hnsw" searches a graph
+            of neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) with Faiss (extra [retrieval]) and may miss an item.
+        links: neighbours of each item in the graph, for "hnsw"; more give better results and a larger graph.
+        effort: items examined per query, for "hnsw"; more give better results but slower queries.
 
     Raises:
-        ConfigurationError: arguments that do not fit, an id that occurs twice, or Faiss is missing.
+        ConfigurationError: invalid arguments, a duplicate id, or Faiss is missing.
     """
 
     def __init__(self, ids: Any, vectors: Any, method: str = "exact", *, links: int = 32, effort: int = 128) -> None:
@@ -42,19 +42,19 @@ class ItemIndex:
 
     @classmethod
     def of_model(cls, model: Predicts, rows: Any, ids: Any, method: str = "exact", **options: Any) -> ItemIndex:
-        """Return the index of the items of a table, with vectors from a `Trainer` or `ServedModel` of a `TwoTower`.
+        """Build the index from raw item rows, with vectors from a `Trainer` or `ServedModel` of a `TwoTower`.
 
         Args:
             model: the model.
             rows: raw rows of the items, as `item_vectors` takes them.
-            ids: [I]: what names them in answers.
+            ids: [I]: the ids returned for the items.
             method, options: see the class.
         """
         return cls(ids, item_vectors(model, rows), method, **options)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], method: str = "exact", **options: Any) -> ItemIndex:
-        """Return the index of the vectors in a file that `write_vectors` wrote."""
+        """Build the index from a file that `write_vectors` wrote."""
         return cls(*read_vectors(path), method, **options)
 
     def __len__(self) -> int:
@@ -68,15 +68,14 @@ class ItemIndex:
         Args:
             users: float [U, width], see `user_vectors`.
             count: items per user.
-            exclude: for each user the ids that are not to be returned, such as those seen already; unknown ones are
-                passed over.
+            exclude: for each user, the ids to leave out, such as those seen already; unknown ids are ignored.
 
         Returns:
-            ids [U, count], best first, and scores float32 [U, count]. Where fewer than `count` items are left for a
-            user, the scores behind them are -inf.
+            ids [U, count], best first, and scores float32 [U, count]. If fewer than `count` items are left for a user,
+            the remaining scores are -inf.
 
         Raises:
-            ConfigurationError: another width than the items', or lists that are not one for each user.
+            ConfigurationError: the width differs from the items' width, or there is not one list per user.
         """
         users = checked_vectors("users", users)
         if users.shape[1] != self.vectors.shape[1]:
@@ -94,7 +93,7 @@ class ItemIndex:
         return self.ids[numbers[:, :count]], scores[:, :count]
 
     def _hidden(self, exclude: Sequence[Sequence[Any]] | None, users: int) -> list[np.ndarray]:
-        """Return the numbers of the items that are not to be returned, for each user."""
+        """Return the indices of the excluded items, for each user."""
         if exclude is None:
             return []
         if len(exclude) != users:

@@ -1,4 +1,4 @@
-"""What several models share: perceptrons, linear terms, factorization machines, layer normalization."""
+"""Layers shared by several models: perceptrons, linear terms, factorization machines, layer normalization."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Perceptron(nn.Cell):
     Args:
         inputs: width of the input.
         hidden: widths of the layers.
-        outputs: width of a last layer without activation; None: there is none.
-        activation: class of the cell behind each hidden layer.
+        outputs: width of a last layer without activation; None: no such layer.
+        activation: class of the cell after each hidden layer.
 
     Inputs:
         float [N, inputs].
@@ -54,7 +54,7 @@ class Perceptron(nn.Cell):
 
 
 def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of hidden layers.
+    """Check the widths of hidden layers and return them as a tuple.
 
     Raises:
         ConfigurationError: not a list of whole numbers >= 1.
@@ -65,7 +65,7 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
 
 
 class Linear(nn.Cell):
-    """The first-order terms: a weight for every category and for every number, and a bias.
+    """First-order terms: a weight per category and per number, and a bias.
 
     Args:
         features: the declared columns.
@@ -121,21 +121,36 @@ class LayerNorm(nn.Cell):
 
     def construct(self, x):
         """Return the normalized values."""
-        # plain operators, as MindSpore's own is 10 to 30 times slower on CPU; a product is faster than a mean over an
-        # axis; squares leave the range of float16
+        # Plain operators: MindSpore's LayerNorm is 10 to 30 times slower on CPU, and a matrix product is faster than a
+        # mean over an axis. Squares overflow float16.
         dtype, x = x.dtype, ops.cast(x, mstype.float32)
-        ones = ops.cast(self.ones, mstype.float32)  # amp makes it float16
+        ones = ops.cast(self.ones, mstype.float32)  # amp may have made it float16
         centered = x - ops.matmul(x, ones) / self.width
         variance = ops.matmul(ops.square(centered), ones) / self.width
-        scaled = ops.cast(centered * ops.rsqrt(variance + 1e-5), dtype)
+        scaled = ops.cast(centered * inverse_root(variance + 1e-5, self.training), dtype)
         return scaled * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
 
 
+def inverse_root(x, training):
+    """Return 1 / sqrt(x); graph code.
+
+    Training and inference use different operators, whose gradients differ only in the last digits. MindSpore can export
+    neither Rsqrt to ONNX nor Reciprocal, which a scalar divided by an array becomes.
+
+    Args:
+        x: float array.
+        training: the cell's `training`.
+    """
+    if training:
+        return ops.rsqrt(x)
+    return ops.ones_like(x) / ops.sqrt(x)
+
+
 def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmbedding:
-    """Return the embedding of a model that has no use for sequences.
+    """Return the embedding of a model that does not support sequences.
 
     Raises:
-        ConfigurationError: a list has no pooling.
+        ConfigurationError: a list feature has no pooling.
     """
     embedding = FeatureEmbedding(features, dim, **options)
     if embedding.sequence_names:
@@ -147,10 +162,10 @@ def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmb
 
 
 def flat(fields, numbers):
-    """Return fields [N, F, D] and numbers [N, M] side by side, [N, F * D + M]; graph code."""
+    """Concatenate fields [N, F, D] and numbers [N, M] to [N, F * D + M]; graph code."""
     return ops.concat((fields.reshape(fields.shape[0], -1), ops.cast(numbers, fields.dtype)), 1)
 
 
 def flat_width(embedding: FeatureEmbedding) -> int:
-    """Return the width of `flat` of what `embedding` gives."""
+    """Return the width of `flat` applied to the outputs of `embedding`."""
     return max(1, len(embedding.field_names)) * embedding.dim + embedding.number_width

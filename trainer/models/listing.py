@@ -1,4 +1,4 @@
-"""What the models are and which options they take, as text."""
+"""Lists the models and their options as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import MODELS
 
 
 def describe() -> str:
-    """Return a line for each model, its name and paper, and below it its options with their defaults."""
+    """Return the name and paper of each model, followed by its options with defaults."""
     models = sys.modules[__package__]
     lines = []
     for name, class_name in MODELS.items():

@@ -12,10 +12,10 @@ from .layers import LayerNorm, Perceptron, flat, flat_width, pooled_embedding
 
 
 class MaskBlock(nn.Cell):
-    """Relu(LayerNorm(W (mask * x))), the mask a two-layer perceptron of the embeddings.
+    """Relu(LayerNorm(W (mask * x))), where the mask is a two-layer perceptron of the embeddings.
 
     Args:
-        width: width of the embeddings, side by side.
+        width: total width of the concatenated embeddings.
         inputs: width of x.
         outputs: width of the block's output.
         reduction: ratio of the mask's hidden layer to its output.
@@ -40,7 +40,7 @@ class MaskBlock(nn.Cell):
 
 
 class MaskNet(nn.Cell):
-    """Parallel mask blocks over the embeddings, each vector normalized, and a perceptron on their outputs.
+    """Parallel mask blocks over the normalized embeddings, followed by a perceptron.
 
     Args:
         features: the declared columns.

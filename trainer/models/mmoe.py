@@ -13,7 +13,7 @@ from .task_names import tasks_of
 
 
 def mixed(experts, weights):
-    """Return the sums of experts [N, E, W] weighted by a softmax of weights [N, E], [N, W]; graph code."""
+    """Mix experts [N, E, W] by a softmax of weights [N, E], giving [N, W]; graph code."""
     return ops.matmul(ops.expand_dims(ops.softmax(weights, -1), 1), experts).reshape(experts.shape[0], -1)
 
 

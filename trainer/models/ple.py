@@ -14,9 +14,9 @@ from .task_names import tasks_of
 
 
 class ExtractionLayer(nn.Cell):
-    """Experts of each task and shared ones.
+    """Task-specific and shared experts, mixed by gates.
 
-    The gate of a task sees its own and the shared experts, the shared gate all of them.
+    A task's gate sees its own and the shared experts; the shared gate sees all experts.
 
     Args:
         widths: width of each input: one per task, and last the shared one.
@@ -49,7 +49,7 @@ class ExtractionLayer(nn.Cell):
             for number in range(self.experts_each):
                 group += (self.experts[index * self.experts_each + number](inputs[index]),)
             outputs += (ops.stack(group, 1),)
-        shared = outputs[-1]
+        shared = outputs[-1]  # type: ignore[misc]
         mixtures = ()
         for index in range(self.count - 1):
             seen = ops.concat((outputs[index], shared), 1)
@@ -58,7 +58,7 @@ class ExtractionLayer(nn.Cell):
 
 
 class PLE(nn.Cell):
-    """Layers of extraction, the last one's mixture of each task going to its tower.
+    """Extraction layers; each task's mixture from the last layer feeds its tower.
 
     Args:
         features: the declared columns; there is a task for each label.

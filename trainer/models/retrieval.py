@@ -1,4 +1,4 @@
-"""Vectors of users and items from two towers, the items nearest to a user, and files of vectors."""
+"""User and item vectors from two towers, exact nearest items, and vector files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _SCORES_AT_ONCE = 1 << 24  # 64 MB
 
 
 class Predicts(Protocol):
-    """A model that answers rows: a `Trainer` or a `ServedModel`."""
+    """Anything with `predict`: a `Trainer` or a `ServedModel`."""
 
     def predict(self, rows: Any) -> Any:
         """Return the network's output for rows."""
 
 
 def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return the vectors of users, float32 [n, width], of length 1.
+    """Return user vectors of length 1, float32 [n, width].
 
     Args:
         model: a `Trainer` or `ServedModel` of a `TwoTower`.
-        rows: raw rows of the users, as `predict` takes them; columns of items may be left out.
+        rows: raw rows of the users, as for `predict`; item columns may be missing.
 
     Raises:
         ConfigurationError: the model's output is not that of a `TwoTower`.
@@ -39,11 +39,11 @@ def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return the vectors of items, float32 [n, width], of length 1; columns of users may be left out of the rows.
+    """Return item vectors of length 1, float32 [n, width].
 
     Args:
         model: a `Trainer` or `ServedModel` of a `TwoTower`.
-        rows: raw rows of the items, as `predict` takes them.
+        rows: raw rows of the items, as for `predict`; user columns may be missing.
 
     Raises:
         ConfigurationError: the model's output is not that of a `TwoTower`.
@@ -65,7 +65,7 @@ def _halves(model: Predicts, rows: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exact nearest items by inner product.
+    """Return the nearest items by inner product, exactly.
 
     Args:
         users: float [U, width].
@@ -73,11 +73,11 @@ def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndar
         count: items per user; at most I are returned.
 
     Returns:
-        Numbers of the items, int64 [U, count], best first (of equal ones the lower number), and their scores, float32
-        [U, count].
+        Indices of the items, int64 [U, count], best first (ties: lower index first), and their scores, float32 [U,
+        count].
 
     Raises:
-        ConfigurationError: arrays that are not of these shapes, or a count below 1.
+        ConfigurationError: arrays of other shapes, or a count below 1.
     """
     users, items = checked_vectors("users", users), checked_vectors("items", items)
     if users.shape[1] != items.shape[1]:
@@ -117,10 +117,10 @@ def checked_vectors(name: str, vectors: Any) -> np.ndarray:
 
 
 def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
-    """Write vectors with what names them; the file is replaced as a whole, or not at all.
+    """Write ids and vectors to a file, atomically.
 
     Args:
-        path: ending with .npz (arrays "id" and "vector"), or with .parquet (columns "id" and "vector", lists of one
+        path: a .npz file (arrays "id" and "vector") or a .parquet file (columns "id" and "vector", lists of equal
             length; extra [arrow]).
         ids: [n], integers or text.
         vectors: float [n, width].
@@ -129,7 +129,7 @@ def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
         The path.
 
     Raises:
-        ConfigurationError: another ending, ids and vectors that do not fit, or pyarrow is missing.
+        ConfigurationError: another extension, ids and vectors of different lengths, or pyarrow is missing.
     """
     path, ids, vectors = Path(path), checked_ids(ids), checked_vectors("vectors", vectors)
     if len(ids) != len(vectors):
@@ -145,7 +145,7 @@ def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids [n] and vectors, float32 [n, width], of a file that `write_vectors` wrote.
 
     Raises:
-        ConfigurationError: another ending, or pyarrow is missing.
+        ConfigurationError: another extension, or pyarrow is missing.
         DataError: the file does not hold vectors.
     """
     path = Path(path)
@@ -166,7 +166,7 @@ def checked_ids(ids: Any) -> np.ndarray:
     """Return ids as an array of int64 or text.
 
     Raises:
-        ConfigurationError: neither, not one column, or an id that occurs twice.
+        ConfigurationError: another type, more than one column, or a duplicate id.
     """
     array = np.asarray(ids)
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.ravel()):

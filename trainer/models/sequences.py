@@ -1,4 +1,4 @@
-"""Which of the declared features are a model's history and its candidate."""
+"""Finds a model's history and candidate among the declared features."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def history_of(features: Features, model: str, candidate: str | None) -> str:
     Args:
         features: the declared columns.
         model: name of the model, for messages.
-        candidate: the name that was given, or None.
+        candidate: the name given by the user, or None.
 
     Raises:
-        ConfigurationError: there is not one list without pooling, or no categorical feature for the candidate.
+        ConfigurationError: there is not exactly one list without pooling, or no categorical feature for the candidate.
     """
     histories = [output for output in features.of_kind(Kind.LIST) if output.pooling is None]
     if not histories:

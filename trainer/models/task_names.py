@@ -1,4 +1,4 @@
-"""The tasks of a model with several."""
+"""The task names of a multi-task model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def tasks_of(features: Features, model: str, tasks: Sequence[str] | None) -> tup
     """Return the names of a model's tasks: those given, or the labels of the features.
 
     Raises:
-        ConfigurationError: fewer than two, or a name that occurs twice.
+        ConfigurationError: fewer than two names, or a duplicate name.
     """
     names = features.labels if tasks is None else tasks
     if isinstance(names, str) or len(names) < 2 or len(set(names)) < len(names):

@@ -10,17 +10,17 @@ from mindspore import nn, ops
 from ..errors import ConfigurationError, did_you_mean
 from ..features import Features
 from ..features.feature import Kind
-from .layers import Perceptron, pooled_embedding
+from .layers import Perceptron, inverse_root, pooled_embedding
 
 
-def normalized(vectors):
-    """Return vectors of length 1; graph code."""
+def normalized(vectors, training):
+    """Scale vectors to length 1; graph code."""
     vectors = ops.cast(vectors, mstype.float32)
-    return vectors * ops.rsqrt(ops.square(vectors).sum(axis=1, keepdims=True) + 1e-12)
+    return vectors * inverse_root(ops.square(vectors).sum(axis=1, keepdims=True) + 1e-12, training)
 
 
 class TwoTower(nn.Cell):
-    """A vector of the user and one of the item, each a perceptron of its features; both of length 1.
+    """A user vector and an item vector, each from a perceptron of its features; both have length 1.
 
     Args:
         features: the declared columns.
@@ -51,7 +51,8 @@ class TwoTower(nn.Cell):
         super().__init__()
         self.embedding = pooled_embedding(features, dim)
         fields = self.embedding.field_names
-        numbers = [output.name for output in features.of_kind(Kind.NUMBERS) for _ in range(output.width)]
+        plain = [output for output in features.of_kind(Kind.NUMBERS) if output.vector is None]
+        numbers = [output.name for output in plain for _ in range(output.width)]
         item = (item,) if isinstance(item, str) else tuple(item)
         for name in item:
             if name not in fields and name not in numbers:
@@ -70,12 +71,12 @@ class TwoTower(nn.Cell):
         self.item = Perceptron(len(self.item_fields) * dim + len(self.item_numbers), hidden, width)
 
     def construct(self, *columns):
-        """Return the vectors of user and item, side by side."""
+        """Return the concatenated user and item vectors."""
         fields, numbers, _ = self.embedding(*columns)
         numbers = ops.cast(numbers, fields.dtype)
         user = self.user(_side(fields, numbers, self.user_fields, self.user_numbers))
         item = self.item(_side(fields, numbers, self.item_fields, self.item_numbers))
-        return ops.concat((normalized(user), normalized(item)), 1)
+        return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
 
 
 def _positions(names: Sequence[str], item: Sequence[str], chosen: bool) -> tuple[int, ...]:
@@ -83,10 +84,10 @@ def _positions(names: Sequence[str], item: Sequence[str], chosen: bool) -> tuple
 
 
 def _side(fields, numbers, of_fields, of_numbers):
-    """Return the chosen fields and numbers side by side; graph code."""
+    """Return the chosen fields and numbers, concatenated; graph code."""
     parts = ()
     for index in of_fields:
         parts += (fields[:, index],)
     for index in of_numbers:
         parts += (numbers[:, index : index + 1],)
-    return ops.concat(parts, 1) if len(parts) > 1 else parts[0]
+    return ops.concat(parts, 1) if len(parts) > 1 else parts[0]  # type: ignore[misc]

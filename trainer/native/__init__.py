@@ -1,1 +1,1 @@
-"""Beneath NumPy: loops compiled to machine code, memory that grows in place, and the sizes arrays are padded to."""
+"""Below NumPy: loops compiled to machine code, memory that grows in place, sizes that arrays are padded to."""

@@ -81,11 +81,11 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 
 @inlined
-def prefetch_lines(address, size):
+def prefetch_lines(address: int, size: int) -> None:
     """Have the processor load every cache line of the `size` bytes at `address`."""
     for offset in range(0, size, _LINE):
-        prefetch(address + offset)
-    prefetch(address + size - 1)
+        prefetch(address + offset)  # type: ignore[call-arg]
+    prefetch(address + size - 1)  # type: ignore[call-arg]
 
 
 def pointer_to(element: Any) -> Any:
@@ -99,6 +99,6 @@ def pointer_to(element: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-        return numba.types.CPointer(element)(numba.types.int64), generate
+        return numba.types.CPointer(element)(numba.types.int64), generate  # type: ignore[no-untyped-call]
 
     return pointer

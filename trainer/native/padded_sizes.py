@@ -1,4 +1,7 @@
-"""Buckets: the few sizes that batches, lists, distinct rows and messages are padded to, each one being a program."""
+"""Buckets: the few sizes that batches, lists, distinct rows and messages are padded to.
+
+Each size in a graph is a program of its own.
+"""
 
 from __future__ import annotations
 

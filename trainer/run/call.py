@@ -31,14 +31,14 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 def call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     """Install `callbacks` and signal handlers for the call of a verb, and clean up after it.
 
-    A callback of a training under way may evaluate or predict; the training then goes on undisturbed.
+    A callback of a training under way may evaluate or predict; the training then continues undisturbed.
 
     Raises:
         ConfigurationError: the trainer is busy with something else, or the process cannot run graphs.
     """
     nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
     together = trainer.group.size > 1 and not nested
-    with only_thread(phase.value), STAGE.of_a_call() if together else contextlib.nullcontext():
+    with only_thread(phase.value), STAGE.track_call() if together else contextlib.nullcontext():
         yield from _call(trainer, phase, callbacks)
 
 
@@ -48,7 +48,7 @@ _calls_lock = threading.Lock()
 
 @contextlib.contextmanager
 def only_thread(verb: str) -> Iterator[None]:
-    """Keep other threads from calling verbs meanwhile.
+    """Refuse calls of verbs from other threads while the context is open.
 
     They cannot take turns: MindSpore holds the GIL while it waits for a graph to end, which operators in Python need.
 
@@ -95,6 +95,8 @@ def _call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal
             yield signals
     except Interrupted:  # while waiting for the first data; `signals.leave` says the rest
         pass
+    except GeneratorExit:  # a reader of `predict(stream=True)` has taken what it needs: no failure
+        raise
     except BaseException as error:
         _report(trainer, error)
         loop.failed(trainer, error)
@@ -140,7 +142,9 @@ def check_idle(trainer: Owner) -> None:
 
 
 def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, History]:
-    """Return the list of what a user gave (None: a progress bar), MindSpore's own adapted, and its `History`.
+    """Return the callbacks of a call as a `CallbackList`, and its `History`.
+
+    None gives a progress bar; MindSpore's own callbacks are adapted.
 
     Where the process is not the `main` one of several, callbacks for that one alone are left out.
     """
@@ -176,3 +180,8 @@ def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> lis
     """Return the folders that may hold snapshots of a run: that of the run folder, those of its callbacks."""
     folders = [] if run_dir is None else [run_dir / FOLDER]
     return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]
+
+
+def published_folders(callbacks: Iterable[Callback]) -> list[Path]:
+    """Return the folders that callbacks publish to."""
+    return [Path(c.published_root) for c in callbacks if c.published_root is not None]

@@ -102,7 +102,7 @@ class Cursor:
             )
 
     def _convert_steps(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
-        """Convert the position to steps of this number of processes, where the snapshot was taken with another.
+        """Convert the position of a snapshot that was taken with another number of processes.
 
         Properties that need not agree any more are removed from `now`.
         """
@@ -123,5 +123,8 @@ class Cursor:
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """Return what has to be the same for a position to mean the same rows, as far as all processes know it."""
+    """Return the settings that must be equal for a position to mean the same rows.
+
+    Only those that all processes know.
+    """
     return {"kind": "separate"} if source.read_mode.separate else source.describe()

@@ -1,20 +1,24 @@
-"""Declared features in the verbs: what has been learned is restored, raw rows become the network's inputs."""
+"""Declared features in the verbs: restores their statistics and turns raw rows into the network's inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mindspore import nn
 
+from callbacks import Callback
+
 from ..checkpoint.saver import Saver
 from ..data import column_checks
 from ..data.finite.shards import EveryNth
 from ..data.source import ReadMode
+from ..distributed.group import Group
+from ..distributed.packing import gather_states
 from ..errors import ConfigurationError
 from ..features.feature_data import (
-    BatchTransform,
     KeptColumns,
     has_parts,
     inputs_of,
@@ -23,10 +27,12 @@ from ..features.feature_data import (
     learns_from_next,
 )
 from ..features.features import Features
+from ..features.learned import Learned
 from ..features.raw_files import RawFiles
+from ..features.stream_rows import BatchTransform
+from ..features.window_drift import WindowDrift
 from ..streams import Stream
-from ..streams.batch import Batch
-from .owner import Owner
+from .owner import Model, Network
 from .raw_row_source import RawRowBlocks, RawRowsInOrder
 
 DEFAULT_BATCH_SIZE = 1024
@@ -35,7 +41,7 @@ DEFAULT_BATCH_SIZE = 1024
 def restore(
     features: Features | None, resume: str | Path | None, saver: Saver, folders: Callable[[], Iterable[Path]]
 ) -> None:
-    """Restore what the features had learned in the run that goes on, before they read its first rows."""
+    """Restore the statistics of the features from the resumed run, before they read its first rows."""
     if features is None or resume is None:
         return
     state = saver.part_to_resume(resume, "features", folders())
@@ -44,33 +50,41 @@ def restore(
 
 
 def prepare(
-    trainer: Owner,
+    trainer: Model,
     data: Any,
     batch_size: int | None = None,
     *,
     labelled: bool = True,
     kept: KeptColumns | None = None,
+    set_aside: bool = False,
 ) -> Any:
-    """Return the network's inputs, to evaluate or predict, where features are declared and `data` are raw rows."""
+    """Return the network's inputs for raw rows that are evaluated or predicted; other data as they are."""
     features = trainer.features
     if features is None:
         return data
     if is_named(features, data):
-        return {name: prepare(trainer, part, batch_size, labelled=labelled) for name, part in data.items()}
+        return {
+            name: prepare(trainer, part, batch_size, labelled=labelled, set_aside=set_aside)
+            for name, part in data.items()
+        }
     files = _large_files(data)
     if files is None:
-        return inputs_of(features, data, labelled=labelled, kept=kept)
+        return inputs_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
+    set_aside = set_aside or (has_parts(files) and not labelled)
     labelled = labelled or has_parts(files)
-    source = RawRowsInOrder(features, files, batch_size or DEFAULT_BATCH_SIZE, labelled=labelled, kept=kept)
+    size = batch_size or DEFAULT_BATCH_SIZE
+    source = RawRowsInOrder(features, files, size, labelled=labelled, kept=kept, set_aside=set_aside)
     return source if trainer.group.size == 1 else EveryNth(source, trainer.group)
 
 
-def prepare_training(trainer: Owner, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None) -> Any:
-    """Return the network's inputs, or a source of them, where features are declared and `data` are raw rows.
+def prepare_training(trainer: Model, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None) -> Any:
+    """Return the network's inputs, or a source of them, for raw rows that are trained on; other data as they are.
 
-    Features that have learned nothing yet learn from the rows.
+    Features that have learned nothing yet learn from the rows, of all processes where each has its own.
     """
     features = trainer.features
+    if features is not None and sharded and trainer.group.size > 1 and is_raw(data):
+        _learn_together(features, data, trainer.group)
     files = None if features is None else _large_files(data)
     if features is None or files is None:
         return data if features is None else inputs_of(features, data, fit=True)
@@ -86,7 +100,7 @@ def prepare_training(trainer: Owner, data: Any, batch_size: int | None, shuffle:
     return source if trainer.group.size == 1 or sharded else EveryNth(source, trainer.group)
 
 
-def kept_columns(trainer: Owner, data: tuple[Any, ...]) -> KeptColumns:
+def kept_columns(trainer: Network, data: tuple[Any, ...]) -> KeptColumns:
     """Return what takes the columns that are kept for output while rows are predicted.
 
     Raises:
@@ -104,17 +118,23 @@ def _large_files(data: Any) -> RawFiles | None:
     return files if isinstance(files, RawFiles) and not files.in_memory else None
 
 
-def check_shared(features: Features | None, processes: int) -> None:
-    """Check that processes with rows of their own transform them alike.
+def _learn_together(features: Features, data: Any, group: Group) -> None:
+    """Learn statistics from the rows of all processes; afterwards all have the same statistics.
 
     Raises:
-        ConfigurationError: the features would learn from the rows of each process alone.
+        ConfigurationError: the features had learned different things before.
+        DataError: this process has no good rows, or a required column is absent.
     """
-    if processes > 1 and features is not None and not features.is_fitted:
-        raise ConfigurationError(
-            f"sharded=True: {', '.join(features.statistics)} learn from the rows of all processes; call "
-            "features.fit(data) with all rows on each of them first"
-        )
+    if group.any(learns_from_next(features)):
+        merged = features.learned.copy()  # ids that have a row of a table keep it
+        features.learned = Learned(features.features, features.columns)
+        features.fit(data)
+        for state in gather_states(group, features.learned.state_dict()):
+            part = Learned(features.features, features.columns)
+            part.load_state_dict(state)
+            merged.merge(part)
+        features.learned = merged
+    group.check_same("what the features have learned", features.learned.state_dict()["arrays"])
 
 
 def batch_size_for(features: Features | None, data: Any, batch_size: int | None) -> int | None:
@@ -123,21 +143,48 @@ def batch_size_for(features: Features | None, data: Any, batch_size: int | None)
     return DEFAULT_BATCH_SIZE if raw else batch_size
 
 
-def stream_transform(features: Features | None, stream: Stream) -> Callable[[Batch], Batch] | None:
+def stream_transform(features: Features | None, stream: Stream, processes: int) -> BatchTransform | None:
     """Return what turns the stream's raw rows into the network's inputs; None without features.
 
     Raises:
-        ConfigurationError: the features learn from data and have not yet.
+        ConfigurationError: the features learn from data and have not yet; or they learn from a stream of which each
+            process reads a part.
     """
     if features is None:
         return None
+    if features.learns_online:
+        if processes > 1 and stream.sharing.by_partition:
+            raise ConfigurationError(
+                f"Features(update_every={features.update_every}): each process reads other partitions of this stream, "
+                "so they would learn different things; leave update_every out, or train with one process"
+            )
+        features.is_fitted = True  # with nothing learned yet, every id is unseen and numbers stay as they are
     if not features.is_fitted:
         raise ConfigurationError(
             f"features: {', '.join(features.statistics)} learn from data first: call features.fit(data) with a table "
-            "or file of earlier rows, or load a snapshot of a trainer that has learned"
+            "or file of earlier rows, load a snapshot of a trainer that has learned, or let them learn from the "
+            "stream, with Features(..., update_every=10_000)"
         )
-    stream.declare(features.schema)
+    # Finite tables may hold times to come; mypy takes the default of `Schema.max_future` for its type.
+    stream.declare(replace(features.schema, max_future=stream.max_future))
     return BatchTransform(features, stream)
+
+
+def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]) -> WindowDrift | None:
+    """Return the `WindowDrift` of the features that callbacks monitor, or None.
+
+    Raises:
+        ConfigurationError: there are no declared features, or none of this name.
+    """
+    names = dict.fromkeys(name for callback in callbacks for name in callback.drift_features)
+    if not names:
+        return None
+    if transform is None:
+        raise ConfigurationError(
+            f"DriftMonitor(feature={next(iter(names))!r}) goes with declared features: Trainer(features=...)"
+        )
+    transform.drift = WindowDrift(transform.features, names)
+    return transform.drift
 
 
 def arguments_of(features: Features | None, network: nn.Cell) -> tuple[int, int | None, list[str]]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from callbacks import Callback
 
 from ..data import column_checks
 from ..data.as_columns import ColumnOrder, describe_non_finite
-from ..data.chunk import FeedOptions
-from ..data.feed import Feed
+from ..data.chunk import ChunkTransform, FeedOptions
+from ..data.feed import Feed, peek
 from ..data.finite.shards import make_shard
 from ..data.finite.sources import ArraySource, PipelineSource
 from ..data.source import Item, Source
 from ..data.waiting import DATA_WAIT
 from ..embedding.layers.embedding_cells import check_trainable, embedding_cells
+from ..errors import ConfigurationError
+from ..graph.averaging import AverageRule
 from ..graph.boost import MAX_FROZEN_STEPS
 from ..graph.labels import takes_class_numbers
 from ..graph.multi_task import MultiTaskLoss
@@ -27,7 +29,8 @@ from ..metrics.registry import group_of
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
 from .job_checks import check_training
-from .owner import Model
+from .owner import Model, Network
+from .trial import Trial
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -35,30 +38,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_SUNK_STEPS = 32
-MAX_SUNK_BYTES = 32 << 20
+ALL_BATCHES = Trial()
+MAX_STEPS_PER_CALL = 32
+MAX_BYTES_PER_CALL = 32 << 20
 
 
-def steps_per_epoch(source: Source, accumulate: int) -> int | None:
-    """Return the optimizer steps of one epoch, or None when the data does not know its size."""
-    return None if source.size is None else -(-source.size // accumulate)
+def steps_per_epoch(batches: int | None, accumulate: int) -> int | None:
+    """Return the optimizer steps of an epoch of so many batches, or None when their number is not known."""
+    return None if batches is None else -(-batches // accumulate)
 
 
 def run_options(
-    trainer: Model, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
+    options: StepOptions, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
 ) -> StepOptions:
     """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
+    callbacks = tuple(callbacks)
     policies = {callback.non_finite for callback in callbacks} - {None}
+    rules = [callback.weight_average for callback in callbacks if callback.weight_average is not None]
+    if len(rules) > 1:
+        raise ConfigurationError("of EMA and SWA a run takes one; give one of them")
     return dataclasses.replace(
-        trainer.step_options,
+        options,
         guard=bool(policies),
         halt="terminate" in policies,
+        average=AverageRule(**rules[0]) if rules else None,
+        norms=any(callback.gradient_norms for callback in callbacks),
         keep_predictions=keep_predictions,
         output=output,
     )
 
 
-def training_feed(trainer: Model, source: Source, options: StepOptions, steps_per_call: int | None) -> Feed:
+def training_feed(
+    trainer: Model, source: Source, options: StepOptions, steps_per_call: int | None, trial: Trial = ALL_BATCHES
+) -> Feed:
     """Return the feed of a training.
 
     Args:
@@ -66,38 +78,40 @@ def training_feed(trainer: Model, source: Source, options: StepOptions, steps_pe
         source: the data.
         options: with a guard, batches that are not finite are named in the log.
         steps_per_call: optimizer steps per call of the program; None chooses by the size of the first batch.
+        trial: which batches an epoch has.
 
     Raises:
         ConfigurationError: the network's sparse tables cannot be trained.
     """
     check_trainable(trainer.network, trainer.optimizer)
+    batches = trial.train_batches(source)
+    size = source.size if batches is None else min(batches, source.size or batches)
 
-    def batches_per_call(item: Item) -> int:
+    def steps_for(item: Item) -> int:
         steps = 1 if source.read_mode.separate or not trainer.compiled else steps_per_call
         if steps is None:
-            most = MAX_SUNK_STEPS if trainer.boost.freezing is None else MAX_FROZEN_STEPS
-            size = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
-            steps = max(1, min(most, MAX_SUNK_BYTES // size, steps_per_epoch(source, trainer.accumulate) or most))
+            most = MAX_STEPS_PER_CALL if trainer.boost.freezing is None else MAX_FROZEN_STEPS
+            nbytes = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
+            steps = max(1, min(most, MAX_BYTES_PER_CALL // nbytes, steps_per_epoch(size, trainer.accumulate) or most))
         trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
         logger.info("sink mode: %s", trainer.sink_mode)
-        return steps * trainer.accumulate
+        return steps
 
-    check = _check_with_labels(trainer)
     feed_options = FeedOptions(
-        batches_per_call,
+        steps_for,
         trainer.accumulate,
-        check=check,
+        check=_check_with_labels(trainer),
+        inspect=describe_non_finite if options.guard else None,
         arguments=arguments_of(trainer.features, trainer.network)[2],
         list_types=None if source.endless else trainer.builder.list_types,
         order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
         counted=-trainer.label_count,
         alike=True,
+        batches_per_epoch=batches,
+        same_batches=trial.repeats,
     )
-    if options.guard:
-        feed_options.inspect = describe_non_finite
-    feed = Feed(source, feed_options)
     try:
-        find_tables(trainer, feed)
+        find_tables(trainer, source, feed_options)
         check_training(
             trainer.group.size,
             trainer.network,
@@ -107,18 +121,19 @@ def training_feed(trainer: Model, source: Source, options: StepOptions, steps_pe
             separate=source.read_mode.separate,
         )
     except Exception:
-        feed.close()
+        Feed(source, feed_options).close()
         raise
+    filling = None
     if source.any_size and trainer.group.size == 1 and trainer.compiled and trainer.boost.freezing is None:
-        feed.options.filling = trainer.builder.filled.training
-        feed.options.filling.restart()
-    if trainer.tables is not None:
-        feed.options.transform = trainer.tables
-        if trainer.group.size > 1:
-            from ..data.table_feed import UnionTables
+        filling = trainer.builder.filled.training
+        filling.restart()
+    transform: ChunkTransform | None = trainer.tables
+    if trainer.tables is not None and trainer.group.size > 1:
+        from ..data.table_feed import OwnTables, UnionTables
 
-            feed.options.transform = UnionTables(trainer.tables, trainer.group)
-    return feed
+        by_owner = trainer.tables.tables.by_owner
+        transform = OwnTables(trainer.tables) if by_owner else UnionTables(trainer.tables, trainer.group)
+    return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 
 def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
@@ -130,11 +145,43 @@ def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
     )
 
 
-def inference_feed(trainer: Model, dataset: Any, batch_size: int | None, *, predict: bool = False) -> Feed:
-    """Return the feed of an evaluation, or of a prediction, which takes the input columns alone."""
-    source = make_shard(
+def inference_source(trainer: Model, dataset: Any, batch_size: int | None) -> Source:
+    """Return the batches of an evaluation or a prediction that this process takes."""
+    return make_shard(
         dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed, fitting=True
     )
+
+
+def evaluation_feed(trainer: Model, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:
+    """Return the feed of an evaluation."""
+    source = inference_source(trainer, dataset, batch_size)
+    filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
+    if filling is not None and isinstance(source, ArraySource) and source.size > 1:
+        filling.keep(source.batch_size)
+    return _inference_feed(
+        trainer,
+        source,
+        predict=False,
+        fill_up_to=None if filling is None else filling.next,
+        row_weights=filling is not None,
+        batches_per_epoch=trial.valid_batches(source),
+    )
+
+
+def prediction_feed(trainer: Model, source: Source, fill_up_to: Callable[[int], int | None] | None = None) -> Feed:
+    """Return the feed of a prediction, which takes the input columns alone."""
+    return _inference_feed(trainer, source, predict=True, fill_up_to=fill_up_to, row_weights=False)
+
+
+def _inference_feed(
+    trainer: Model,
+    source: Source,
+    *,
+    predict: bool,
+    fill_up_to: Callable[[int], int | None] | None,
+    row_weights: bool,
+    batches_per_epoch: int | None = None,
+) -> Feed:
     if predict:
         check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     elif trainer.eval_network is not None:
@@ -157,19 +204,18 @@ def inference_feed(trainer: Model, dataset: Any, batch_size: int | None, *, pred
             labels_needed=not predict,
         ),
         counted=counted,
+        fill_up_to=fill_up_to,
+        row_weights=row_weights,
+        batches_per_epoch=batches_per_epoch,
+        transform=lambda: None if trainer.tables is None else trainer.tables.reading,
     )
-    filling = None if predict or trainer.group.size > 1 else trainer.builder.filled.evaluation
-    if filling is not None:
-        if isinstance(source, ArraySource) and source.size > 1:
-            filling.keep(source.batch_size)
-        options.fill_up_to, options.row_weights = filling.next, True
     return Feed(source, options)
 
 
 def column_order(
-    trainer: Model, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
+    trainer: Network, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
 ) -> ColumnOrder | None:
-    """Return what puts the columns of a batch in the order of network and loss, or None where nothing has names."""
+    """Return a function that puts columns in the order of network and loss; None if columns have no names."""
     least, most, arguments = arguments_of(trainer.features, network)
     by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
     inputs = arguments[:least] if by_name else ()
@@ -183,21 +229,14 @@ def column_order(
     return order or None
 
 
-def read_tables(trainer: Model, feed: Feed) -> None:
-    """Let `feed` translate the ids of sparse tables for programs that only read them."""
-    find_tables(trainer, feed)
-    if trainer.tables is not None:
-        feed.options.transform = trainer.tables.reading
-
-
-def find_tables(trainer: Model, feed: Feed) -> None:
+def find_tables(trainer: Model, source: Source, options: FeedOptions) -> None:
     """Determine once, from the first batch, which columns hold the ids of the sparse tables."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return
     from ..data.table_feed import TableFeed
 
-    with contextlib.nullcontext() if feed.source.read_mode.agrees_while_reading else DATA_WAIT:
-        sample, names = feed.peek(lambda: trainer.state.stop_reason is not None)
+    with contextlib.nullcontext() if source.read_mode.agrees_while_reading else DATA_WAIT:
+        sample, names = peek(source, options, lambda: trainer.state.stop_reason is not None)
     takes = arguments_of(trainer.features, trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(
         trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate, trainer.group

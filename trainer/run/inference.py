@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.as_columns import as_array
 from ..data.batch_sizes import RowPadding, padded_size
+from ..data.chunk import InputBatch
 from ..data.feed import Feed
 from ..data.finite.sources import ArraySource
 from ..data.position import Position
@@ -17,20 +18,20 @@ from ..distributed.dense_state import average_statistics
 from ..errors import DataError
 from ..features.feature_data import KeptColumns
 from ..metrics.loss import Loss
-from ..state import Phase
+from ..state import Phase, Results
 from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
-from .feeds import inference_feed, read_tables
-from .owner import Model, Owner
+from .feeds import evaluation_feed, find_tables, inference_source, prediction_feed
+from .owner import Evaluated, Owner
 from .tally import Tally, host_columns
 
 MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
 def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
-    """Do what `Trainer.evaluate` says."""
-    feed = inference_feed(trainer, declared_features.prepare(trainer, dataset, batch_size), batch_size)
+    """Implement `Trainer.evaluate`."""
+    feed = evaluation_feed(trainer, declared_features.prepare(trainer, dataset, batch_size), batch_size)
     alone = (
         trainer.state.phase is Phase.IDLE
     )  # else a callback asks, who is given results even when a signal wants the run to end
@@ -40,22 +41,22 @@ def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | Non
             results = evaluate_feed(trainer, feed, interruptible=alone)
         loop.evaluated(trainer, results)
     signals.leave()
-    return results
+    return Results(results)
 
 
-def evaluate_feed(trainer: Owner, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate_feed(trainer: Evaluated, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
     """Evaluate once on `feed` and return the results; empty when a signal asked to leave."""
-    read_tables(trainer, feed)
+    find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
-    cell, tally = trainer.builder.evaluate_cell(), _tally(trainer)
-    with trainer.builder.inference(cell):
+    cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
+    with trainer.builder.inference.mode(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
         if results:
             trainer.builder.filled.try_evaluation()
     return results
 
 
-def try_metrics(trainer: Model, feeds: Iterable[Feed]) -> None:
+def try_metrics(trainer: Evaluated, feeds: Iterable[Feed]) -> None:
     """Let the metrics read the first batch of all validation arrays, before the first step of a training.
 
     Other data is left alone: to read its first batch twice may change what it delivers.
@@ -69,9 +70,9 @@ def try_metrics(trainer: Model, feeds: Iterable[Feed]) -> None:
             _try_metrics(trainer, feed)
 
 
-def _try_metrics(trainer: Model, feed: Feed) -> None:
-    read_tables(trainer, feed)
-    cell, tally = trainer.builder.evaluate_cell(), _tally(trainer)
+def _try_metrics(trainer: Evaluated, feed: Feed) -> None:
+    find_tables(trainer, feed.source, feed.options)
+    cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
     chunks = feed.chunks(Position())
     try:
         chunk = next(chunks, None)
@@ -79,8 +80,8 @@ def _try_metrics(trainer: Model, feed: Feed) -> None:
         chunks.close()
     if chunk is None:
         return
-    with trainer.builder.inference(cell):
-        outputs = trainer.builder.infer(cell, chunk)
+    with trainer.builder.inference.mode(cell):
+        outputs = trainer.builder.inference.run(cell, chunk)
     try:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         tally.add(outputs, chunk.num_samples, host_columns(chunk, tally.groups))
@@ -89,49 +90,73 @@ def _try_metrics(trainer: Model, feed: Feed) -> None:
         raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
 
 
-def _tally(trainer: Model) -> Tally:
+def _tally(trainer: Evaluated) -> Tally:
     loss_fn = trainer.loss_fn if trainer.eval_network is None else None
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
 
 
-def predict(trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool, keep: bool = False) -> Any:
-    """Do what `Trainer.predict` says."""
+def predict(
+    trainer: Owner,
+    data: tuple[Any, ...],
+    batch_size: int | None,
+    stream: bool,
+    keep: bool = False,
+    set_aside: bool = False,
+) -> Any:
+    """Implement `Trainer.predict`."""
     if not keep:
-        return _predict(trainer, data, batch_size, stream)
+        return _predict(trainer, data, batch_size, stream, set_aside=set_aside)
     kept = declared_features.kept_columns(trainer, data)
-    predictions = _predict(trainer, data, batch_size, stream, kept)
+    predictions = _predict(trainer, data, batch_size, stream, kept, set_aside)
     if stream:
         return (kept.beside(part) for part in predictions)
     return kept.beside(predictions)
 
 
 def _predict(
-    trainer: Owner, data: tuple[Any, ...], batch_size: int | None, stream: bool, kept: KeptColumns | None = None
+    trainer: Owner,
+    data: tuple[Any, ...],
+    batch_size: int | None,
+    stream: bool,
+    kept: KeptColumns | None = None,
+    set_aside: bool = False,
 ) -> Any:
-    data = tuple([declared_features.prepare(trainer, item, batch_size, labelled=False, kept=kept) for item in data])
+    options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside}
+    data = tuple([declared_features.prepare(trainer, item, batch_size, **options) for item in data])
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))
     if len(data) != 1:
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
-    feed = inference_feed(trainer, data[0], batch_size, predict=True)
-    padding, source = trainer.builder.row_padding, feed.source
+    padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size)
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
-    if size is not None and padding.exact:
-        feed.options.fill_up_to = lambda rows: size
-    batches = _predictions(trainer, feed)
+    batches = _predictions(
+        trainer, prediction_feed(trainer, source, (lambda rows: size) if size is not None and padding.exact else None)
+    )
     if stream:
         return batches
     predictions = _concatenate(list(batches))
     if isinstance(source, ArraySource) and size is not None and padding.exact is None:
         tail = source.tail(min(source.last_rows, MAX_TRIED))
         if tail.varies():
-            feed = inference_feed(trainer, tail, None, predict=True)
             tried = padded_size(tail.rows, few=True) if tail.rows < source.last_rows else size
-            feed.options.fill_up_to = lambda rows: tried
+            feed = prediction_feed(trainer, inference_source(trainer, tail, None), lambda rows: tried)
             filled = _concatenate(list(_predictions(trainer, feed)))
             padding.decide(_rows(predictions, slice(-tail.rows, None)), filled)
     return predictions
+
+
+def first_batch(trainer: Owner, data: Any, batch_size: int | None) -> InputBatch:
+    """Implement `Trainer.first_batch`."""
+    data = declared_features.prepare(trainer, data, batch_size, labelled=False)
+    feed = prediction_feed(trainer, inference_source(trainer, data, batch_size))
+    with contextlib.closing(feed):
+        find_tables(trainer, feed.source, feed.options)
+        with contextlib.closing(feed.chunks(Position())) as chunks:
+            chunk = next(chunks, None)
+    if chunk is None:
+        raise DataError("first_batch: the dataset delivered no batches")
+    return InputBatch(chunk.names[: len(chunk.arrays)], chunk.arrays, feed.ragged_inputs)
 
 
 def _is_array(item: Any) -> bool:
@@ -143,7 +168,7 @@ def _is_list(item: Any) -> bool:
 
 
 def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
-    """Return what the last batch is to be filled up to; None: a program of its size is to be had, or is the first."""
+    """Return the number of rows to pad the last batch to; None to leave it as it is."""
     if source.size > 1:
         padding.compiled(source.batch_size)
     rows = source.last_rows
@@ -156,10 +181,11 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 def _predictions(trainer: Owner, feed: Feed) -> Iterator[Any]:
     with contextlib.closing(feed):
-        read_tables(trainer, feed)
+        find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)
-        cell = trainer.builder.predict_cell()
-        with call(trainer, Phase.PREDICT, []) as signals, trainer.builder.inference(cell), contextlib.closing(feed):
+        programs = trainer.builder.inference
+        cell = programs.predict_cell()
+        with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
             yield from loop.predict(trainer, feed, cell)
     signals.leave()
 

@@ -1,4 +1,4 @@
-"""What a training begins with that another one has learned: weights, rows of tables, and what its features learned."""
+"""Starts a training from another one's results: weights, rows of tables, statistics of features."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def init_from(
     *,
     strict: bool,
 ) -> None:
-    """Do what `Trainer.init_from` says.
+    """Implement `Trainer.init_from`.
 
     Args:
         content: of the trainer.
@@ -62,12 +62,12 @@ def init_from(
     expected = capture.named_parameters(content)[capture.MODEL]
     sources = {name: _source_of(name, mapping) for name in expected}
     wanted = {name: source for name, source in sources.items() if source is not None}
-    found = {
+    values = {
         name: _as_dtype_of(learned.weights[source], expected[name])
         for name, source in wanted.items()
         if source in learned.weights
     }
-    problems = compare({name: expected[name] for name in wanted}, found)
+    problems = compare({name: expected[name] for name in wanted}, values)
     if problems and strict:
         raise _error(problems, learned)
     if problems:
@@ -80,7 +80,7 @@ def init_from(
             if strict:
                 raise
             logger.warning("init_from: %s", error)
-    capture.assign((expected[name], found[name]) for name in problems.matching)
+    capture.assign((expected[name], values[name]) for name in problems.matching)
     for cell, rows in tables:
         _fill(cell.host_table(), rows)
     counts = f"{len(problems.matching)} parameters" + (f" and the rows of {len(tables)} tables" if tables else "")
@@ -88,7 +88,7 @@ def init_from(
 
 
 def read_learned(path: str | Path) -> Learned:
-    """Return what a snapshot, a folder of snapshots, a run folder, a .ckpt file or a published model holds.
+    """Read the weights, tables and statistics of a snapshot, run folder, .ckpt file or published model.
 
     Raises:
         CheckpointError: there is nothing sound to read.
@@ -124,24 +124,24 @@ def _saved_rows(name: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) 
 
 
 def _read_published(root: Path) -> Learned:
-    from ..serving.graph_export import FEATURES, read_features
+    from ..serving.graph_export import read_features
     from ..serving.packed_rows import unpack_rows
-    from ..serving.published import GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, held, table_rows
+    from ..serving.published import FEATURES, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, locked, table_rows
 
     current = Current.read(root)
-    with held(root, current):
+    with locked(root, current):
         graph = Folder(root, GRAPH, current.graph)
         graph.verify()
         folders = [Folder(root, VERSION, part) for part in current.chain]
         tables: dict[str, Rows] = {}
-        for place, folder in enumerate(folders):
-            file = current.full if place == 0 else ROWS
+        for index, folder in enumerate(folders):
+            file = current.full if index == 0 else ROWS
             tensors = folder.tensors(file)
             names = {key.rpartition("/")[0]: tensors[key].shape[1] for key in tensors if key.endswith("/weights")}
             for name, arrays in table_rows(tensors, names, str(folder.path / file)).items():
                 tables[name] = _merged(tables.get(name), {**arrays, "weights": unpack_rows(arrays)})
         features = read_features(graph.path) if (graph.path / f"{FEATURES}.json").is_file() else None
-        state = None if features is None else features.state_dict()
+        state = None if features is None else folders[-1].learned() or features.state_dict()
         return Learned(root, folders[-1].tensors(WEIGHTS), tables, state)
 
 
@@ -172,7 +172,7 @@ def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, st
 
 
 def _source_of(name: str, mapping: Mapping[str, str | None]) -> str | None:
-    """Return the name that the longest entry of the mapping gives for `name`; None where that leaves it out."""
+    """Return the source's name for `name`, by the longest matching entry of the mapping; None if it is left out."""
     entries = [entry for entry in mapping if name == entry or (entry.endswith(".") and name.startswith(entry))]
     if not entries:
         return name
@@ -209,8 +209,8 @@ def _tables_to_fill(
         rows = learned.tables.get(source)
         problem = ""
         if rows is None:
-            known = ", ".join(sorted(learned.tables)) or "none"
-            problem = f"has no table {source!r}; it has {known}{did_you_mean(source, learned.tables)}"
+            names = ", ".join(sorted(learned.tables)) or "none"
+            problem = f"has no table {source!r}; it has {names}{did_you_mean(source, learned.tables)}"
         elif rows["weights"].shape[1] != cell.dim:
             problem = f"has vectors of length {rows['weights'].shape[1]} in table {source!r}, not of {cell.dim}"
         if problem and strict:

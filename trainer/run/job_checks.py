@@ -1,7 +1,8 @@
-"""Checks of jobs of several processes: what they must be given alike, and what they cannot do together."""
+"""Checks of jobs of several processes: settings that must be equal, and features that are not supported."""
 
 from __future__ import annotations
 
+import logging
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,22 @@ from typing import Any
 from mindspore import get_auto_parallel_context, nn
 
 from ..data.source import ReadMode, Source
+from ..distributed.group import Group
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
 from ..streams import Stream
-from .owner import Model
+from .owner import Settings
 
+logger = logging.getLogger(__name__)
+
+# `nn.SyncBatchNorm` takes the statistics of all processes, on Ascend only.
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
-def check_settings(trainer: Model, source: Source, limits: Mapping[str, Any]) -> None:
-    """Check that all processes train the same network in the same way on the same data; all call it together.
+def check_settings(trainer: Settings, source: Source, limits: Mapping[str, Any]) -> None:
+    """Check that all processes have the same network, settings and data; a collective call.
 
     Initial weights may differ: those of rank 0 are taken. Data may where the user has divided it, or a stream is.
 
@@ -35,21 +41,37 @@ def check_settings(trainer: Model, source: Source, limits: Mapping[str, Any]) ->
     group = trainer.group
     if group.size == 1:
         return
-    everyones = group.gather_json({**_settings_of(trainer), **limits, **_data_of(source)})
-    first = everyones[0]
-    for rank, settings in enumerate(everyones):
+    settings_by_rank = group.gather_json({**_settings_of(trainer), **limits, **_data_of(source)})
+    first = settings_by_rank[0]
+    for rank, settings in enumerate(settings_by_rank):
         differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
         if differing:
-            said = "; ".join(
+            differences = "; ".join(
                 f"{name}: rank 0 has {first.get(name)!r}, rank {rank} {settings.get(name)!r}" for name in differing
             )
             raise ConfigurationError(
-                f"rank {rank} is not given what rank 0 is: {said}; all processes must run the same program on the same "
-                "data (rows of its own for each: sharded=True)"
+                f"rank {rank} is not given what rank 0 is: {differences}; all processes must run the same program on "
+                "the same data (rows of its own for each: sharded=True)"
             )
 
 
-def _settings_of(trainer: Model) -> dict[str, Any]:
+def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
+    """Warn on rank 0 of BatchNorm: its statistics are those of the rows of each process."""
+    if group.size == 1 or not group.is_main:
+        return
+    paths = [path for path, cell in cells_and_names(network) if isinstance(cell, _BATCH_NORMS)]
+    if paths:
+        logger.warning(
+            "BatchNorm (%s%s) normalizes with the mean and variance of the rows of each process, not of all %d: "
+            "training differs from that of one process with all the rows; moving statistics are averaged before "
+            "evaluations and snapshots. LayerNorm does not depend on the number of processes",
+            ", ".join(paths[:3]),
+            f" and {len(paths) - 3} more" if len(paths) > 3 else "",
+            group.size,
+        )
+
+
+def _settings_of(trainer: Settings) -> dict[str, Any]:
     options, scaler = trainer.step_options, trainer.scaler
     return {
         "seed": trainer.seed,
@@ -76,7 +98,7 @@ def _data_of(source: Source) -> dict[str, Any]:
 
 
 def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
-    """Return the class of a cell and its numbers and words that not every cell has, parameters included, by name."""
+    """Return a cell's class and its own numbers, text and scalar parameters, by name."""
     if cell is None:
         return {what: None}
     own = {name: value for name, value in vars(cell).items() if name not in _OF_EVERY_CELL and name[0] != "_"}
@@ -86,7 +108,7 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
     return {what: type(cell).__name__, **{f"{what} {name}": value for name, value in plain.items()}}
 
 
-def _learning_rate(trainer: Model) -> dict[str, Any]:
+def _learning_rate(trainer: Settings) -> dict[str, Any]:
     rate = trainer.learning_rate
     schedule = getattr(trainer.optimizer, "learning_rate", None)
     if rate is None and isinstance(schedule, nn.Cell):

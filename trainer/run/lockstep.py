@@ -32,7 +32,7 @@ def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     """
     state = _WAITING if ready is None else int(ready)
     while True:
-        kinds, states = group.gather(np.array([stop_kind(hooks.wish()), state], np.int64)).T
+        kinds, states = group.gather(np.array([stop_kind(hooks.requested_stop()), state], np.int64)).T
         if hooks.decide(kinds.tolist()):
             return False
         if ready is None:
@@ -72,7 +72,7 @@ def lockstep_chunks(
 
     def agree(rows: int, more: bool, waits: bool) -> np.ndarray:
         nonlocal ended
-        messages = group.gather(np.array([rows, more, waits, stop_kind(hooks.wish())], np.int64))
+        messages = group.gather(np.array([rows, more, waits, stop_kind(hooks.requested_stop())], np.int64))
         ended = hooks.decide(messages[:, 3].tolist())
         return messages
 

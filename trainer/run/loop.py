@@ -1,4 +1,4 @@
-"""THE loop and every hook: one loop for finite data and streams, one step per call or many; evaluation; prediction.
+"""The loop and every hook, for finite data and streams; evaluation and prediction.
 
 Finite and endless runs differ in their limits and in whether the feed ends epochs; calls of one step and of many differ
 in the chunk's `num_steps`. The loop knows neither. No hook is called from anywhere else.
@@ -23,7 +23,7 @@ from ..distributed.packing import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
 from ..state import EvaluationState, StepOutputs
-from .owner import Owner
+from .owner import Hooked
 from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
             if not run.options.guard:
                 warn_of_loss(trainer, window["window_loss"])
             call("on_window_end", trainer)
-            run.warn_of_waiting()
+            run.note_waits()
             run.feed.clock.restart()
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
@@ -129,14 +129,14 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
     call("on_checkpoint", trainer)
 
 
-def evaluate(trainer: Owner, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate(trainer: Hooked, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
     """Run one evaluation up to its end and return its metrics; "loss" is the mean over samples.
 
     Returns an empty dict when a signal asked to leave in the middle. One that is not `interruptible` goes on as long as
     its data comes, and raises Interrupted when it does not.
     """
     call = trainer.callbacks.call
-    trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.source.size)
+    trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.size)
     call("on_eval_begin", trainer)
     interrupted = empty = False
 
@@ -153,14 +153,14 @@ def evaluate(trainer: Owner, feed: Feed, cell: Any, tally: Tally, *, interruptib
                 return
             under_way.chunk = chunk
             call("on_eval_step_begin", trainer)
-            outputs = trainer.builder.infer(cell, chunk)
+            outputs = trainer.builder.inference.run(cell, chunk)
             under_way.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             yield (outputs, host_columns(chunk, tally.groups)), chunk.num_samples
             call("on_eval_step_end", trainer)
         empty = chunk is None
 
     try:
-        for (outputs, columns), rows in lockstep_outputs(trainer.group, own_outputs(), feed.stand_by):
+        for (outputs, columns), rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange):
             tally.add(outputs if isinstance(outputs, tuple) else (outputs,), rows, columns)
     except Interrupted:
         interrupted = True
@@ -175,13 +175,13 @@ def evaluate(trainer: Owner, feed: Feed, cell: Any, tally: Tally, *, interruptib
     return results
 
 
-def evaluated(trainer: Owner, results: dict[str, float]) -> None:
+def evaluated(trainer: Hooked, results: dict[str, float]) -> None:
     """Make the results of `Trainer.evaluate` known."""
     trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
 
 
-def predict(trainer: Owner, feed: Feed, cell: Any) -> Iterator[Any]:
+def predict(trainer: Hooked, feed: Feed, cell: Any) -> Iterator[Any]:
     """Yield the host copy of the network's output for each batch, until a signal asks to leave."""
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
@@ -191,11 +191,11 @@ def predict(trainer: Owner, feed: Feed, cell: Any) -> Iterator[Any]:
         for chunk in feed.chunks(Position(), should_stop=_leaver(trainer)):
             if trainer.state.interrupt_requested:
                 return
-            yield trainer.builder.infer(cell, chunk), chunk.num_samples
+            yield trainer.builder.inference.run(cell, chunk), chunk.num_samples
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.stand_by):
+        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange):
             predictions = _host(outputs, rows if filled else None)
             for part in predictions if isinstance(predictions, tuple) else (predictions,):
                 if not isinstance(part, tuple) and part.dtype.kind == "f" and not np.isfinite(part).all():
@@ -204,7 +204,7 @@ def predict(trainer: Owner, feed: Feed, cell: Any) -> Iterator[Any]:
     call("on_predict_end", trainer)
 
 
-def warn_of_loss(trainer: Owner, loss: float | None) -> None:
+def warn_of_loss(trainer: Hooked, loss: float | None) -> None:
     """Say once per call that a mean loss is not finite, and what would help."""
     if loss is not None and not math.isfinite(loss):
         _warn_of_non_finite(
@@ -214,13 +214,13 @@ def warn_of_loss(trainer: Owner, loss: float | None) -> None:
         )
 
 
-def _warn_of_non_finite(trainer: Owner, text: str) -> None:
+def _warn_of_non_finite(trainer: Hooked, text: str) -> None:
     if not trainer.state.warned_of_non_finite:
         trainer.state.warned_of_non_finite = True
         logger.warning("step %d: %s", trainer.state.progress.global_step, text)
 
 
-def _leaver(trainer: Owner) -> Callable[[], bool]:
+def _leaver(trainer: Hooked) -> Callable[[], bool]:
     """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave.
 
     One process of several only ends its own part: the others wait for it where outputs are put together.
@@ -244,37 +244,44 @@ def _host(outputs: Any, rows: int | None) -> Any:
 # -- around the loop ---------------------------------------------------------------------------------------------------
 
 
-def setup(trainer: Owner) -> None:
+def setup(trainer: Hooked) -> None:
     """Let callbacks prepare themselves, before the first compile and before a snapshot is restored."""
     trainer.callbacks.call("setup", trainer)
 
 
-def restored(trainer: Owner, path: Path, *, resumed: bool = False) -> None:
+def restored(trainer: Hooked, path: Path, *, resumed: bool = False) -> None:
     """Take note of the snapshot that was restored; callbacks learn of one that a run is `resumed` from."""
     trainer.state.snapshot = path
     if resumed:
         trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
-def saved(trainer: Owner, path: Path) -> None:
+def saved(trainer: Hooked, path: Path) -> None:
     """Tell callbacks that a snapshot has become durable."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
-def drifted(trainer: Owner, drift: dict[str, Any]) -> None:
+def drifted(trainer: Hooked, drift: dict[str, Any]) -> None:
     """Tell callbacks of a drift that a detector reports."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
-def failed(trainer: Owner, error: BaseException) -> None:
+def read_counters(trainer: Hooked) -> dict[str, int]:
+    """Return the step's counts of skipped updates, copied to the host, and note them in the state."""
+    counters = trainer.builder.read_counters()
+    trainer.state.skipped_steps = counters["skipped"]
+    return counters
+
+
+def failed(trainer: Hooked, error: BaseException) -> None:
     """Tell callbacks that an exception is leaving the call; all of them are called."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)
 
 
-def teardown(trainer: Owner) -> None:
+def teardown(trainer: Hooked) -> None:
     """Let all callbacks clean up, whatever happened."""
     for error in trainer.callbacks.call_all("teardown", trainer):
         logger.error("teardown failed: %s", error)

@@ -1,4 +1,4 @@
-"""`online_train`, and what it adds to the loop: windows, progressive validation, the figures of the stream."""
+"""`online_train`: adds windows, progressive validation and the figures of the stream to the loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from ..data.source import Source
 from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
 from ..data.streaming.stream_source import StreamSource, as_stream
 from ..distributed.group import SINGLE, Group
+from ..distributed.packing import gather_states
+from ..features.window_drift import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs, StopReason
+from ..storage.fetch import fetched_snapshot
 from ..streams import Stream
 from . import declared_features
-from .call import call, make_callbacks, snapshot_folders
+from .call import call, make_callbacks, published_folders, snapshot_folders
 from .cursor import Cursor
 from .feeds import run_options, training_feed
 from .job_checks import check_stream
@@ -38,6 +41,7 @@ from .tally import LossMeter
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = Window(rows=10_000)
+_DRIFT = "@drift."  # prefix of the names of drift arrays
 
 
 class OnlineMetrics(Stateful):
@@ -49,6 +53,8 @@ class OnlineMetrics(Stateful):
         scoring: what is counted of predictions and labels, or None for the loss alone.
         tasks: the loss of several tasks, whose means go into the windows, or None.
         group: the processes; their windows are one, and all see the same results.
+        drift: measures features in each window, or None.
+        divided: whether each process reads rows of its own.
     """
 
     def __init__(
@@ -58,9 +64,12 @@ class OnlineMetrics(Stateful):
         scoring: Scoring | None,
         tasks: MultiTaskLoss | None = None,
         group: Group = SINGLE,
+        drift: WindowDrift | None = None,
+        divided: bool = False,
     ) -> None:
         self.feed = feed
         self.group = group
+        self.drift, self._drift_divided = drift, divided and group.size > 1
         self.scoring = scoring
         self.tasks = tasks
         self.clock = WindowClock(window)
@@ -76,7 +85,8 @@ class OnlineMetrics(Stateful):
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
         scored = {} if self.scoring is None else self.scoring.directions()
         figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
-        return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures}
+        drift = {} if self.drift is None else dict.fromkeys(self.drift.value_names, False)
+        return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures, **drift}
 
     def start(self, rows_seen: int) -> None:
         """Open the first window; `rows_seen` is the number of rows trained on so far."""
@@ -101,7 +111,7 @@ class OnlineMetrics(Stateful):
         return time.monotonic() if self._agreed is None else self._agreed.clock
 
     def _event_time(self) -> float:
-        """Return the greatest event time of the chunk trained on last, seconds since the epoch; NaN without any."""
+        """Return the newest event time of the latest chunk in seconds since the epoch; NaN without one."""
         if self._agreed is not None:
             if not math.isnan(self._agreed.event_time):
                 self._restored_event_time = self._agreed.event_time
@@ -128,6 +138,10 @@ class OnlineMetrics(Stateful):
         results = self._losses()
         if self.scoring is not None:
             results |= self.scoring.close_window(self.group)
+        if self.drift is not None:
+            if self._drift_divided:
+                self.drift.join(gather_states(self.group, self.drift.state_dict()))
+            results |= self.drift.close()
         results |= self.figures(rows_seen)
         self.loss.clear()
         self._opened, self._rows_at_open = time.monotonic(), rows_seen
@@ -154,11 +168,16 @@ class OnlineMetrics(Stateful):
         """Move the open window of all processes to rank 0; the mean loss and the clock are the same on all."""
         if self.scoring is not None:
             self.scoring.merge_on_main(group)
+        if self.drift is not None and self._drift_divided:
+            windows = gather_states(group, self.drift.state_dict())
+            self.drift.join(windows if group.is_main else [])
 
     def clear_on_followers(self) -> None:
         """Leave the open window to rank 0."""
         if self.scoring is not None:
             self.scoring.clear_on_followers()
+        if self.drift is not None and self._drift_divided:
+            self.drift.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
@@ -171,7 +190,9 @@ class OnlineMetrics(Stateful):
             "loss": self.loss.state_dict(),
             "event_time": self._event_time(),
         }
-        return {"json": state, "arrays": metrics["arrays"]}
+        drift: dict[str, Any] = {"json": None, "arrays": {}} if self.drift is None else self.drift.state_dict()
+        arrays = {**metrics["arrays"], **{_DRIFT + name: array for name, array in drift["arrays"].items()}}
+        return {"json": {**state, "drift": drift["json"]}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -180,6 +201,10 @@ class OnlineMetrics(Stateful):
             self.scoring.load_state_dict({"json": saved["metrics"], "arrays": state["arrays"]})
         self.clock.load_state_dict(saved["clock"], time.monotonic() if self.group.size == 1 else None)
         self.loss.load_state_dict(saved["loss"])
+        drift = saved.get("drift")
+        if self.drift is not None and drift is not None:
+            arrays = {name.removeprefix(_DRIFT): a for name, a in state["arrays"].items() if name.startswith(_DRIFT)}
+            self.drift.load_state_dict({"json": drift, "arrays": arrays})
         self._newest_extras, self._restored_event_time = [], saved["event_time"]
 
 
@@ -197,11 +222,14 @@ def online_train(
     flush_after: float,
     resume: str | Path | None,
 ) -> History:
-    """Do what `Trainer.online_train` says."""
+    """Implement `Trainer.online_train`."""
     checks.whole("batch_size", batch_size, optional=True)
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
+    resume = fetched_snapshot(
+        resume, trainer.group, trainer.run_dir, lambda: published_folders(make_callbacks(callbacks)[0])
+    )
     tasks = trainer.tasks
     scoring = None
     if trainer.label_count:
@@ -216,6 +244,7 @@ def online_train(
     if features is not None and label is None and len(features.labels) == 1:
         label = features.labels[0]
     weight = None if features is None else features.weight
+    transform = declared_features.stream_transform(features, raw_rows, trainer.group.size)
     rows = StreamSource(
         raw_rows,
         batch_size,
@@ -227,7 +256,7 @@ def online_train(
         extras=() if scoring is None else scoring.groups,
         counted=None if tasks is None else tasks.rows,
         list_types=trainer.builder.list_types,
-        transform=declared_features.stream_transform(trainer.features, raw_rows),
+        transform=transform,
         flush_after=flush_after,
         idle_timeout=idle_timeout if trainer.group.size == 1 else None,
         # Lists and functions begin again with every call; an iterator, or an object with a state, goes on.
@@ -241,9 +270,11 @@ def online_train(
     scored = scoring is not None and scoring.wanted
     output = -1 if tasks is not None else window.prediction or 0
     with call(trainer, Phase.ONLINE, callbacks) as signals:
-        options = run_options(trainer, trainer.callbacks, keep_predictions=scored, output=output)
+        options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
+        drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
         feed = training_feed(trainer, source, options, steps_per_call)
-        online = OnlineMetrics(feed, window, scoring, tasks, group=trainer.group)
+        divided = raw_rows.sharing.by_partition
+        online = OnlineMetrics(feed, window, scoring, tasks, trainer.group, drift, divided)
         trainer.parts["online"] = online
         try:
             train(
@@ -256,9 +287,13 @@ def online_train(
                 max_steps=max_steps,
                 max_seconds=max_seconds,
                 online=online,
+                set_aside=lambda: None if rows.stream.dead_letter is None else rows.stream.dead_letter.report(),
             )
         finally:
             del trainer.parts["online"]
+            report = None if rows.stream.dead_letter is None else rows.stream.dead_letter.report()
+            if report is not None:
+                logger.warning("%s: %s", type(rows.stream).__name__, report)
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` made it
     return trainer.history
@@ -267,9 +302,9 @@ def online_train(
 def _hooks(trainer: Owner) -> JobHooks:
     """Return what agreements on a stream have to know of the run under way."""
 
-    def wish() -> StopReason | None:
-        return trainer.state.stop_wish if trainer.run is None else trainer.run.wish()
+    def requested_stop() -> StopReason | None:
+        return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()
 
     return JobHooks(
-        wish, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.commit_durable
+        requested_stop, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.commit_durable
     )

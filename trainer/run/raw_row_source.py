@@ -1,4 +1,4 @@
-"""Files of raw rows as sources: in shuffled blocks to train on, in their order to evaluate and predict."""
+"""Files of raw rows as sources: shuffled blocks for training, file order for evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class RawRowBlocks(BlockSource):
         read_mode: ReadMode = ReadMode.COMMON,
     ) -> None:
         self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, data.shuffled_rows))
+        self.set_aside = self._blocks.report
         if self._blocks.report is not None:
             logger.warning("features: %s", self._blocks.report)
         self.names, self.read_mode = self._blocks.names, read_mode
@@ -73,6 +74,7 @@ class RawRowsInOrder(Source):
         batch_size: rows per batch.
         labelled: whether labels have to be there.
         kept: takes the columns that are kept for output, or None.
+        set_aside: whether any number of bad rows is left out, of rows without labels too.
     """
 
     def __init__(
@@ -83,13 +85,14 @@ class RawRowsInOrder(Source):
         *,
         labelled: bool,
         kept: KeptColumns | None = None,
+        set_aside: bool = False,
     ) -> None:
         self._features, self._data, self._batch_size = features, data, batch_size
-        self._labelled, self._kept = labelled, kept
+        self._labelled, self._kept, self._set_aside = labelled, kept, set_aside
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches."""
-        aside = SetAside()
+        aside = SetAside(1.0 if self._set_aside or not self._labelled else self._features.max_bad_share)
         yield from rebatched(self._columns(aside, self._kept), self._batch_size)
         report = aside.report()
         if report is not None:
@@ -103,7 +106,8 @@ class RawRowsInOrder(Source):
 
     def _columns(self, aside: SetAside, kept: KeptColumns | None) -> Iterator[Columns]:
         rows = False
-        for inputs in batches_of(self._features, self._data, aside, labelled=self._labelled, kept=kept):
+        options: dict[str, Any] = {"labelled": self._labelled, "kept": kept, "set_aside": self._set_aside}
+        for inputs in batches_of(self._features, self._data, aside, **options):
             self.names = tuple(inputs)
             rows = True
             yield tuple(inputs.values())

@@ -1,48 +1,47 @@
-"""`Run`: one call of `fit` or `online_train`. It is complete when created, and only the loop advances it."""
+"""`Run`: one call of `fit` or `online_train`.
+
+It is complete when created, and only the loop advances it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import re
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Parameter, nn
 
-from callbacks import Callback
-
 from ..data.chunk import Chunk
 from ..data.feed import Feed
+from ..data.waiting import Observer
 from ..distributed.agreement import StopHooks, agree_to_stop
 from ..distributed.dense_state import align
-from ..errors import ConfigurationError, did_you_mean
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
-from ..graph.multi_task import MultiTaskLoss
 from ..graph.program import StepOptions
-from ..metrics.registry import directions
-from ..metrics.window_metric import Direction
 from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.operator_times import OperatorProfile
 from ..state import StepOutputs, StopReason
 from . import loop
+from .batch_trials import BatchSizeTrials
 from .call import snapshot_folders
 from .cursor import Cursor
+from .data_waits import DataWaits
 from .feeds import steps_per_epoch
-from .job_checks import check_settings
+from .job_checks import check_settings, warn_of_own_statistics
 from .limits import Limits
 from .lockstep import all_go_on, lockstep_chunks
+from .monitors import check_monitors, produced_metrics
 from .owner import Owner
 
 if TYPE_CHECKING:
     from .online import OnlineMetrics
 
 logger = logging.getLogger(__name__)
-
-LONG_WAIT = 1 / 3  # share of the time
-LEAST_WAIT_SECONDS = 2.0
 
 
 class Run:
@@ -57,6 +56,8 @@ class Run:
         evaluate: runs a validation and returns its results, empty when a signal interrupted it; None without one.
         valid_sets: names of the validation sets; an empty name for the only one.
         online: windows and progressive validation of a stream, or None.
+        batch_trials: trains with other sizes of batches; None for streams.
+        set_aside: returns how many raw rows were set aside so far and why, or None.
 
     Attributes:
         ended: whether it has been wound up, or has failed.
@@ -73,7 +74,11 @@ class Run:
         evaluate: Callable[[], dict[str, float]] | None = None,
         valid_sets: Sequence[str] = (),
         online: OnlineMetrics | None = None,
+        batch_trials: BatchSizeTrials | None = None,
+        set_aside: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self.batch_trials = batch_trials
+        self.set_aside = set_aside
         self.trainer = trainer
         self.callbacks = trainer.callbacks
         self.group = trainer.group
@@ -85,8 +90,9 @@ class Run:
         self.valid_sets = tuple(valid_sets)
         self.online = online
         self.ended = False
+        self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
-        self._warned_of_waiting = False
+        self.waits = DataWaits(feed, trainer.group)
 
     def start_clocks(self) -> None:
         """Start what counts seconds."""
@@ -99,7 +105,46 @@ class Run:
         runner = self._runners.get(chunk.stacked)
         if runner is None:
             runner = self._runners[chunk.stacked] = self._compile(chunk)
-        return runner(chunk)
+        if self._observer is None:
+            return runner(chunk)
+        began = time.perf_counter()
+        outputs = runner(chunk)
+        self._observer("program", began, time.perf_counter())
+        return outputs
+
+    def observe(self, observer: Observer | None) -> None:
+        """Call `observer` with each part of the work from now on; None ends that.
+
+        Parts: "waiting for data", "reading", "preparing" (the last two on the reading thread, where there is one),
+        "program", and "<callback>.<hook>".
+        """
+        self._observer = self.feed.observer = observer
+        self.callbacks.observe(observer)
+
+    @property
+    def seconds_preparing(self) -> dict[str, float]:
+        """Seconds since the run began: "reading", "preparing", "preparing ahead" (beside the training)."""
+        times = self.feed.times
+        return {"reading": times.read, "preparing": times.prepared, "preparing ahead": times.prepared_ahead}
+
+    def request_norms(self) -> None:
+        """Compute norms of gradients and weights in the next call; for callbacks with `gradient_norms`."""
+        if self.trainer.builder.norms is not None:
+            self.trainer.builder.norms.request()
+
+    def read_norms(self) -> dict[str, tuple[float, float]]:
+        """Return (2-norm of the gradient before clipping, of the weight) by parameter.
+
+        They are those of the latest step for which norms were requested.
+
+        Copies two numbers per parameter to the host.
+        """
+        norms = self.trainer.builder.norms
+        return {} if norms is None else norms.read()
+
+    def profile_operators(self) -> OperatorProfile | None:
+        """Begin to time every operator; None where MindSpore cannot, or another profile is under way."""
+        return OperatorProfile.begin()
 
     def _compile(self, chunk: Chunk) -> TrainRunner:
         options, scoring = self.options, None if self.online is None else self.online.scoring
@@ -110,11 +155,11 @@ class Run:
                     self.callbacks, produced_metrics(self.trainer.metrics, self.trainer.tasks, (), self.online)
                 )
             options = dataclasses.replace(options, keep_predictions=scoring.wanted)
-        size = len(chunk.arrays[0]) if chunk.stacked else None
-        return self.trainer.builder.train(options, size, chunk, self.feed.options.filling)
+        batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
+        return self.trainer.builder.train(options, batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
-        outputs = self.trainer.builder.sample_outputs(chunk)
+        outputs = self.trainer.builder.inference.sample_outputs(chunk)
         if len(outputs) > 1 and self.options.output >= 0:
             outputs = outputs[self.options.output : self.options.output + 1]
         rows = chunk.batch_rows
@@ -127,6 +172,7 @@ class Run:
         progress.step_in_epoch += chunk.num_steps
         progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
+        self.feed.source.trained_to(chunk.position)
         self.trainer.state.data_wait = self.feed.clock.share
 
     def begin_epoch(self) -> None:
@@ -134,15 +180,10 @@ class Run:
         self.cursor.meter.clear()
         self.feed.clock.restart()
 
-    def warn_of_waiting(self) -> None:
-        """Warn once, with a hint, when more than a third of the time is spent waiting for data."""
-        clock, source = self.feed.clock, self.feed.source
-        if self._warned_of_waiting or clock.share <= LONG_WAIT or clock.waited < LEAST_WAIT_SECONDS:
-            return
-        hint = source.when_slow()
-        if hint:
-            self._warned_of_waiting = True
-            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
+    def note_waits(self) -> None:
+        """Note how long each process has waited for data in the epoch or window that ends; all call it together."""
+        self.waits.warn()
+        self.trainer.state.data_waits = self.waits.gather()
 
     def at_epoch_start(self) -> bool:
         """Return whether an epoch begins here; streams have none."""
@@ -151,7 +192,7 @@ class Run:
     def end_epoch(self) -> None:
         """Count an epoch, and give its mean loss."""
         state = self.trainer.state
-        self.warn_of_waiting()
+        self.note_waits()
         state.train_loss = self.cursor.meter.value()
         if self.trainer.tasks is not None:
             state.task_losses = self.trainer.tasks.read_losses()
@@ -187,9 +228,9 @@ class Run:
         position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
-        hooks = StopHooks(self.wish, self.trainer.state.agree_to_stop)
-        # A source that is read on the thread of graphs cannot take part in agreements meanwhile, so the processes meet
-        # before each one. If one source is read so, all are, so that they agree at the same times.
+        hooks = StopHooks(self.requested_stop, self.trainer.state.agree_to_stop)
+        # A source that is read on the thread of graphs cannot take part in agreements while it waits, so the processes
+        # synchronize before each one. If one source is read so, all are, and they agree at the same times.
         read_mode = self.feed.source.read_mode
         inline = self.group.any(self.feed.source.thread_bound)
         meet = self.group.wait_for_all if inline else lambda: None
@@ -210,16 +251,19 @@ class Run:
         return self.feed.chunks(position, left, lambda: not gate(None), gate, inline=inline)
 
     def agree(self) -> None:
-        """Agree with the other processes, at the end of an epoch, whether to stop; within it each chunk does so."""
+        """Agree with the other processes at the end of an epoch whether to stop.
+
+        Within an epoch they agree before each chunk.
+        """
         state = self.trainer.state
         if self.group.size == 1 or state.stop_reason is not None or self.feed.source.read_mode.agrees_while_reading:
             return
-        state.stop_reason = agree_to_stop(self.group, self.wish())
+        state.stop_reason = agree_to_stop(self.group, self.requested_stop())
 
-    def wish(self) -> StopReason | None:
+    def requested_stop(self) -> StopReason | None:
         """Return why this process, of several, wants the run to end, or None."""
         late = self.limits.out_of_time()
-        return self.trainer.state.stop_wish or (None if late is None else StopReason("limit", late))
+        return self.trainer.state.requested_stop or (None if late is None else StopReason("limit", late))
 
     def commit_durable(self) -> None:
         """Commit the rows in durable snapshots to the source on every process, after the last one was written."""
@@ -242,12 +286,14 @@ def train(
     before_first_step: Callable[[], Any] = lambda: None,
     valid_sets: Sequence[str] = (),
     online: OnlineMetrics | None = None,
+    batch_trials: BatchSizeTrials | None = None,
+    set_aside: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Restore a snapshot if asked, create the run and train; `feed` is closed afterwards.
 
     Args:
         trainer: whose call this is.
-        feed, options, cursor, evaluate, online: see `Run`.
+        feed, options, cursor, evaluate, online, batch_trials, set_aside: see `Run`.
         before_first_step: called when everything is restored, to detect mistakes before the first step.
         valid_sets: names of the validation sets that `evaluate` reads; an empty name for the only one.
         resume: as `Trainer.fit` takes it.
@@ -262,6 +308,9 @@ def train(
         produced = produced_metrics(trainer.metrics, trainer.tasks, valid_sets, online)
         check_monitors(trainer.callbacks, produced, produced_metrics(trainer.metrics, trainer.tasks, ("",), None))
         trainer.builder.train_step(options)  # the snapshot restores its parameters
+        trainer.parts.pop("averages", None)
+        if trainer.builder.average is not None:
+            trainer.parts["averages"] = trainer.builder.average
         folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
         snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)
         if snapshot is not None:
@@ -271,18 +320,30 @@ def train(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
+        warn_of_own_statistics(trainer.network, trainer.group)
         align(trainer.group, trained_parameters(trainer.network, trainer.optimizer))
         before_first_step()
         if not cursor.position.micro_batches:
-            trainer.builder.window.forget()  # left by a training that was stopped inside one
+            trainer.builder.accumulation.clear()  # left by a training that was stopped inside one
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
             seconds=max_seconds,
         )
-        run = Run(trainer, feed, options, limits, cursor, evaluate=evaluate, valid_sets=valid_sets, online=online)
+        run = Run(
+            trainer,
+            feed,
+            options,
+            limits,
+            cursor,
+            evaluate=evaluate,
+            valid_sets=valid_sets,
+            online=online,
+            batch_trials=batch_trials,
+            set_aside=set_aside,
+        )
         trainer.run, state.limits = run, limits
-        state.total_steps = steps_per_epoch(feed.source, trainer.accumulate)
+        state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())
         seen = state.progress.samples_seen
@@ -302,49 +363,3 @@ def trained_parameters(network: nn.Cell, optimizer: nn.Cell | None) -> list[Para
     """Return the parameters of network and optimizer, which all processes must begin with alike."""
     cells = [cell for cell in (network, optimizer) if cell is not None]
     return list({id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}.values())
-
-
-def produced_metrics(
-    metrics: Mapping[str, Any], tasks: MultiTaskLoss | None, valid_sets: Sequence[str], online: OnlineMetrics | None
-) -> dict[str, Direction]:
-    """Return the metrics a run produces, by name: training losses, each validation set's, windows.
-
-    The values say whether higher is better; None where the metric does not say.
-    """
-    losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
-    evaluated = {"loss": False, **losses, **directions(metrics)}
-    produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
-    for part in valid_sets:
-        prefix = f"val_{part}_" if part else "val_"
-        produced |= {prefix + name: higher for name, higher in evaluated.items()}
-    return {**produced, **({} if online is None else online.directions())}
-
-
-def check_monitors(
-    callbacks: Iterable[Callback], produced: Mapping[str, Direction], validated: Container[str] = ()
-) -> None:
-    """Check that every metric a callback monitors is produced, and tell the callback which direction is better.
-
-    Args:
-        callbacks: those of the run.
-        produced: the metrics of the run, see `produced_metrics`.
-        validated: names of those that a validation set would add.
-
-    Raises:
-        ConfigurationError: one is not; the nearest name is given.
-    """
-    for callback in callbacks:
-        monitor = callback.monitor
-        if monitor is None:
-            continue
-        base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
-        if monitor in produced or base in produced:
-            callback.use_direction(produced.get(monitor, produced.get(base)))
-            continue
-        hint = did_you_mean(monitor, produced)
-        if monitor in validated:
-            hint = "; it comes from validation, and no valid_dataset was given"
-        raise ConfigurationError(
-            f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
-            f"available are {', '.join(produced)}{hint}"
-        )

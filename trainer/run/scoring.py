@@ -1,4 +1,4 @@
-"""`Scoring`: collects predictions and labels of trained rows and updates the windows' metrics in large batches."""
+"""`Scoring`: updates the windows' metrics with predictions and labels, in large batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Scoring:
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = self._silent
         self._restored: Mapping[str, Any] | None = None
-        self._leave_open = False  # what is restored is not for this process to go on with
+        self._leave_open = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._row_size = 0  # numbers of a row's predictions
@@ -103,7 +103,10 @@ class Scoring:
         return bool(self._windows) or not self._decided
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better by the name of each result; before the first rows, of all that may come."""
+        """Return whether higher is better, by name of each result.
+
+        Before the first rows these are all results that are possible.
+        """
         windows = list(self._windows.values())
         if not self._decided:
             windows = [self._make(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))]
@@ -140,10 +143,10 @@ class Scoring:
         self._decided = True
         self._label_indexes = self._find_labels(chunk)
         if predictions is None:
-            shown = "the network's output does not have the rows of the batch on axis 0"
+            problem = "the network's output does not have the rows of the batch on axis 0"
             if self._chosen:
-                raise DataError(f"metrics need predictions row by row: {shown}")
-            logger.info("windows count the loss alone: %s", shown)
+                raise DataError(f"metrics need predictions row by row: {problem}")
+            logger.info("windows count the loss alone: %s", problem)
             return
         self._shapes = [prediction.shape[1:] for prediction in predictions]
         self._row_size = sum(math.prod(shape) for shape in self._shapes)
@@ -155,9 +158,9 @@ class Scoring:
         if group.size > 1:
             predictions, labels, groups = _first_rows(group, predictions, labels, groups, made_up=not chunk.num_samples)
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            kept = slice(None) if rows is None else rows
-            of_rows = {name: values[kept] for name, values in groups.items()}
-            self._decide_task(task, prediction[kept], label[kept], of_rows)
+            counted_rows = slice(None) if rows is None else rows
+            of_rows = {name: values[counted_rows] for name, values in groups.items()}
+            self._decide_task(task, prediction[counted_rows], label[counted_rows], of_rows)
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
@@ -169,7 +172,7 @@ class Scoring:
         shaped = activate(activation, prediction) if callable(activation) else prediction
         target = target_of(self._loss_of(task), shaped, label)
         of = f" of task {task!r}" if task else ""
-        shown = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
+        described = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
         chosen = of_task(self._chosen, task, self._tasks)
         if target:
             logger.info("windows count the metrics of a %s target%s", target, of)
@@ -178,7 +181,7 @@ class Scoring:
                 "windows count the loss%s alone: %s are neither binary, nor real numbers, nor classes; "
                 "Trainer(metrics=...) chooses metrics",
                 of,
-                shown,
+                described,
             )
             return
         self._windows[task] = self._make(task, target)
@@ -189,7 +192,7 @@ class Scoring:
             trial.update(prediction, label, groups=groups)
             trial.close_window()
         except Exception as error:
-            raise DataError(f"the metrics chosen{of} cannot read {shown}: {error}") from error
+            raise DataError(f"the metrics chosen{of} cannot read {described}: {error}") from error
         finally:
             clear_metrics({name: m for name, m in chosen.items() if not isinstance(m, WindowMetric)})
 
@@ -247,6 +250,11 @@ class Scoring:
             results |= windows.close_window()
         return results
 
+    def score_tables(self) -> dict[str, dict[str, Any]]:
+        """Return the score tables of the decayed past, by task, of those that have one."""
+        tables = {task: windows.score_table() for task, windows in self._windows.items()}
+        return {task: table for task, table in tables.items() if table is not None}
+
     def peek(self, group: Group = SINGLE) -> dict[str, float]:
         """Return what `close_window` would, leaving everything as it is."""
         self._score()
@@ -267,7 +275,7 @@ class Scoring:
                 windows.put_window(states)
 
     def clear_on_followers(self) -> None:
-        """Empty the open window, which rank 0 goes on with."""
+        """Clear the open window, which rank 0 continues."""
         self._leave_open = self._restored is not None
         for windows in self._windows.values():
             windows.forget_window()
@@ -295,8 +303,8 @@ class Scoring:
         for task, windows in self._windows.items():
             if task in of_tasks:
                 prefix = f"{task}/" if task else ""
-                mine = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
-                windows.load_state_dict({"json": of_tasks[task], "arrays": mine})
+                task_arrays = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
+                windows.load_state_dict({"json": of_tasks[task], "arrays": task_arrays})
 
 
 def _first_rows(
@@ -307,7 +315,7 @@ def _first_rows(
     *,
     made_up: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-    """Return the same of all processes one after the other, without made-up rows."""
+    """Return predictions, labels and groups of all processes in order of ranks, without made-up rows."""
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}

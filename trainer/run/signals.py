@@ -1,4 +1,6 @@
-"""SIGTERM, SIGHUP and SIGINT during a run: the first asks for a clean stop, the second ends the process at once.
+"""SIGTERM, SIGHUP and SIGINT during a run.
+
+The first signal requests a clean stop, the second ends the process at once.
 
 Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
 C++ for a pipeline, without end. So their numbers also go through `signal.set_wakeup_fd` to a thread, which
@@ -129,7 +131,7 @@ class StopOnSignal:
             self._before.clear()
 
     def leave(self, *, complete: bool = False) -> None:
-        """Raise what the signal would have raised: KeyboardInterrupt, or SystemExit(128 + number) for the others.
+        """Raise KeyboardInterrupt after SIGINT, SystemExit(128 + number) after another signal.
 
         In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for all; nothing if the result of
         the call is `complete`, as the history of an interrupted training is.

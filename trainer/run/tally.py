@@ -123,7 +123,7 @@ class OutputBuffer:
             self._parts.append((output, entries))
 
     def read(self) -> np.ndarray:
-        """Return the numbers of all calls, shape [sum of entries], and forget them; the array may be read-only."""
+        """Return the numbers of all calls, shape [sum of entries], and clear them; the array may be read-only."""
         parts, self._parts = self._parts, []
         if not parts:
             return np.empty(0, np.float32)

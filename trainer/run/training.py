@@ -16,15 +16,19 @@ from ..data.finite.datasets import is_arrays, make_source
 from ..data.finite.shards import make_shard
 from ..data.position import Position
 from ..errors import ConfigurationError, DataError
+from ..features.features import Inputs
 from ..state import Phase
+from ..storage.fetch import fetched_snapshot
 from . import declared_features
-from .call import call, check_idle, make_callbacks, only_thread, snapshot_folders
+from .batch_trials import BatchSizeTrials
+from .call import call, check_idle, make_callbacks, only_thread, published_folders, snapshot_folders
 from .cursor import Cursor
-from .feeds import inference_feed, run_options, training_feed
+from .feeds import ALL_BATCHES, evaluation_feed, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Every
-from .owner import Owner
+from .owner import Evaluated, Model, Owner
 from .run import train
+from .trial import Trial
 
 
 def fit(
@@ -42,20 +46,30 @@ def fit(
     max_steps: int | None = None,
     max_seconds: float | None = None,
     resume: str | Path | None = None,
+    trial: Trial = ALL_BATCHES,
     first_epoch: int = 0,
 ) -> History:
-    """Do what `Trainer.fit` says; `first_epoch` is the number of the first epoch of this call, as callbacks see it."""
+    """Implement `Trainer.fit`; `first_epoch` is the number that callbacks see for the first epoch of this call."""
     checks.epochs(epochs)
+    callbacks = trial.callbacks(callbacks)
+    if trial.steps is not None:
+        epochs, resume, valid_every = 1, None, None
+    if not trial.validates:
+        valid_dataset = None
+    resume = fetched_snapshot(
+        resume, trainer.group, trainer.run_dir, lambda: published_folders(make_callbacks(callbacks)[0])
+    )
     declared_features.restore(
         trainer.features, resume, trainer.saver, lambda: snapshot_folders(trainer.run_dir, make_callbacks(callbacks)[0])
     )
-    if sharded:
-        declared_features.check_shared(trainer.features, trainer.group.size)
     batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
+    given_dataset = train_dataset
     train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
+    cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
+    first_batch_size = batch_size if cut else None
     valid_dataset = declared_features.prepare(trainer, valid_dataset, batch_size)
     with contextlib.ExitStack() as opened:
-        valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, opened)
+        valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, trial, opened)
         in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
         if in_memory and not is_arrays(train_dataset):
             batch_size = None  # it was for the validation arrays
@@ -67,8 +81,16 @@ def fit(
         progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
         trainer.state.first_epoch = first_epoch
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
-            options = run_options(trainer, trainer.callbacks)
-            feed = training_feed(trainer, source, options, steps_per_call)
+            options = run_options(trainer.step_options, trainer.callbacks)
+            feed = training_feed(trainer, source, options, steps_per_call, trial)
+
+            def feed_of(rows: int) -> Feed:
+                data = train_dataset
+                if not is_arrays(data):  # a source of batches of one size
+                    data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
+                other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=trainer.seed)
+                return training_feed(trainer, other, options, steps_per_call, trial)
+
             train(
                 trainer,
                 feed,
@@ -81,6 +103,8 @@ def fit(
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
                 before_first_step=lambda: try_metrics(trainer, valid.values()),
                 valid_sets=tuple(valid),
+                set_aside=lambda: train_dataset.set_aside if isinstance(train_dataset, Inputs) else source.set_aside,
+                batch_trials=BatchSizeTrials(trainer, options, first_batch_size, feed_of),
             )
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` made it
@@ -101,7 +125,7 @@ def named_sets(valid_dataset: Any) -> dict[str, Any]:
 
 
 def _is_dataset(value: Any) -> bool:
-    """Return whether `value` is a dataset of its own and no column: columns are arrays, lists and tuples of numbers."""
+    """Return whether `value` is a dataset rather than a column (an array, a list or a tuple of numbers)."""
     if isinstance(value, tuple):
         return bool(value) and all(hasattr(column, "shape") for column in value)
     if isinstance(value, Mapping) or callable(value) or hasattr(value, "create_tuple_iterator"):
@@ -111,18 +135,23 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _validation_feeds(
-    trainer: Owner, train_dataset: Any, valid_dataset: Any, batch_size: int | None, opened: contextlib.ExitStack
+    trainer: Model,
+    train_dataset: Any,
+    valid_dataset: Any,
+    batch_size: int | None,
+    trial: Trial,
+    opened: contextlib.ExitStack,
 ) -> dict[str, Feed]:
     feeds = {}
     for name, data in named_sets(valid_dataset).items():
         data = column_checks.in_order_of(train_dataset, data)
-        feeds[name] = inference_feed(trainer, data, batch_size if is_arrays(data) else None)
+        feeds[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial)
         opened.callback(feeds[name].close)
     return feeds
 
 
-def _validate(trainer: Owner, feeds: Mapping[str, Feed]) -> dict[str, float]:
-    """Return the results of every validation set, by its name and theirs; empty when a signal asked to leave."""
+def _validate(trainer: Evaluated, feeds: Mapping[str, Feed]) -> dict[str, float]:
+    """Return the results of all validation sets by "<set>_<metric>", or "<metric>"; empty after a stop signal."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
         values = evaluate_feed(trainer, feed)
@@ -135,7 +164,7 @@ def _validate(trainer: Owner, feeds: Mapping[str, Feed]) -> dict[str, float]:
 def compile_program(
     trainer: Owner, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
 ) -> None:
-    """Do what `Trainer.compile` says."""
+    """Implement `Trainer.compile`."""
     source = make_source(sample, batch_size=batch_size, seed=trainer.seed)
     if source.one_shot:
         raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
@@ -143,7 +172,7 @@ def compile_program(
         raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
     check_idle(trainer)
     with only_thread("compile"):
-        options = run_options(trainer, make_callbacks(callbacks if callbacks is not None else [])[0])
+        options = run_options(trainer.step_options, make_callbacks(callbacks if callbacks is not None else [])[0])
         feed = training_feed(trainer, source, options, steps_per_call)
         chunks = feed.chunks(Position())
         try:
@@ -153,5 +182,5 @@ def compile_program(
             feed.close()
         if chunk is None:
             raise DataError("compile: the dataset delivered no batches")
-        size = len(chunk.arrays[0]) if chunk.stacked else None
-        trainer.builder.compile(options, size, chunk)
+        batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
+        trainer.builder.compile(options, batches_per_call, chunk)

@@ -1,4 +1,4 @@
-"""A network with sparse tables as MindIR: ids stay outside, rows come in through parameters that a server fills."""
+"""Export a network with sparse tables to MindIR: the server looks up ids and passes rows in as parameters."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide, parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
+from .published import FEATURES
 
 _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
-NETWORK, ABOUT, FEATURES = "network.mindir", "graph.json", "features"
+NETWORK, ABOUT = "network.mindir", "graph.json"
 
 
 def export_network(
@@ -46,7 +47,7 @@ def export_network(
     batch: int,
     cast: bool = False,
 ) -> dict[str, Any]:
-    """Write ``network.mindir`` into `folder` and return what `ServedGraph` has to know, as JSON.
+    """Write ``network.mindir`` into `folder` and return the description that `ServedGraph` reads, as JSON.
 
     Args:
         network: network to export, in inference mode afterwards as before.
@@ -57,34 +58,56 @@ def export_network(
         batch: rows of a batch.
         cast: whether outputs are cast to float32.
     """
-    fields = tables.planner.fields if tables is not None else FieldMap()
-    about: dict[str, Any] = {
+    fields = fields_of(tables)
+    with exportable(network, tables, columns, cast=cast) as (step, inputs, sizes), plain_folder(folder) as plain:
+        ms.export(step, *inputs, file_name=f"{plain}/{NETWORK}", file_format="MINDIR")
+        shutil.move(f"{plain}/{NETWORK}", folder / NETWORK)
+    return {
         "batch": batch,
         "shapes": [list(column.shape[1:]) for column in columns],
         "dtypes": [column.dtype.str for column in columns],
         "fields": fields.to_json(),
-        "tables": _sizes(tables, fields, columns) if tables is not None else [],
+        "tables": sizes,
     }
+
+
+@contextlib.contextmanager
+def exportable(
+    network: nn.Cell, tables: SparseTables | None, columns: Sequence[np.ndarray], *, cast: bool = False
+) -> Iterator[tuple[nn.Cell, list[Tensor], list[dict[str, Any]]]]:
+    """Give a cell that `mindspore.export` takes; its embeddings read from parameters.
+
+    Inside, the network is in inference mode. Arguments as of `export_network`.
+
+    Yields:
+        The cell; its inputs, ids as positions in the parameters, int32; and for each table its "name", "dim" and
+        "padding", with the sizes of its parameters: "size" of ``embedding.<name>.rows`` and "map_size" of
+        ``embedding.<name>.places``.
+    """
+    fields = fields_of(tables)
+    sizes = _sizes(tables, fields, columns) if tables is not None else []
     inputs = [column.astype(np.int32) if i in fields.id_columns else column for i, column in enumerate(columns)]
     step = PredictStep(network, cast=cast)
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:
-        with _windows_of_fixed_size(network, about["tables"]) as windows:
+        with _windows_of_fixed_size(network, sizes) as windows:
             for index, window in enumerate(windows):
                 step.insert_param_to_cell(f"window_{index}", window)
-            with plain_folder(folder) as plain:
-                ms.export(step, *map(Tensor, inputs), file_name=f"{plain}/{NETWORK}", file_format="MINDIR")
-                shutil.move(f"{plain}/{NETWORK}", folder / NETWORK)
+            yield step, list(map(Tensor, inputs)), sizes
     finally:
         network.set_train(training)
         ms.set_context(jit_syntax_level=syntax)  # an export that fails, as on a full disk, leaves it changed
-    return about
+
+
+def fields_of(tables: SparseTables | None) -> FieldMap:
+    """Return which columns feed which sparse table."""
+    return tables.planner.fields if tables is not None else FieldMap()
 
 
 @contextlib.contextmanager
 def plain_folder(folder: Path) -> Iterator[str]:
-    """Make a temporary folder that `mindspore.export` takes: it refuses paths with spaces, accents and the like.
+    """Make a temporary folder for `mindspore.export`, which refuses paths with spaces, accents and the like.
 
     Args:
         folder: where the exported file is to go; the temporary folder is in it if its path is plain.
@@ -92,19 +115,19 @@ def plain_folder(folder: Path) -> Iterator[str]:
     Raises:
         ConfigurationError: neither it nor a folder for temporary files can be used.
     """
-    places = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
-    plain = [place for place in places if _PLAIN.fullmatch(place)]
-    for place in plain:
+    folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
+    plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]
+    for parent in plain:
         try:
-            made = tempfile.TemporaryDirectory(dir=place)
+            temporary = tempfile.TemporaryDirectory(dir=parent)
         except OSError:
             continue
-        with made:
-            yield made.name
+        with temporary:
+            yield temporary.name
         return
     raise ConfigurationError(
         f"MindSpore exports to paths of letters, digits and . _ - @ / only, which {folder} is not; no such folder for "
-        f"temporary files can be written ({', '.join(places)}): set TMPDIR to one"
+        f"temporary files can be written ({', '.join(folders)}): set TMPDIR to one"
     )
 
 
@@ -130,40 +153,42 @@ def _sizes(tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray]
 
 @contextlib.contextmanager
 def _windows_of_fixed_size(network: nn.Cell, described: Sequence[dict[str, Any]]) -> Iterator[list[Parameter]]:
-    """Let the network's cells read from parameters of the described sizes, and give them theirs back afterwards."""
+    """Let the network's embeddings read from parameters of the described sizes; restore theirs on exit."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
     before = [(cell, cell.reading, cell.indirect, cell.working_reading, cell.working_reading_map) for cell in cells]
     windows: dict[str, tuple[Parameter, Parameter | None]] = {}
-    for one in described:
-        rows = Parameter(Tensor(np.zeros((one["size"], one["dim"]), np.float32)), name=f"embedding.{one['name']}.rows")
-        places = None
-        if one["map_size"]:
-            blank = Tensor(np.zeros(one["map_size"]), mstype.int32)
-            places = Parameter(blank, name=f"embedding.{one['name']}.places", requires_grad=False)
-        windows[one["name"]] = (rows, places)
+    for table in described:
+        rows = Parameter(
+            Tensor(np.zeros((table["size"], table["dim"]), np.float32)), name=f"embedding.{table['name']}.rows"
+        )
+        row_map = None
+        if table["map_size"]:
+            blank = Tensor(np.zeros(table["map_size"]), mstype.int32)
+            row_map = Parameter(blank, name=f"embedding.{table['name']}.places", requires_grad=False)
+        windows[table["name"]] = (rows, row_map)
     groups = [cell for _, cell in cells_and_names(network) if isinstance(cell, EmbeddingGroup)]
     try:
         for group in groups:
             group.is_shared = False
         for cell in cells:
-            rows, places = windows[cell.spec.name]
-            cell.reading, cell.indirect = True, places is not None
+            rows, row_map = windows[cell.spec.name]
+            cell.reading, cell.indirect = True, row_map is not None
             hide(cell, "working_reading", rows)
-            if places is not None:
-                hide(cell, "working_reading_map", places)
+            if row_map is not None:
+                hide(cell, "working_reading_map", row_map)
         yield [window for pair in windows.values() for window in pair if window is not None]
     finally:
-        for cell, reading, indirect, rows, places in before:
+        for cell, reading, indirect, rows, row_map in before:
             cell.reading, cell.indirect = reading, indirect
             hide(cell, "working_reading", rows)
-            hide(cell, "working_reading_map", places)
+            hide(cell, "working_reading_map", row_map)
         for group in groups:
             group.refresh()
 
 
 def write_features(features: Features, folder: FolderWriter) -> None:
-    """Write the declaration of the features and what they have learned."""
-    state = features.state_dict()
+    """Write the declaration of the features and their learned statistics."""
+    state = features.published_state()
     body = {"declaration": features.declaration(), "state": state["json"]}
     folder.write(f"{FEATURES}.json", [strict_json.dumps(body).encode()])
     folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))
@@ -178,6 +203,12 @@ def read_features(folder: Path) -> Features:
     return features
 
 
+def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
+    """Write the present statistics of online features (`Features.published_state`) beside the weights."""
+    folder.write(f"{FEATURES}.json", [strict_json.dumps(state["json"]).encode()])
+    folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))
+
+
 class ServedGraph:
     """An exported network with empty tables.
 
@@ -188,50 +219,61 @@ class ServedGraph:
         tables: name -> host table, to be filled.
         weights: name -> parameter of the network proper.
         batch: rows of one call.
-        ragged: what the network takes of ragged columns, by name.
+        ragged: the network's inputs for each ragged column, by name.
         given: names of the columns that callers give.
         features: the declared columns that raw rows are transformed by, or None.
-        activation: name of what turns the first output into the quantity that is compared with the label, or None.
+        activation: name of the function from the first output to the quantity of the label, or None.
     """
 
     def __init__(self, folder: Path) -> None:
         about = strict_json.parse((folder / ABOUT).read_bytes())
         self.about = about
         self.batch: int = about["batch"]
-        self.ragged = {name: RaggedInput(tuple(made), *rest) for name, (made, *rest) in about.get("ragged", {}).items()}
+        ragged = about.get("ragged", {})
+        self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
         self.given = given_names(about["columns"], self.ragged)
         self.features = read_features(folder) if about.get("features") else None
         self.activation: str | None = about.get("activation")
         self._cell = nn.GraphCell(ms.load(str(folder / NETWORK)))
         parameters = {parameter.name: parameter for parameter in parameters_of(self._cell)}
         self._windows, self._places, self.tables = [], [], {}
-        for one in about["tables"]:
-            spec = TableSpec(one["name"], one["dim"], initializer="zeros", padding=one["padding"])
-            self.tables[one["name"]] = SparseTable(spec, np.zeros(0, np.float32))
-            self._windows.append(Mirror(parameters.pop(f"embedding.{one['name']}.rows")))
-            places = f"embedding.{one['name']}.places"
-            self._places.append(Mirror(parameters.pop(places)) if one["map_size"] else None)
+        for table in about["tables"]:
+            spec = TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
+            self.tables[table["name"]] = SparseTable(spec, np.zeros(0, np.float32))
+            self._windows.append(Mirror(parameters.pop(f"embedding.{table['name']}.rows")))
+            places = f"embedding.{table['name']}.places"
+            self._places.append(Mirror(parameters.pop(places)) if table["map_size"] else None)
         self.weights = parameters
         fields = FieldMap.from_json(about["fields"])
-        sizes = [ReadSize(one["size"], one["map_size"]) for one in about["tables"]]
+        sizes = [ReadSize(table["size"], table["map_size"]) for table in about["tables"]]
         trainable = [False] * len(self.tables)
         self._planner = Planner(list(self.tables.values()), trainable, fields, read_sizes=sizes)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Set the parameters of the network proper; names it does not have are ignored. On the thread of `run`."""
+        """Set the parameters of the network without its tables; unknown names are ignored.
+
+        Called on the thread of `run`.
+        """
         for name, value in weights.items():
             if name in self.weights:
                 overwrite(self.weights[name], value)
 
     def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs of one call for exactly `batch` rows of raw columns, [batch, ...] each."""
+        """Return the outputs of one call, [batch, ...] each.
+
+        Args:
+            columns: raw columns of `batch` rows, [batch, ...]; of a network without ragged columns also of fewer rows:
+                the outputs of the rows behind them are those of the last one.
+        """
         with contextlib.ExitStack() as stack:
-            # between finding out whose row it is and reading it, nobody may give it to another id
+            # lookup and read under one lock: the row must not pass to another id in between
             for table in self.tables.values():
                 stack.enter_context(table.lock)
             changed, plan = self._planner.plan(columns, False, 1, train=False)
             for part in plan.tables:
                 self._load(part, plan.sizes[part.stack])
+        if not self.ragged:  # only now: each id that is looked up takes time
+            changed = tuple(_filled(column, self.batch) for column in changed)
         outputs = self._cell(*(Tensor(column) for column in changed))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(output.asnumpy() for output in outputs)
@@ -244,3 +286,13 @@ class ServedGraph:
         if part.reading_map is not None:
             self._places[part.table].array(len(part.reading_map))[:] = part.reading_map
             self._places[part.table].push()
+
+
+def _filled(column: np.ndarray, rows: int) -> np.ndarray:
+    """Return a column of so many rows: the last one repeated where there are fewer."""
+    if len(column) == rows:
+        return column
+    filled = np.empty((rows, *column.shape[1:]), column.dtype)
+    filled[: len(column)] = column
+    filled[len(column) :] = column[-1]
+    return filled

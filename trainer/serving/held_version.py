@@ -1,4 +1,4 @@
-"""One version of a published model while it answers: from a batch's columns to the network's outputs."""
+"""A version of a published model that answers: from a batch's columns to the network's outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .published import Current
 
 
 class HeldVersion:
-    """The version that `ServedModel.held` holds.
+    """The version that `ServedModel.held` yields; it stays in use until the context ends.
 
     Args:
         graph: its network and tables.
@@ -45,10 +45,10 @@ class HeldVersion:
         columns = _checked(graph, batch)
         count = len(columns[0])
         parts = [graph.run(_one_call(graph, columns, start)) for start in range(0, count, graph.batch)]
-        return tuple(np.concatenate(one)[:count] for one in zip(*parts, strict=True))
+        return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
 
     def probability(self, outputs: Sequence[np.ndarray]) -> np.ndarray | None:
-        """Return what the loss compares with the label, float32, or None where the loss does not say."""
+        """Return the prediction in the unit of the label, float32; None if the loss does not define it."""
         if self.graph.activation is None:
             return None
         return activate(self.graph.activation, outputs[0]).astype(np.float32)
@@ -65,19 +65,19 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
         batch = [batch]
     if len(batch) != len(names):
         raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
-    places = [graph.about["columns"].index(name) for name in names]
+    indices = [graph.about["columns"].index(name) for name in names]
     columns: list[Any] = []
-    for name, place, column in zip(names, places, batch, strict=True):
+    for name, index, column in zip(names, indices, batch, strict=True):
         if name in graph.ragged:
             options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
             column = Ragged.of(column, **options).cut()
             shape = ["lists"]
         else:
-            column, shape = np.asarray(column), shapes[place]
+            column, shape = np.asarray(column), shapes[index]
         wrong = name not in graph.ragged and list(column.shape[1:]) != shape
         if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
             raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-        dtype = graph.about["dtypes"][place]
+        dtype = graph.about["dtypes"][index]
         if column.dtype.kind == "O":  # lists without any value
             column = column.astype("U1" if column.padding == "" else dtype)
         columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
@@ -85,9 +85,12 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
 
 
 def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int) -> list[np.ndarray]:
-    """Return the arguments of one call: rows from `start` on, the last one repeated where there are too few."""
+    """Return the arguments of one call: the rows from `start` on; with lists, padded to a batch."""
+    if not graph.ragged:
+        arrays = dict(zip(graph.given, (column[start : start + graph.batch] for column in columns), strict=True))
+        return [arrays[name] for name in graph.about["columns"]]
     rows = np.minimum(np.arange(start, start + graph.batch), len(columns[0]) - 1)
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {}
     for name, column in zip(graph.given, columns, strict=True):
         if name in graph.ragged:
             wanted = graph.ragged[name]

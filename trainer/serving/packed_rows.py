@@ -14,7 +14,7 @@ _AT_ONCE = 10_000
 
 
 def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
-    """Return weights (float32 [n, dim]) as what is stored: "weights", and for int8 "scale" (float32 [n], max / 127)."""
+    """Return weights, float32 [n, dim], as stored: "weights", and for int8 "scale" (float32 [n], max / 127)."""
     if rows == "float32":
         return {"weights": np.ascontiguousarray(weights)}
     scale = np.abs(weights).max(axis=1, initial=0.0) / np.float32(127)
@@ -23,17 +23,17 @@ def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
 
 
 def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return float32 [n, dim] from what `pack_rows` returned."""
+    """Return the float32 [n, dim] weights of `pack_rows` output."""
     if "scale" in arrays:
         return arrays["weights"].astype(np.float32) * np.asarray(arrays["scale"])[:, None]
     return np.asarray(arrays["weights"], np.float32)
 
 
 def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, np.ndarray]:
-    """Return what a file of rows holds, "<table>/<key>" -> array.
+    """Return the arrays of a file of rows, by "<table>/<key>".
 
     Args:
-        saved: what `Tables.take` returned.
+        saved: the result of `Tables.take`.
         rows: one of `ROW_TYPES`.
     """
     packed: dict[str, np.ndarray] = {}
@@ -54,7 +54,7 @@ class RedisRows:
 
     Args:
         address: of the server.
-        prefix: what its keys begin with.
+        prefix: prefix of its keys.
 
     Raises:
         ConfigurationError: redis-py is not installed.

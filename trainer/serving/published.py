@@ -1,4 +1,4 @@
-"""The files of a published model: what `Publish` writes and `ServedModel` reads, checked like a snapshot.
+"""The files of a published model, written by `Publish` and read by `ServedModel`, with checksums.
 
     root/
       current.json        which folders make up the present model; replaced atomically, last of all
@@ -25,16 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import catalog, durable, manifest, tensor_file
+from ..checkpoint import catalog, durable, manifest, strict_json, tensor_file
 from ..checkpoint.manifest import FolderWriter
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
-CURRENT = "current.json"
+CURRENT, PINS = "current.json", "pins.json"
 GRAPH, VERSION = "graph", "version"
-WEIGHTS, ROWS, FULL = "weights", "rows", "full"
+WEIGHTS, ROWS, FULL, FEATURES = "weights", "rows", "full", "features"
 
 _NAMES = {GRAPH: re.compile(r"graph-[0-9a-f]{12}"), VERSION: re.compile(r"v_\d{8,18}")}
 _DIGEST = re.compile("[0-9a-f]{64}")
+_VERSION_IN_POINTER = re.compile(rb"(?<![\w-])v_(\d{8,18})(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Part:
 
     @classmethod
     def of(cls, kind: str, value: Any) -> Part:
-        """Return what `to_json` returned; ValueError, TypeError or KeyError for anything else."""
+        """Return an instance from `to_json` output; ValueError, TypeError or KeyError for anything else."""
         return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
 
 
@@ -109,7 +110,7 @@ class Current:
                 f"{error} (earlier versions of this package published without checksums: publish the model again)"
             ) from None
         try:
-            chain = tuple(Part.of(VERSION, one) for one in body["chain"])
+            chain = tuple(Part.of(VERSION, part) for part in body["chain"])
             if not chain or body["full"] not in (ROWS, FULL):
                 raise ValueError(f"chain is {body['chain']!r}, full is {body['full']!r}")
             event_time = None if body["event_time"] is None else seconds(body["event_time"])
@@ -127,17 +128,17 @@ class Current:
 
 
 @contextlib.contextmanager
-def held(root: Path, current: Current) -> Iterator[None]:
-    """Keep `Publish` from removing the folders of a model while they are read, however long that takes."""
+def locked(root: Path, current: Current) -> Iterator[None]:
+    """Lock the folders of a model against removal by `Publish` while they are read."""
     with contextlib.ExitStack() as locks:
         for name in (current.graph.name, *(part.name for part in current.chain)):
-            with contextlib.suppress(OSError):  # gone already: reading it says so
+            with contextlib.suppress(OSError):  # already removed: reading it will raise
                 locks.callback(os.close, durable.lock_folder(root / name, shared=True))
         yield
 
 
 def remove(path: Path) -> None:
-    """Remove a published folder, unless a server is reading it; the next sweep removes it then."""
+    """Remove a published folder, unless a server is reading it; then the next sweep removes it."""
     try:
         lock = durable.lock_folder(path)
     except OSError:
@@ -156,8 +157,8 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
-def place(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
-    """Seal a folder that has been written and put it in its place; OSError when the file system refuses."""
+def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
+    """Write a folder's manifest and rename it to its final name; OSError when the file system refuses."""
     part = Part(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)
@@ -165,7 +166,7 @@ def place(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[
 
 
 class Folder:
-    """A published folder whose manifest is the one that is meant; its files are checked as they are read.
+    """A published folder with a verified manifest; files are verified when read.
 
     Args:
         root: folder of the published model.
@@ -195,16 +196,27 @@ class Folder:
             ) from None
 
     def verify(self) -> None:
-        """Check every file against its checksum; CheckpointDamagedError names the one that is damaged."""
+        """Check every file against its checksum; CheckpointDamagedError names a damaged one."""
         for name, sums in self._files.items():
             manifest.verified(self.path / name, *sums)
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of one checked file as read-only views of a copy; CheckpointDamagedError as `verify`."""
+        """Return the arrays of one file, verified, as read-only views of a copy.
+
+        Raises CheckpointDamagedError as `verify` does.
+        """
         file = f"{name}.safetensors"
         if file not in self._files:
             raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")
         return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
+
+    def learned(self) -> dict[str, Any] | None:
+        """Return the statistics of features, for `Features.load_state_dict`; None to keep those of the graph."""
+        file = f"{FEATURES}.json"
+        if file not in self._files:
+            return None
+        body = strict_json.parse(bytes(manifest.verified(self.path / file, *self._files[file])))
+        return {"json": body, "arrays": self.tensors(FEATURES)}
 
 
 def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:
@@ -218,12 +230,12 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
     Raises:
         CheckpointDamagedError: it does not hold rows of these tables.
     """
-    found: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
+    rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
     for key, array in tensors.items():
         table, _, part = key.rpartition("/")
-        if table in found:
-            found[table][part] = array
-    for name, arrays in found.items():
+        if table in rows:
+            rows[table][part] = array
+    for name, arrays in rows.items():
         count = len(arrays["ids"]) if getattr(arrays.get("ids"), "ndim", 0) else 0
         weights = np.int8 if "scale" in arrays else np.float32
         wanted = {"ids": (np.int64, (count,)), "removed": (np.int64, None), "weights": (weights, (count, dims[name]))}
@@ -235,7 +247,7 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
             if array is None or array.dtype != dtype or array.shape != shape:
                 what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
                 raise CheckpointDamagedError(f"{where} does not hold rows of table {name!r}: {key} {what}")
-    return found
+    return rows
 
 
 def known_versions(root: Path) -> list[int]:
@@ -243,8 +255,20 @@ def known_versions(root: Path) -> list[int]:
     return sorted(int(name[2:]) for name in os.listdir(root) if _NAMES[VERSION].fullmatch(name))
 
 
+def newest_number(root: Path) -> int:
+    """Return the highest number that a version of a folder has had, 0 for none.
+
+    Pointers count too: the folder of a version may be missing, as that of one that was damaged in a mirror is.
+    """
+    numbers = known_versions(root)
+    for pointer in (CURRENT, PINS):
+        with contextlib.suppress(FileNotFoundError):  # a damaged one may still show names
+            numbers += [int(digits) for digits in _VERSION_IN_POINTER.findall((root / pointer).read_bytes())]
+    return max(numbers, default=0)
+
+
 def is_proven(path: Path) -> bool:
-    """Tell whether a folder's manifest proves that `Publish` made it, and nothing else is in it."""
+    """Return whether the manifest shows that `Publish` wrote the folder and every file in it."""
     kind = next((kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name)), None)
     if kind is None or path.is_symlink():
         return False

@@ -1,6 +1,6 @@
-"""Publishing a model while it trains: versions of tables and weights that servers follow (`served_model`).
+"""Publishes a model while it trains: versions of tables and weights that servers follow (`served_model`).
 
-What is written, and how it is proven whole, is said in `published`. A server that has an earlier version applies the
+`published` describes the files and their checksums. A server that has an earlier version applies the
 changes it lacks.
 """
 
@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,29 @@ from ..checkpoint import catalog, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
 from ..checkpoint.manifest import FolderWriter
 from ..checks import choice, whole
+from ..data.chunk import InputBatch
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..mindspore_internals.cell_structure import parameters_of
+from .graph_export import write_learned
 from .packed_rows import ROW_TYPES, RedisRows, pack_tables
-from .published import CURRENT, FULL, ROWS, VERSION, WEIGHTS, Current, Part, is_proven, known_versions, place, remove
-from .published_graph import check_folder, check_publishable, publish_network
+from .published import (
+    CURRENT,
+    FULL,
+    ROWS,
+    VERSION,
+    WEIGHTS,
+    Current,
+    Part,
+    is_proven,
+    newest_number,
+    publish_folder,
+    remove,
+)
+from .published_graph import check_folder, check_publishable, publish_network, trained_batch
 from .version_records import VersionRecords, changing, version_name
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from callbacks.callback import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +68,7 @@ class Publish(Callback):
     Args:
         root: folder that servers follow.
         every: an `Every`, or seconds.
-        rows: "float32", or "int8" with one scale a row: a quarter of the size, errors up to 1/254 of a row's maximum.
+        rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
         batch: rows of the exported program; a server pads the last batch.
         redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
             (little-endian) to float32 bytes, and ``<prefix>:version``, set last.
@@ -61,7 +76,7 @@ class Publish(Callback):
         compact: versions of changes after which all rows are written once more.
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
             default: `compact`. Pinned and kept versions stay whatever their age.
-        on_error: "warn" logs a version that cannot be written and goes on; "raise" ends the run with it.
+        on_error: "warn" logs a version that cannot be written and continues; "raise" ends the run.
 
     Attributes:
         problem: why the newest version could not be written, or None.
@@ -72,6 +87,8 @@ class Publish(Callback):
         FolderInUseError: at `setup`, another run publishes there.
         CheckpointError: with `on_error="raise"`, a version cannot be written.
     """
+
+    leaves_files = True
 
     def __init__(
         self,
@@ -102,6 +119,7 @@ class Publish(Callback):
         self._lock: FolderLock | None = None
         self._records = VersionRecords(self.root)
         self._graph: Part | None = None
+        self._consumer = CONSUMER
         self._chain: list[Part] = []
         self._full = ROWS
         self._version = 0
@@ -113,30 +131,44 @@ class Publish(Callback):
         self._next_try = 0.0
         self.hold_seconds: list[float] = []
 
+    @property
+    def published_root(self) -> Path | None:  # type: ignore[override]
+        """The folder that servers follow."""
+        return self.root
+
     def setup(self, trainer: Trainer) -> None:
-        """Take the folder, remove what killed runs left in it, and go on after its newest version."""
+        """Lock the folder, remove unfinished files of killed runs, and continue after its newest version."""
         if trainer.features is not None:
             check_publishable(trainer.features)
         trainer.group.from_main(lambda: self._take_folder(trainer.network))
+        self._consumer = self._consumer_name(trainer)
         self._chain, self._graph, self._tried = [], None, False
         self.problem, self._error, self._failures, self._next_try = None, None, 0, 0.0
 
+    def _consumer_name(self, trainer: Trainer) -> str:
+        """Return the name that tables track changes under: each publisher of a run needs changes of its own."""
+        publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
+        number = publishers.index(self) if self in publishers else 0
+        return f"{CONSUMER}.{number}" if number else CONSUMER
+
     def _take_folder(self, network: Any) -> None:
         self._lock = claim(self.root, "publish folder")
-        self.root = self._lock.folder
-        self._records = VersionRecords(self.root)
-        catalog.recover(self.root, alone=True)
-        self._sweep()
-        self._version = max(known_versions(self.root), default=0)
         try:
+            self.root = self._lock.folder
+            self._records = VersionRecords(self.root)
+            catalog.recover(self.root, alone=True)
+            self._sweep()
+            self._version = newest_number(self.root)
             check_folder(self.root, sum(parameter.nbytes for parameter in parameters_of(network)))
-        except BaseException:
+        except BaseException as error:
             self._lock.release()
             self._lock = None
+            if isinstance(error, OSError):
+                raise ConfigurationError(f"Publish cannot read the folder {self.root}: {error}") from error
             raise
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Publish the first version at once, and each later one when it is due; of many processes rank 0 decides."""
+        """Publish the first version immediately and later ones when due; rank 0 decides for all processes."""
         due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
         if due:
             self._try(trainer, lambda: self.publish(trainer))
@@ -157,7 +189,7 @@ class Publish(Callback):
             return
         for _ in range(2):  # no later version makes up for a failure of the last one
             written = self._try(trainer, lambda: self.publish(trainer)) and self._try(trainer, self.wait)
-            if _decide(trainer, lambda result=written: result):
+            if _decide(trainer, partial(bool, written)):
                 return
 
     def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
@@ -196,10 +228,10 @@ class Publish(Callback):
         """Wait for the version being written and give the folder back."""
         if self._thread is not None:
             self._thread.join()
-        if self._lock is not None:
-            self._sweep()
-            self._lock.release()
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with lock:
+                self._sweep()
 
     def wait(self) -> None:
         """Wait for the version being written.
@@ -215,38 +247,49 @@ class Publish(Callback):
             self._chain = []
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
-    def publish(self, trainer: Trainer) -> None:
+    def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:
         """Start writing a version of the trainer's present state; waits for the one before it.
 
         Of many processes that train tables all have to call it.
+
+        Args:
+            trainer: the Trainer.
+            seen: a batch that shows the network's inputs; default: the batch that was trained last.
+            step: optimizer steps the version has seen; default: those of the trainer, which are 0 where only weights
+                were loaded.
         """
         started = time.perf_counter()
         begun: tuple[bool, bool] | None = None
         try:
             if trainer.group.is_main:
-                begun = self._begin(trainer)
+                begun = self._begin(trainer, seen)
         finally:
             begun = _decide(trainer, lambda: begun)  # where it fails, the others must not wait for it
         if begun is None:
             return
         full, compact = begun
         tables = trainer.tables.tables if trainer.tables is not None else None
-        saved = tables.take(CONSUMER, full=full) if tables is not None else {"arrays": {}, "json": {}}
-        everything = tables.take(CONSUMER + ".full", full=True) if compact and tables is not None else None
+        saved = tables.take(self._consumer, full=full) if tables is not None else {"arrays": {}, "json": {}}
+        everything = tables.take(self._consumer + ".full", full=True) if compact and tables is not None else None
         if not trainer.group.is_main:
             return
-        weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
+        with trainer.averaged_weights():
+            weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
         self._version += 1
-        times = [extras["event_time"].max() for extras in trainer.state.outputs.chunk.extras if _has_time(extras)]
+        extras_seen = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
+        times = [extras["event_time"].max() for extras in extras_seen if _has_time(extras)]
         event_time = float(max(times)) if times else None
-        about = {"version": self._version, "step": trainer.state.progress.global_step, "event_time": event_time}
-        arguments = (about, weights, saved, everything, full or compact)
+        step = trainer.state.progress.global_step if step is None else step
+        about = {"version": self._version, "step": step, "event_time": event_time}
+        features = trainer.features
+        learned = features.published_state() if features is not None and features.learns_online else None
+        arguments = (about, weights, saved, everything, full or compact, learned)
         self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
         self._thread.start()
         self.hold_seconds.append(time.perf_counter() - started)
 
-    def _begin(self, trainer: Trainer) -> tuple[bool, bool]:
-        """Wait for the version before; return whether to start over and whether to write all rows besides."""
+    def _begin(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
+        """Wait for the previous version; return whether to start a new chain and whether to write all rows."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -254,13 +297,16 @@ class Publish(Callback):
                 raise
             self._note_failure(error)
         if self._graph is None:
-            self._graph = publish_network(trainer, self.root, self.batch)
+            shown = trained_batch(trainer) if seen is None else seen
+            self._graph = publish_network(trainer, self.root, self.batch, shown)
         full = not self._chain
         return full, not full and len(self._chain) > self.compact
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
-    def _publish(self, about: dict, weights: dict, saved: dict, everything: dict | None, restart: bool) -> None:
+    def _publish(
+        self, about: dict, weights: dict, saved: dict, everything: dict | None, restart: bool, learned: dict | None
+    ) -> None:
         try:
             if self._lock is not None:
                 self._lock.check()
@@ -270,7 +316,9 @@ class Publish(Callback):
                 files[FULL] = pack_tables(everything, self.rows)
             full = (FULL if everything else ROWS) if restart else self._full
             about |= {"time": time.time()}
-            part = self._write({**about, "graph": self._graph.to_json(), "restart": restart, "full": full}, files)
+            part = self._write(
+                {**about, "graph": self._graph.to_json(), "restart": restart, "full": full}, files, learned
+            )
             chain = [part] if restart else [*self._chain, part]
             now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
             try:
@@ -286,18 +334,25 @@ class Publish(Callback):
         except BaseException as error:
             self._failure = error
 
-    def _write(self, about: Mapping[str, Any], files: Mapping[str, Mapping[str, np.ndarray]]) -> Part:
+    def _write(
+        self, about: Mapping[str, Any], files: Mapping[str, Mapping[str, np.ndarray]], learned: dict | None
+    ) -> Part:
         name = version_name(about["version"])
         with FolderWriter(self.root / name) as folder:
             for file, tensors in files.items():
                 folder.write(f"{file}.safetensors", tensor_file.blocks(tensors))
+            if learned is not None:
+                write_learned(learned, folder)
             before = self._chain[-1].to_json() if self._chain else None
-            return place(self.root, folder, VERSION, name, {**about, "before": before})
+            return publish_folder(self.root, folder, VERSION, name, {**about, "before": before})
 
     def _sweep(self) -> None:
-        """Remove what no server needs; while a version is being pinned the next sweep does."""
-        with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
-            self._remove_old()
+        """Remove versions that no server needs; skipped while others pin one, or it cannot be read."""
+        try:
+            with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
+                self._remove_old()
+        except OSError as error:
+            logger.warning("no version of %s is removed: %s", self.root, error)
 
     def _remove_old(self) -> None:
         try:
@@ -321,7 +376,7 @@ def _takes_part(trainer: Trainer) -> bool:
 
 
 def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
-    """Return what rank 0 decides: to all where there are tables, whose rows all have to give."""
+    """Return rank 0's decision; broadcast if there are tables, since every rank contributes rows."""
     return make() if trainer.tables is None else trainer.group.from_main(make)
 
 

@@ -1,4 +1,4 @@
-"""Answering from a model that is still being trained: `ServedModel` follows what `Publish` writes."""
+"""`ServedModel`: predictions of a model while it trains; follows the versions that `Publish` writes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from ..checks import choice
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
+from ..features.feature_arguments import PREDICTION
 from ..features.feature_data import is_raw
-from ..features.features import PREDICTION, Features
+from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
 from .graph_export import ServedGraph
 from .held_version import HeldVersion
+from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
-from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, Part, held, table_rows
-from .version_records import PINS, VersionRecords
+from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
+from .version_records import VersionRecords
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class ServedModel:
-    """A published model. Rows and weights follow the newest version while predictions go on.
+    """A published model. Rows and weights follow the newest version between predictions.
 
     Every answer is one version's: a new one takes the place of the old one between two calls, with all its rows and
     weights. Files are checked against their checksums before anything of them is used. A version that is
@@ -43,11 +45,12 @@ class ServedModel:
     next one that holds everything, as Publish's `compact` says.
 
     Args:
-        root: folder that `Publish` writes to.
+        root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`): versions are then fetched to
+            a folder that is removed when the process ends, verified, and only then served.
         version: "served" for the version that is pinned (see `Versions`), where none is for the newest one; "newest"
             whatever is pinned; "shadow" for the one that is to be compared with the served one; or a number.
         follow: apply new versions as they appear; False waits for `refresh`.
-        poll: seconds between looks at ``current.json``.
+        poll: seconds between looks at ``current.json``; of a mirror at least one.
 
     Attributes:
         version: version being served.
@@ -71,21 +74,21 @@ class ServedModel:
     ) -> None:
         if isinstance(version, bool) or not isinstance(version, int):
             choice("ServedModel(version=...)", version, ("served", "newest", "shadow"))
-        self.root = Path(root)
+        self.root, self._mirrored = root_of(root)
         self._which = version
         self._records = VersionRecords(self.root)
         self.version = 0
         self.step = 0
         self.delays: deque[float] = deque(maxlen=10_000)
-        self._poll = poll
+        self._poll = poll if self._mirrored is None else max(poll, 1.0)
         self.problem: str | None = None
         self._graph: ServedGraph | None = None
         self._current: Current | None = None
         self._waiting: Mapping[str, np.ndarray] | None = None
-        self._replaced: ServedGraph | None = None  # the one that predictions came from
+        self._replaced: ServedGraph | None = None  # version of the last prediction
         self._run = threading.Lock()
         self._update = threading.Lock()
-        self._due = threading.Event()
+        self._update_due = threading.Event()
         self._stop = threading.Event()
         self._mark: tuple[int, ...] | None = None
         self.refresh()
@@ -142,8 +145,8 @@ class ServedModel:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:
-        """Hold the version being served: inside, no other one takes its place, and no other thread runs the graph."""
-        while self._due.is_set():  # locks are not fair: a version that waits goes first
+        """Hold the served version: inside, it is not replaced and no other thread runs the graph."""
+        while self._update_due.is_set():  # locks are not fair: a version that waits goes first
             time.sleep(1e-4)
         with self._run:
             self._replaced = None
@@ -164,7 +167,7 @@ class ServedModel:
 
     @property
     def activation(self) -> str | None:
-        """Name of what turns the network's output into the quantity of the label; None where the loss does not say."""
+        """Name of the activation from output to prediction; None if the loss does not define it."""
         return self._graph.activation
 
     @property
@@ -183,16 +186,17 @@ class ServedModel:
 
         Raises:
             CheckpointNotFoundError: nothing has been published.
-            CheckpointDamagedError: it is damaged; what was served before still is.
+            CheckpointDamagedError: it is damaged; the previous version stays served.
         """
         with self._update:
+            self._pull()
             for attempt in range(3):
                 self._mark = self._look()
                 try:
                     now = self._records.target(self._which)
                     changed = now != self._current
                     if changed:
-                        with held(self.root, now):
+                        with locked(self.root, now):
                             self._apply(now)
                     break
                 except CheckpointError as error:
@@ -202,6 +206,14 @@ class ServedModel:
                         raise
             self.problem = None
             return changed
+
+    def _pull(self) -> None:
+        if self._mirrored is not None:
+            try:
+                self._mirrored.pull()
+            except CheckpointError as error:
+                self.problem = str(error)
+                raise
 
     def _look(self) -> tuple[int, ...]:
         marks: list[int] = []
@@ -226,21 +238,25 @@ class ServedModel:
         self.close()
 
     def _follow(self) -> None:
-        told, pause, again = None, 1.0, 0.0
+        reported, pause, retry_at = None, 1.0, 0.0
         while not self._stop.wait(self._poll):
-            if self._look() == self._mark and (self.problem is None or time.monotonic() < again):
+            if self._mirrored is None and self._look() == self._mark and self.problem is None:
+                continue
+            if self.problem is not None and time.monotonic() < retry_at and self._look() == self._mark:
                 continue
             try:
                 self.refresh()
-                if told is not None:
-                    logger.info("version %d of %s is served", self.version, self.root)
-                told, pause = None, 1.0
-            except Exception as error:  # whatever it is, predictions go on
+                if reported is not None:
+                    logger.info("version %d of %s is served", self.version, self._mirrored or self.root)
+                reported, pause = None, 1.0
+            except Exception as error:  # any error: predictions continue with the served version
                 self.problem = str(error)
-                pause, again = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
-                if self.problem != told:
-                    logger.warning("version %d of %s is still served: %s", self.version, self.root, self.problem)
-                    told = self.problem
+                pause, retry_at = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
+                if self.problem != reported:
+                    logger.warning(
+                        "version %d of %s is still served: %s", self.version, self._mirrored or self.root, self.problem
+                    )
+                    reported = self.problem
 
     def _apply(self, now: Current) -> None:
         graph, served = self._graph, self._current
@@ -259,10 +275,11 @@ class ServedModel:
             for folder, file in zip(folders, files, strict=True)
         ]
         weights = _weights_for(graph, folders[-1])
+        learned = folders[-1].learned()
         if graph is not self._graph:
             _update_tables(graph, updates)
-        # everything has been checked: only now is anything changed that answers come from
-        with self._going_first():
+        # all files are verified: only now change the served state
+        with self._before_predictions():
             if graph is self._graph:
                 _update_tables(graph, updates)
             if graph is not self._graph:
@@ -270,6 +287,8 @@ class ServedModel:
                 # Python go on, which operators in Python need: never while another thread may train. What follows one
                 # that waits for this has answered nothing, so it was never compiled, and may go at any time.
                 self._replaced = self._replaced or self._graph
+            if learned is not None and graph.features is not None:
+                graph.features.load_state_dict(learned)
             self._graph, self._current = graph, now
             self._waiting = weights
             self.version, self.step = now.version, now.step
@@ -277,17 +296,17 @@ class ServedModel:
             self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
 
     @contextlib.contextmanager
-    def _going_first(self) -> Iterator[None]:
-        self._due.set()
+    def _before_predictions(self) -> Iterator[None]:
+        self._update_due.set()
         try:
             with self._run:
-                self._due.clear()
+                self._update_due.clear()
                 yield
         finally:
-            self._due.clear()
+            self._update_due.clear()
 
     def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
-        """Return the versions to apply to the one being served, or None when all rows have to be read."""
+        """Return the versions to apply to the served one, or None when all rows must be read."""
         if served in now.chain[:-1]:
             return now.chain[now.chain.index(served) + 1 :]
         # The first of the chain also holds what changed since the version before it, unless it holds everything there.
@@ -312,15 +331,15 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
 
 
 def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
-    found = folder.tensors(WEIGHTS)
+    tensors = folder.tensors(WEIGHTS)
     for name, parameter in graph.weights.items():
-        array = found.get(name)
+        array = tensors.get(name)
         if array is None or array.shape != tuple(parameter.shape):
             what = "is missing" if array is None else f"has the shape {list(array.shape)}"
             raise CheckpointDamagedError(
                 f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
             )
-    return {name: np.array(found[name]) for name in graph.weights}
+    return {name: np.array(tensors[name]) for name in graph.weights}
 
 
 def _update_tables(graph: ServedGraph, updates: Sequence[Mapping[str, Mapping[str, np.ndarray]]]) -> None:

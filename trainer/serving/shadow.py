@@ -26,7 +26,7 @@ _BY_ACTIVATION = {
 class ShadowScoring:
     """Compares a second version of a published model with the served one on the same rows.
 
-    Use it on the thread that asks the served model: graphs of two models must not run at once.
+    Use it on the thread of the served model: graphs of two models must not run concurrently.
 
         scoring = ShadowScoring(folder)                       # the newest version against the pinned one
         answer = scoring.served.predict(rows, output="probability")
@@ -85,7 +85,7 @@ class ShadowScoring:
             clear_metrics(metrics)
 
     def refresh(self) -> None:
-        """Apply what is pinned and published now; errors as of `ServedModel.refresh`."""
+        """Apply the pinned and published versions; raises as `ServedModel.refresh` does."""
         for model in (self.served, self.shadow):
             model.refresh()
 
@@ -137,13 +137,13 @@ class ShadowScoring:
             "rows", "labelled"; "served" and "shadow", each with its "versions" and, by name, its metrics; "difference"
             with the "mean" and "largest" absolute difference of the answers. Metrics are null where no label is known.
         """
-        found: dict[str, Any] = {"rows": self.rows, "labelled": self.labelled}
+        report: dict[str, Any] = {"rows": self.rows, "labelled": self.labelled}
         for name, metrics in self._metrics.items():
             values = numbers(read_metrics(metrics)) if self.labelled else {}
             plain = {key: float(value) if np.isfinite(value) else None for key, value in values.items()}
-            found[name] = {"versions": list(self._versions[name]), **plain}
+            report[name] = {"versions": list(self._versions[name]), **plain}
         mean = self._difference / self.rows if self.rows else None
-        return {**found, "difference": {"mean": mean, "largest": self._largest if self.rows else None}}
+        return {**report, "difference": {"mean": mean, "largest": self._largest if self.rows else None}}
 
     def close(self) -> None:
         """Stop following."""

@@ -1,4 +1,4 @@
-"""Which versions there are, what each needs to be served, and which of them servers are to answer with.
+"""The versions of a published model, what each needs to be served, and which one servers answer with.
 
 A version's manifest says which version its changes follow, so every version can be put together again: the last full
 one before it and the changes since. ``pins.json``, a document with a checksum of itself, names the version that servers
@@ -17,9 +17,8 @@ from typing import Any
 
 from ..checkpoint import durable, manifest
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, FolderInUseError, did_you_mean
-from .published import CURRENT, FULL, GRAPH, ROWS, VERSION, Current, Part, known_versions, seconds
+from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, Current, Part, known_versions, seconds
 
-PINS = "pins.json"
 _LOCK_SECONDS = 30.0
 
 
@@ -45,7 +44,7 @@ class Pins:
 
     @classmethod
     def read(cls, root: Path) -> Pins:
-        """Return what is pinned; nothing where there is no such file.
+        """Return the pins; empty ones without a file.
 
         Raises:
             CheckpointDamagedError: the file is damaged.
@@ -65,7 +64,7 @@ class Pins:
 
 @contextlib.contextmanager
 def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Hold the right to pin and to remove versions: what is pinned is not removed meanwhile.
+    """Lock pinning and removing of versions, so that a version is not removed while it is pinned.
 
     Raises:
         FolderInUseError: others hold it for `wait` seconds.
@@ -146,12 +145,12 @@ class VersionRecords:
         return self._bodies[name][1]
 
     def release(self, version: int | Part) -> Current:
-        """Return what is needed to serve a version, as ``current.json`` said while it was the newest.
+        """Return the record that serves a version: its ``current.json`` from when it was the newest.
 
         Raises:
             CheckpointNotFoundError: there is no such version.
             CheckpointDamagedError: a manifest that it needs is missing or damaged.
-            CheckpointError: an earlier version of this package published it, which did not record what it needs.
+            CheckpointError: an earlier version of this package published it without a record of the files it needs.
         """
         part = self.part(version) if isinstance(version, int) else version
         body = self._checked(part)
@@ -205,7 +204,7 @@ class VersionRecords:
         for version in wanted:
             if isinstance(version, int):
                 names.add(version_name(version))
-            with contextlib.suppress(CheckpointError):  # what cannot be served is kept by its name alone
+            with contextlib.suppress(CheckpointError):  # kept by name only: it cannot be served
                 release = self.release(version)
                 names |= {release.graph.name, *(part.name for part in release.chain)}
         return names

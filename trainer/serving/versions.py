@@ -1,4 +1,4 @@
-"""Published versions by hand: list, pin, roll back, promote, keep; servers follow at once."""
+"""List, pin, roll back, promote and keep published versions; servers follow immediately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoint import durable
 from ..errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
-from .published import VERSION, Current, Folder, Part, held
+from .published import VERSION, Current, Folder, Part, locked
 from .version_records import Pins, VersionRecords, changing, version_name
 
 
@@ -62,7 +62,7 @@ class Versions:
         return self._records.target("served").version
 
     def list(self) -> list[Version]:
-        """Return all versions, the oldest first; one that cannot be served says why."""
+        """Return all versions, the oldest first; `problem` says why one cannot be served."""
         pins, newest = Pins.read(self.root), self.newest()
         served = version_name(newest) if pins.served is None else pins.served.name
         versions = []
@@ -104,7 +104,7 @@ class Versions:
         return self._pin(lambda served: served if version is None else version)
 
     def roll_back(self, version: int | None = None) -> int:
-        """Let servers go back to an older version and stay with it.
+        """Move servers back to an older version and pin it.
 
         Args:
             version: its number; None for the newest one before the served one that can be served.
@@ -131,7 +131,7 @@ class Versions:
         return self._pin(choose)
 
     def promote(self, version: int | None = None) -> int:
-        """Let servers go on to a newer version and stay with it; `follow` lets them follow the newest again.
+        """Move servers to a newer version and pin it; `follow` lets them follow the newest again.
 
         Args:
             version: its number; None for the one that is compared with the served one, else the newest.
@@ -197,7 +197,7 @@ class Versions:
 
         self._change(shadowed)
 
-    # -- changing what is pinned ---------------------------------------------------------------------------------
+    # -- changing the pins ----------------------------------------------------------------------------------------
 
     def _pin(self, choose: Any, promoted: bool = False) -> int:
         chosen: list[int] = []
@@ -232,7 +232,7 @@ class Versions:
     def _check(self, part: Part, *, whole: bool) -> None:
         """Check that a version can be served: every manifest, and with `whole` every file it needs."""
         release = self._records.release(part)
-        with held(self.root, release):
+        with locked(self.root, release):
             for link in release.chain:
                 folder = Folder(self.root, VERSION, link)
                 if whole:

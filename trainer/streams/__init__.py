@@ -1,6 +1,6 @@
-"""Streams: sources of rows without end and with exact positions, one file per source.
+"""Streams: unbounded sources of rows with exact positions, one file per source.
 
-Names are imported when first used, so that a source's client library is needed only by those who use it.
+Names are imported on first use, so a source's client library is needed only if the source is used.
 """
 
 from __future__ import annotations

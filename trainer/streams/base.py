@@ -1,4 +1,4 @@
-"""The base classes of streams; `batch` defines what they return and where they are."""
+"""The base classes of streams; `batch` defines their batches and positions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 from .batch import Batch, Position, advance, concat
 from .dead_letter import DeadLetter
+from .event_times import MAX_FUTURE
 
 if TYPE_CHECKING:
     from .formats.schema import Schema
 
 
 class Sharing(enum.Enum):
-    """How several processes that train together divide a stream.
+    """How the ranks of a group divide a stream.
 
     Attributes:
-        ALONE: not at all; such a stream is for a single process.
-        PARTITIONED: each reads its own partitions, which `Stream.deal` chooses.
-        REPEATABLE: each reads the same rows in the same order and takes every n-th batch.
+        ALONE: not at all; only a single process can read the stream.
+        PARTITIONED: each rank reads its own partitions, assigned by `Stream.deal`.
+        REPEATABLE: every rank reads the same rows in the same order and keeps every n-th batch.
     """
 
     ALONE = "alone"
@@ -31,7 +32,7 @@ class Sharing(enum.Enum):
 
     @property
     def by_partition(self) -> bool:
-        """Whether each process reads rows that no other one reads."""
+        """Whether each rank reads rows that no other rank reads."""
         return self is Sharing.PARTITIONED
 
     @property
@@ -41,87 +42,94 @@ class Sharing(enum.Enum):
 
 
 class Stream:
-    """A source of rows with exact positions. A subclass implements `poll`, `position` and `seek`; the rest may stay.
+    """A source of rows with exact positions.
+
+    A subclass implements `poll`, `position` and `seek`; the rest is optional.
 
     One thread calls `poll`; `commit`, `resolve`, `lag` and `close` may come from another.
 
     Attributes:
         schema: declared columns; gives a run the label and the event time. None: no declaration.
         event_time: name of the column that holds the event time, where no schema names it.
+        max_future: seconds that an event time may lie ahead of this machine's clock, where no schema says it; a row
+            beyond is bad. None: any number.
         reads_pipeline: whether `poll` reads a `mindspore.dataset` pipeline, which stays on the thread that created it.
         sharing: how several processes divide the stream.
         dead_letter: keeps rows that cannot be trained on; None: they are counted and the first is logged.
         allow_nan: names of the columns that may hold NaN and infinite values, or True for all, beside those whose
             schema allows it; elsewhere a row with one is bad.
+        counts_rows: whether `poll` checks rows against the schema, and counts them with `dead_letter`.
     """
 
     schema: Schema | None = None
     dead_letter: DeadLetter | None = None
     allow_nan: Collection[str] | bool = ()
     event_time: str | None = None
+    max_future: float | None = MAX_FUTURE
     reads_pipeline: bool = False
     sharing: Sharing = Sharing.ALONE
+    counts_rows: bool = False
 
     def declare(self, schema: Schema) -> None:
-        """Take what the columns are to be, where the stream was given no schema; called before anything is read."""
+        """Set the schema unless the stream already has one; called before the first read."""
         if self.schema is None:
             self.schema = schema
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only the partitions of process `rank` of `world`; called before the first row is read.
+        """Read only the partitions of rank `rank` of `world`; called before the first row is read.
 
-        Called again with the same numbers, before a further training on the stream, it changes nothing.
+        Calling it again with the same arguments, before another training on the stream, has no effect.
 
-        All processes divide by one rule that follows from the partitions' names alone: none is read twice or left out,
-        those that appear later included. `seek` is given a position of all partitions and keeps those read here.
+        The assignment depends only on partition names, so exactly one rank reads each partition, including partitions
+        added later. `seek` receives a position of all partitions and keeps those of this rank.
         """
         raise NotImplementedError
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Return the position of the whole stream from those of all processes, in the order of ranks."""
+        """Return the position of the whole stream, merged from those of all ranks in rank order."""
         return {name: value for position in positions for name, value in position.items()}
 
     @property
     def exhausted(self) -> bool:
-        """Whether a bounded stream has ended: every row has been returned and none will follow."""
+        """Whether a bounded stream has ended and returned its last row."""
         return False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows as soon as there are any, or None when `timeout` seconds brought none."""
+        """Return 1 to `max_rows` rows as soon as any are available, or None after `timeout` seconds."""
         raise NotImplementedError
 
     def position(self) -> Position:
-        """Return the position after the rows returned so far, in the middle of a message where that is so."""
+        """Return the position after the rows returned so far, possibly inside a message."""
         raise NotImplementedError
 
     def seek(self, position: Position) -> None:
-        """Go on reading at `position`; an empty one means the stream's configured start."""
+        """Continue reading at `position`; an empty one means the stream's configured start."""
         raise NotImplementedError
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` in the form that goes into a checkpoint, which another process can go on from.
+        """Return `position` in the form stored in a checkpoint, from which another process can resume.
 
-        A stream that keeps state beside its offsets (a join's pending rows, the state of a user's iterable) adds it
-        here; for all others the position stands for itself.
+        A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here;
+        others return the position unchanged.
         """
         return position
 
     def commit(self, position: Position) -> None:
-        """Tell the source that everything before `position` is safe; a hint that no resume relies on."""
+        """Tell the source that everything before `position` is checkpointed; a hint, not needed to resume."""
 
     def lag(self) -> int | None:
-        """Return how many rows (where rows are not known: messages) wait upstream, or None if unknown."""
+        """Return how many rows (or messages, if rows are unknown) are waiting upstream, or None if unknown."""
         return None
 
     def close(self) -> None:
-        """Release files and connections; a `poll` under way returns soon."""
+        """Release files and connections; a running `poll` returns soon."""
 
 
 class BufferedStream(Stream):
-    """Common part of the streams here: fetched batches wait in a queue and are returned in pieces.
+    """Base of the streams here: queues fetched batches and returns them in pieces.
 
-    A subclass implements `_fetch`, which pushes batches, and sets `_position` when it seeks. After a `_fetch` that
-    raised, the next `poll` seeks to the position after the last row returned, so rows fetched since are read again.
+    A subclass implements `_fetch`, which pushes batches, and sets `_position` when it seeks. After `_fetch` raised, the
+    next `poll` seeks to the position after the last returned row, so rows fetched since are read again.
     """
 
     def __init__(self) -> None:
@@ -132,12 +140,12 @@ class BufferedStream(Stream):
         self._fetch_failed = False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows as soon as there are any, or None when `timeout` seconds brought none.
+        """Return 1 to `max_rows` rows as soon as any are available, or None after `timeout` seconds.
 
         Raises:
             ValueError: `max_rows` is not positive.
-            StreamError: the source has failed for good, or bad rows could not be set aside. The position stays after
-                the last row returned.
+            StreamError: the source failed permanently, or bad rows could not be written to the dead letters. The
+                position stays after the last returned row.
         """
         if max_rows < 1:
             raise ValueError(f"poll takes max_rows >= 1; received {max_rows}")
@@ -174,13 +182,13 @@ class BufferedStream(Stream):
 
     @contextlib.contextmanager
     def _seeking(self, position: Position) -> Iterator[None]:
-        """Surround the steps of a seek; where they fail, the next `poll` seeks to `position` again."""
+        """Wrap the steps of a seek; if they fail, the next `poll` seeks to `position` again."""
         self._position, self._fetch_failed = dict(position), True
         yield
         self._fetch_failed = False
 
     def _go_back(self) -> None:
-        """Return to the position after the last row returned, after a `_fetch` that failed."""
+        """Seek back to the position after the last returned row, after a failed `_fetch`."""
         self.seek(self.resolve(self._position))
 
     def _push(self, batch: Batch | None) -> None:
@@ -193,7 +201,7 @@ class BufferedStream(Stream):
         self._ready_rows = 0
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
-        """Push at least one batch if any arrives within `timeout` seconds; may return early with none."""
+        """Push at least one batch if any arrives within `timeout` seconds; may return early without one."""
         raise NotImplementedError
 
     def position(self) -> Position:
@@ -201,9 +209,9 @@ class BufferedStream(Stream):
         return dict(self._position)
 
     def lag(self) -> int | None:
-        """Return the number of rows fetched and not yet returned."""
+        """Return the number of fetched rows not yet returned."""
         return self._ready_rows
 
     def close(self) -> None:
-        """Release what the stream holds."""
+        """Release the stream's resources."""
         self._closed = True

@@ -1,11 +1,11 @@
-"""Batches of NumPy columns that know exactly which upstream rows they hold, and positions in a stream.
+"""Batches of NumPy columns with the exact origin of each row, and positions in a stream.
 
 A *partition* is one ordered source (a topic's partition, a Redis key, a folder of files); an *offset* is the number of
-a message in it (an int, or a string where the source counts in strings); a *row* is a number within the message,
-counted from 0, rows that were set aside as bad included. So ``(partition, offset, row)`` names a row for ever.
+a message in it (an int, or a string for sources with string ids); a *row* is an index within the message, counted from
+0 and including bad rows. So ``(partition, offset, row)`` identifies a row permanently.
 
 A *position* is JSON: ``{partition: [offset, row]}``, the next row to read (`Cursor`). Keys that start with ``@`` belong
-to the stream and are carried along as they are.
+to the stream and are passed through unchanged.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Cursor:
 
     @classmethod
     def of(cls, value: Any) -> Cursor:
-        """Return the cursor that a position holds of a partition, ``[offset, row]``.
+        """Parse the value of a partition in a position, ``[offset, row]``.
 
         Raises:
-            StreamError: it is another value.
+            StreamError: not such a value.
         """
         try:
             offset, row = value
@@ -45,7 +45,7 @@ class Cursor:
         raise StreamError(f"a position is {{partition: [offset, row]}}; received {value!r} for a partition")
 
     def to_json(self) -> list[Offset]:
-        """Return ``[offset, row]``, as positions hold it."""
+        """Return ``[offset, row]``, the form used in positions."""
         return [self.offset, self.row]
 
 
@@ -74,7 +74,7 @@ class Span(NamedTuple):
 
     @property
     def after(self) -> Cursor:
-        """Where to go on after the last row."""
+        """The cursor after the last row."""
         return Cursor(self.offset, self.last_row + 1) if self.next_offset is None else Cursor(self.next_offset)
 
 
@@ -117,9 +117,9 @@ class Batch:
         )
 
     def keep(self, mask: np.ndarray) -> Batch:
-        """Return the rows for which `mask`, bool [rows], is True; a position moves past the others with them.
+        """Return the rows where `mask`, bool [rows], is True; positions also move past the dropped rows.
 
-        After the last kept row of a message it moves past the whole message, if the batch holds the message's end.
+        After the last kept row of a message the position moves past the whole message, if the batch contains its end.
         """
         spans: list[Span] = []
         start = 0
@@ -135,7 +135,7 @@ class Batch:
         return Batch({name: column[mask] for name, column in self.columns.items()}, times, tuple(spans))
 
     def origin_of(self, row: int) -> tuple[int, int]:
-        """Return the index of a row's span, and the row's number within its message."""
+        """Return the index of a row's span, and the row's index within its message."""
         for index, span in enumerate(self.spans):
             if row < span.rows:
                 return index, span.first_row + row
@@ -156,10 +156,10 @@ def _split_spans(spans: tuple[Span, ...], n: int) -> tuple[tuple[Span, ...], tup
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Join batches in order; one batch is returned as it is.
+    """Concatenate batches in order; a single batch is returned unchanged.
 
     Raises:
-        DataError: none was given, or they differ in columns, row shapes or in having an event time.
+        DataError: no batches, or they differ in columns, row shapes or in having an event time.
     """
     if not batches:
         raise DataError("concat takes at least one batch; received none")
@@ -184,7 +184,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 def advance(position: Position, batch: Batch) -> Position:
-    """Return the position after the last row of `batch`, given that before its first row. Changes neither."""
+    """Return the position after `batch`, given the position before it. Modifies neither."""
     last = {span.partition: span for span in batch.spans}
     return {**position, **{partition: span.after.to_json() for partition, span in last.items()}}
 
@@ -193,8 +193,8 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
     """Return the cursors of a position, by partition.
 
     Raises:
-        StreamError: it names partitions that are not `known`, from whose start rows would be trained on a second time;
-            or it is no position.
+        StreamError: it names partitions that are not `known`, whose rows would then be read again from the start; or it
+            is not a position.
     """
     for name in position:
         if not name.startswith("@") and name not in known:

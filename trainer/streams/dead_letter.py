@@ -1,4 +1,4 @@
-"""Bad rows: a file that keeps them, and an error when there are too many."""
+"""Bad rows: a dead-letter file, and an error if there are too many."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from .batch import Span
 logger = logging.getLogger(__name__)
 
 _MAX_RAW = 65_536
+_MOST_REASONS = 1000  # that are counted one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class BadRow:
     """A row that cannot be trained on.
 
     Attributes:
-        message: which of the messages read together it is from.
-        row: its number within the message.
+        message: index of its message among those read together.
+        row: its index within the message.
         reason: why it is bad.
         raw: the payload: bytes or text, or any value that JSON can hold.
     """
@@ -39,17 +41,23 @@ class BadRow:
 
 
 class DeadLetter:
-    """Counts good and bad rows, keeps the bad ones in a file and stops a stream that has turned bad.
+    """Counts good and bad rows, writes bad ones to a file, and raises if too many are bad.
 
     Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``reason`` and ``raw`` (the
-    payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A record that is read again
-    after a resume is written again, with the same numbers.
+    payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A record read again after a
+    resume is written again, with the same offset and row.
 
     Args:
         path: JSON-lines file to append to; None: bad rows are counted and the first is logged.
         max_bad_share: largest share of bad rows tolerated, 0 to 1.
-        min_rows: rows to see before the share counts. Counts are halved every 10 * `min_rows` rows, so a source that
+        min_rows: rows that the share is of where fewer have been seen: by default more than 10 bad rows stop a stream,
+            however short it is. Counts are halved every 10 * `min_rows` rows, so a source that
             turns bad late is noticed as soon as one that is bad from the start.
+
+    Attributes:
+        good, bad: rows counted so far.
+        reasons: how many rows are bad for which reason.
+        first: where the first bad row is, in words; empty where there is none.
 
     Raises:
         ConfigurationError: `max_bad_share` or `min_rows` out of range.
@@ -63,6 +71,8 @@ class DeadLetter:
         self.min_rows = min_rows
         self.good = 0
         self.bad = 0
+        self.reasons: Counter[str] = Counter()
+        self.first = ""
         self._recent_good = 0.0
         self._recent_bad = 0.0
         self._file: Any = None
@@ -72,25 +82,26 @@ class DeadLetter:
 
     @classmethod
     def of(cls, value: DeadLetter | str | Path | None, max_bad_share: float | None = None) -> DeadLetter:
-        """Return `value` itself, or a DeadLetter for that path and share (None: the default share)."""
+        """Return `value` itself, or a DeadLetter for the path and share (None: the default share)."""
         if isinstance(value, DeadLetter):
             return value
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        """Keep bad rows; count them with `count` afterwards.
+        """Write bad rows to the file; call `count` afterwards.
 
         Args:
             source: name of the stream.
             rows: the bad rows.
-            origins: partition and offset of each of the messages read together.
+            origins: partition and offset of each message read together.
 
         Raises:
-            StreamError: the file cannot be written. The stream then stays before these rows.
+            StreamError: the file cannot be written. The stream's position then stays before these rows.
         """
         if not rows:
             return
         self._newest = rows[-1].reason
+        self.note(rows, origins)
         if self.path is None:
             if not self._warned:
                 self._warned = True
@@ -113,18 +124,35 @@ class DeadLetter:
                     self._close()
                 raise self._failure("written", error) from error
 
+    def note(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
+        """Count the reasons of bad rows for `report`, and remember the location of the first."""
+        for bad in rows:
+            reason = _short(bad.reason)
+            self.reasons[reason if reason in self.reasons or len(self.reasons) < _MOST_REASONS else "other"] += 1
+        if rows and not self.first:
+            self.first = f"row {rows[0].row}{_location(origins[rows[0].message]) if origins else ''}"
+
+    def report(self) -> str | None:
+        """Return a message with the number of bad rows and the reasons; None if all are good."""
+        if not self.bad:
+            return None
+        shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
+        lies = f"; they are in {self.path}" if self.path else ""
+        return f"{self.bad} of {self.good + self.bad} rows set aside: {shown}; the first is {self.first}{lies}"
+
     def count(self, good: int, bad: int) -> None:
-        """Add rows to the counts.
+        """Add to the counts of good and bad rows.
 
         Raises:
-            StreamError: the share of bad rows among recent ones exceeds `max_bad_share`.
+            StreamError: the share of bad rows among recent ones, or `min_rows` where there are fewer, exceeds
+                `max_bad_share`.
         """
         self.good += good
         self.bad += bad
         self._recent_good += good
         self._recent_bad += bad
         rows = self._recent_good + self._recent_bad
-        if bad and rows >= self.min_rows and self._recent_bad > self.max_bad_share * rows:
+        if bad and self._recent_bad > self.max_bad_share * max(rows, self.min_rows):
             where = f"; they are in {self.path}" if self.path else ""
             raise StreamError(
                 f"{self._recent_bad:.0f} of the last {rows:.0f} rows are bad, more than max_bad_share="
@@ -137,7 +165,7 @@ class DeadLetter:
     def _write(self, lines: bytes) -> None:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: nothing of a failed write stays behind to be written later or to fail again at the close.
+            # Unbuffered: a failed write leaves nothing in a buffer that could be written, or fail again, on close.
             self._file = self.path.open("ab", buffering=0)
             if not self._ends_in_newline():
                 lines = b"\n" + lines
@@ -146,7 +174,7 @@ class DeadLetter:
             left = left[self._file.write(left) :]
 
     def _ends_in_newline(self) -> bool:
-        """Return whether the file can be appended to: not after a write that failed in the middle of a line."""
+        """Return whether the file is empty or ends in a newline; False after a partially failed write."""
         if not self.path.is_file() or self._file.tell() == 0:
             return True
         with self.path.open("rb") as content:
@@ -168,7 +196,7 @@ class DeadLetter:
         """Close the file; a later record opens it again.
 
         Raises:
-            StreamError: the file system reports a failed write only now.
+            StreamError: the file system reported a failed write on close.
         """
         with self._lock:
             try:
@@ -188,3 +216,14 @@ def _raw(raw: Any) -> dict[str, str]:
             return {"raw_base64": base64.b64encode(raw).decode("ascii")}
     text = raw if isinstance(raw, str) else json.dumps(raw, default=str)
     return {"raw": text[:_MAX_RAW]}
+
+
+def _short(reason: str) -> str:
+    """Return a reason without the value, so that similar reasons are counted together."""
+    return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
+
+
+def _location(origin: Span) -> str:
+    if isinstance(origin.offset, int):
+        return f" of message {origin.offset} of {origin.partition}"
+    return f" of {str(origin.offset).partition('@')[0]}"

@@ -1,4 +1,4 @@
-"""Waits for a source that is down: exponential back-off with jitter, a message at both ends."""
+"""Exponential back-off with jitter for a source that is down; logs the start and end of an outage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class Retry:
-    """Decides when to try again, and logs it.
+    """Decides when to retry, and logs outages.
 
-    The n-th wait is ``min(cap, first * factor ** n)``, of which a random share up to `jitter` is taken off, so that
-    many clients of one server do not return all at once.
+    The n-th wait is ``min(cap, first * factor ** n)``, reduced by a random share of up to `jitter`, so that many
+    clients of a server do not reconnect all at once.
 
     Args:
-        what: name of the source in messages ("Redis at localhost:6379").
+        label: name of the source in messages ("Redis at localhost:6379").
         first: the first wait in seconds.
         factor: growth of the wait.
         cap: the longest wait in seconds.
@@ -33,7 +33,7 @@ class Retry:
 
     def __init__(
         self,
-        what: str,
+        label: str,
         first: float = 0.1,
         factor: float = 2.0,
         cap: float = 30.0,
@@ -45,7 +45,7 @@ class Retry:
                 "Retry takes 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1; "
                 f"received first={first}, cap={cap}, factor={factor}, jitter={jitter}"
             )
-        self.what = mask_text(what)
+        self.label = mask_text(label)
         self.first, self.factor, self.cap, self.jitter = first, factor, cap, jitter
         self.give_up_after = give_up_after
         self.failures = 0
@@ -55,9 +55,9 @@ class Retry:
         self._random = random.Random()
 
     def failed(self, error: BaseException | str) -> None:
-        """Record a failure and plan the next attempt; warn of the first in a row.
+        """Record a failure and schedule the next attempt; warn on the first in a row.
 
-        Failures reported before the attempt planned are of the one before, and do not lengthen the wait.
+        Failures reported before the scheduled attempt belong to the previous one and do not lengthen the wait.
 
         Raises:
             StreamError: the source has been failing for `give_up_after` seconds.
@@ -65,29 +65,29 @@ class Retry:
         now, text = monotonic(), mask_text(str(error))
         if self.failures == 0:
             self._since = now
-            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.what, text, self.cap)
+            logger.warning("%s failed (%s); trying again with growing waits of up to %g s", self.label, text, self.cap)
         down = now - self._since
         if self.give_up_after is not None and down >= self.give_up_after:
             cause = error if isinstance(error, BaseException) else None
             raise StreamError(
-                f"{self.what} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
+                f"{self.label} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
                 f"longer than give_up_after={self.give_up_after} s; the last error: {text}"
             ) from cause
-        if self.failures and now < self._next:  # a further sign of the same failure, not of another attempt
+        if self.failures and now < self._next:  # the same failure reported again, not another attempt
             return
         wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
         self._next = now + wait * (1 - self.jitter * self._random.random())
         self.failures += 1
 
     def succeeded(self) -> None:
-        """Record a success; log it when it ends a row of failures."""
+        """Record a success; log it if it ends an outage."""
         if self.failures:
             down = monotonic() - self._since
-            logger.warning("%s is back after %.1f s and %d failed attempts", self.what, down, self.failures)
+            logger.warning("%s is back after %.1f s and %d failed attempts", self.label, down, self.failures)
             self.failures = 0
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the next attempt is due, at most `timeout` seconds; return whether it is."""
+        """Wait up to `timeout` seconds for the next attempt; return whether it is due."""
         if not self.failures:
             return not self._stop.is_set()
         due = self._next - monotonic()

@@ -55,7 +55,7 @@ def pretend(folder: Path, **changes) -> None:
     (folder / LOCK).write_text(json.dumps(record))
 
 
-def test_the_second_writer_is_told_who_the_first_one_is(tmp_path, holder):
+def test_the_second_writer_is_shown_who_holds_the_lock(tmp_path, holder):
     process = holder()
     with pytest.raises(FolderInUseError, match=rf"run is being written by process {process.pid} on .*took it at 20"):
         claim(tmp_path / "run", "folder")
@@ -128,7 +128,7 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "\x00" * 9000])
-def test_a_garbage_lock_is_nobodys(tmp_path, content):
+def test_a_garbage_lock_is_taken_over(tmp_path, content):
     (tmp_path / LOCK).write_text(content)
     os.utime(tmp_path / LOCK, (0, 0))
     lock = claim(tmp_path, "folder")

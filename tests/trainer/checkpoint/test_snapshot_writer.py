@@ -193,7 +193,7 @@ class TestDamage:
             checkpoint.find(tmp_path)
         assert checkpoint.prune(tmp_path, []) == [], "what may be salvaged is not removed"
 
-    def test_nothing_there_is_told_apart_from_damage(self, tmp_path):
+    def test_nothing_there_is_distinguished_from_damage(self, tmp_path):
         with pytest.raises(CheckpointNotFoundError, match="there is no folder"):
             checkpoint.find(tmp_path / "nowhere")
         with pytest.raises(CheckpointNotFoundError, match="holds no snapshot"):

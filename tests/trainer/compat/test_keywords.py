@@ -8,7 +8,7 @@ import pytest
 from mindspore import nn
 
 from trainer import Trainer
-from trainer.compat.keywords import OTHERWISE, SAME, VERBS
+from trainer.compat.keywords import HINTS, SAME_MEANING, VERBS
 from trainer.errors import ConfigurationError
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -50,7 +50,7 @@ def test_arguments_of_a_verb_given_to_the_constructor_name_the_verb():
         Trainer(nn.Dense(3, 1), max_epochs=3)
 
 
-def test_labels_beside_the_inputs_are_told_where_they_go(trainer):
+def test_labels_beside_the_inputs_get_a_hint_where_they_go(trainer):
     with pytest.raises(ConfigurationError, match="inputs and labels go together"):
         trainer.fit(*DATA, epochs=2, batch_size=8)
 
@@ -67,7 +67,7 @@ def test_a_mistyped_verb_names_the_nearest(trainer):
 
 
 def test_the_tables_name_only_what_there_is(trainer):
-    words = "; ".join([*SAME.values(), *OTHERWISE.values(), *VERBS.values()])
+    words = "; ".join([*SAME_MEANING.values(), *HINTS.values(), *VERBS.values()])
     methods = set(re.findall(r"(?:^|; )(\w+)\(", words))
     assert methods == {"evaluate", "predict", "fit", "save", "load", "print"}
     assert all(hasattr(trainer, method) for method in methods - {"print"})

@@ -25,8 +25,8 @@ def numbered(count, rows=4):
     return [(np.full((rows, 2), number, np.float32),) for number in range(count)]
 
 
-def chunks(data, size=1, accumulate=1, position=None, max_steps=None, **options):
-    feed = Feed(make_source(data), FeedOptions(size, accumulate, **options))
+def chunks(data, steps=1, accumulate=1, position=None, max_steps=None, **options):
+    feed = Feed(make_source(data), FeedOptions(steps, accumulate, **options))
     try:
         return list(feed.chunks(position or Position(), max_steps))
     finally:
@@ -71,12 +71,12 @@ class TestGrouping:
                 return (np.zeros(columns[0].shape, np.int32),), None
 
         texts, seen = ["a", "longest", "be", "sea", "d"], []
-        found = chunks([(np.array([text] * 2, kind),) for text in texts], 4, transform=Kept())
+        found = chunks([(np.array([text] * 2, kind),) for text in texts], 4, transform=Kept)
         assert [(chunk.num_batches, chunk.stacked) for chunk in found] == [(4, True), (1, True)]
         read = [row[0] for batches in seen for row in batches.astype(str)]
         assert read == texts
 
-    def test_many_shapes_are_told_with_what_they_cost(self, caplog):
+    def test_many_shapes_are_reported_with_what_they_cost(self, caplog):
         chunks([(np.zeros((2, length), np.float32),) for length in [1, 2, 3, 4, 5, 6, 7, 7, 7]])
         assert not caplog.records
         chunks([(np.zeros((2, length), np.float32),) for length in [1, 2, 3, 4, 5, 6, 7, 8, 8, 9]])
@@ -100,7 +100,7 @@ class TestRows:
         adjacency, features = np.eye(nodes, dtype=np.float32), np.ones((nodes, 3), np.float32)
         return adjacency[None], features, np.zeros(nodes, np.int32)
 
-    def test_the_counted_column_decides_and_it_is_told_once(self, caplog):
+    def test_the_counted_column_decides_and_that_is_logged_once(self, caplog):
         found = chunks([self.graph(5), self.graph(7), self.graph(7)], counted=-1)
         assert [chunk.num_samples for chunk in found] == [5, 7, 7]
         assert [record.getMessage().partition(";")[2] for record in caplog.records] == [
@@ -127,9 +127,9 @@ class TestPositions:
         ]
 
     def test_going_on_from_any_of_them_gives_the_rest(self):
-        all_of_it = chunks(numbered(9), 2, accumulate=2)
+        all_of_it = chunks(numbered(9), 1, accumulate=2)
         for done, chunk in enumerate(all_of_it[:-1], 1):
-            rest = chunks(numbered(9), 2, accumulate=2, position=chunk.position)
+            rest = chunks(numbered(9), 1, accumulate=2, position=chunk.position)
             assert [content(c) for c in rest] == [content(c) for c in all_of_it[done:]]
             assert [c.num_steps for c in rest] == [c.num_steps for c in all_of_it[done:]]
 
@@ -155,7 +155,7 @@ class TestPositions:
     )
     def test_any_grouping_is_complete_and_resumable(self, shapes, size, accumulate, max_steps):
         data = [batch for number, rows in enumerate(shapes) for batch in numbered(number + 1, rows)[number:]]
-        found = chunks(data, size * accumulate, accumulate, max_steps=max_steps)
+        found = chunks(data, size, accumulate, max_steps=max_steps)
         seen = [number for chunk in found for number in content(chunk)]
         steps = sum(chunk.num_steps for chunk in found)
         all_steps = -(-len(data) // accumulate)
@@ -166,7 +166,7 @@ class TestPositions:
             assert not any(chunk.ends_epoch for chunk in found)
         for done, chunk in enumerate(found, 1):
             assert len({batch.shape for batch in chunk.arrays[0]} if chunk.stacked else {1}) == 1
-            rest = [] if chunk.ends_epoch else chunks(data, size * accumulate, accumulate, chunk.position)
+            rest = [] if chunk.ends_epoch else chunks(data, size, accumulate, chunk.position)
             assert seen[: sum(c.num_batches for c in found[:done])] + [n for c in rest for n in content(c)] == list(
                 range(len(data))
             )
@@ -176,7 +176,7 @@ class TestPositions:
 class TestAccumulation:
     def test_windows_are_counted_over_chunks_and_closed_at_the_end(self):
         # 4 batches per window; the short batch starts a chunk of its own in the middle of one
-        found = chunks([*numbered(6), *numbered(1, rows=3)], 4, accumulate=4)
+        found = chunks([*numbered(6), *numbered(1, rows=3)], 1, accumulate=4)
         assert [(chunk.num_batches, chunk.num_steps, chunk.flush) for chunk in found] == [
             (4, 1, False),
             (2, 0, False),
@@ -185,7 +185,7 @@ class TestAccumulation:
         assert found[1].position == Position(0, 6, micro_batches=2)
 
     def test_a_full_last_window_needs_no_flush(self):
-        assert [(chunk.num_steps, chunk.flush) for chunk in chunks(numbered(4), 2, accumulate=2)] == [(1, False)] * 2
+        assert [(chunk.num_steps, chunk.flush) for chunk in chunks(numbered(4), 1, accumulate=2)] == [(1, False)] * 2
 
 
 class TestBadBatches:
@@ -294,7 +294,7 @@ class TestPrefetch:
         assert [int(chunk.arrays[0][0, 0]) for chunk in chunks(source)] == list(range(6))
         assert [content(chunk) for chunk in chunks(source, 3)] == [[0, 1, 2], [3, 4, 5]]
 
-    def test_waiting_ends_when_somebody_asks_to_stop(self, monkeypatch):
+    def test_waiting_ends_on_a_request_to_stop(self, monkeypatch):
         monkeypatch.setattr("trainer.data.waiting.JOIN_SECONDS", 0.1)
         release = threading.Event()
 
@@ -314,7 +314,7 @@ class TestPrefetch:
             def prepare(self, columns, chunk, now):
                 return tuple(column + 1 for column in columns), (chunk.stacked, chunk.num_batches)
 
-        first, last = chunks(numbered(3), 2, transform=Increment())
+        first, last = chunks(numbered(3), 2, transform=Increment)
         assert (first.sparse, last.sparse) == ((True, 2), (True, 1))
         assert int(first.tensors[0].asnumpy()[1, 0, 0]) == 2
         assert int(first.arrays[0][1, 0, 0]) == 1
@@ -349,7 +349,7 @@ class Noting(ChunkTransform):
 @pytest.mark.parametrize("on_graph_thread", [False, True], ids=["ahead", "as they are asked for"])
 def test_what_was_prepared_and_not_trained_is_released_when_chunks_are_left(on_graph_thread):
     noting = Noting(on_graph_thread)
-    feed = Feed(make_source(lambda: numbered(9)), FeedOptions(1, transform=noting))
+    feed = Feed(make_source(lambda: numbered(9)), FeedOptions(1, transform=lambda: noting))
     left = feed.chunks(Position())
     assert content(next(left)) == [0]
     left.close()
@@ -365,7 +365,7 @@ def test_a_reading_that_was_left_while_its_source_blocked_prepares_nothing_more(
         going_on.wait(20)
 
     noting = Noting()
-    feed = Feed(make_source(blocking), FeedOptions(2, transform=noting))
+    feed = Feed(make_source(blocking), FeedOptions(2, transform=lambda: noting))
     with mock.patch.object(DATA_WAIT, "leaving", True):  # so a blocked source is waited for a moment only
         for chunk in feed.chunks(Position(), should_stop=lambda: bool(found)):
             found.append(content(chunk))
@@ -391,7 +391,8 @@ def test_how_a_chunk_is_trained_does_not_depend_on_how_far_ahead_is_read(on_grap
     def wait(there):
         return far.wait(20) or True
 
-    feed = Feed(make_source(changing), FeedOptions(2, transform=Noting(on_graph_thread)))
+    noting = Noting(on_graph_thread)
+    feed = Feed(make_source(changing), FeedOptions(2, transform=lambda: noting))
     found = [(content(chunk), chunk.stacked) for chunk in feed.chunks(Position(), gate=wait)]
     feed.close()
     assert found == [([0], True), *[([number], False) for number in range(1, 6)]]

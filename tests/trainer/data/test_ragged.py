@@ -223,3 +223,17 @@ def test_processes_that_read_the_same_rows_have_the_same_sum_and_others_another(
     assert sums(texts(), texts()) == sums(texts(), texts())
     assert sums(Ragged.of([[1, 2], [3]])) != sums(Ragged.of([[1], [2, 3]]))
     assert sums(Ragged.of([[0, 9], [1, 2], [3]])[1:]) == sums(Ragged.of([[1, 2], [3]]))
+
+
+def test_short_lists_have_one_length_so_that_several_columns_do_not_multiply_programs():
+    ragged = RaggedColumns(("genres", "history", "history_mask", "long"))
+    shapes = set()
+    for size in (1, 2, 5, 20):
+        rows = [[1] * min(size, 6)], [[1] * size], [[1] * size]
+        columns = [Ragged.of(r, max_length=most) for r, most in zip(rows, (6, 20, 200), strict=True)]
+        arrays, names = ragged(columns, ("genres", "history", "long"))
+        assert names == ragged.arguments
+        shapes.add(tuple(array.shape for array in arrays[:3]))
+        assert arrays[1].sum() == size == arrays[2].sum()
+    assert shapes == {((1, 6), (1, 20), (1, 20))}
+    assert ragged.lengths == {6, 20, 1, 2, 8, 32}

@@ -1,5 +1,7 @@
 """Whatever a user calls a dataset delivers the same rows, again and again, from any position."""
 
+from types import SimpleNamespace
+
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from mindspore import Tensor, nn
 
 from trainer import Trainer
 from trainer.data.finite.datasets import make_source
-from trainer.data.finite.sources import IterableSource, PipelineSource
+from trainer.data.finite.shards import EveryNth
+from trainer.data.finite.sources import ArraySource, IterableSource, PipelineSource
 from trainer.errors import ConfigurationError, DataError
 from trainer.mindspore_internals.pipelines import is_bounded
 
@@ -172,7 +175,7 @@ class TestArrays:
 
 
 class TestPipeline:
-    def test_shuffles_anew_each_epoch_and_repeats_from_any_position(self, cancer):
+    def test_shuffles_differently_each_epoch_and_repeats_from_any_position(self, cancer):
         source = PipelineSource(pipeline(cancer, shuffle=True), seed=11)
         first, second = read(source, 0), read(source, 1)
         assert not (first[0][0] == second[0][0]).all()
@@ -209,7 +212,7 @@ class TestIterables:
         with pytest.raises(DataError, match="epoch 1: the generator is used up after one pass; pass a function"):
             read(source, 1)
 
-    def test_set_epoch_is_told(self, batches):
+    def test_set_epoch_is_called(self, batches):
         class Sampler:
             epochs = ()
 
@@ -236,3 +239,11 @@ class TestIterables:
         assert all((x == 1).all() and (y == 0).all() for x, y in read(source))
         with pytest.raises(DataError, match=r"received \['x', 'z'\], expected \['x', 'y'\]"):
             read(IterableSource([{"x": np.ones(2), "y": np.zeros(2)}, {"x": np.ones(2), "z": np.zeros(2)}]))
+
+
+def test_each_process_says_what_the_shared_source_has_set_aside():
+    source = ArraySource({"x": np.zeros((4, 1), np.float32)}, 2)
+    shared = EveryNth(source, SimpleNamespace(size=2, rank=0))
+    assert shared.set_aside is None
+    source.set_aside = "1 of 5 rows"
+    assert shared.set_aside == "1 of 5 rows"

@@ -82,9 +82,10 @@ class Bags(nn.Cell):
 
 
 def histories():
-    """Lists of one or two ids, from row 64 on of up to seven."""
+    """Lists of one or two ids, from row 64 on of up to seven; one has 40."""
     rng = np.random.default_rng(0)
     lists = [rng.integers(0, 60, rng.integers(1, 3) if row < 64 else rng.integers(0, 8)) for row in range(144)]
+    lists[100] = np.arange(40)
     return lists, np.array([[float(one.sum() % 2)] for one in lists], np.float32)
 
 
@@ -167,7 +168,7 @@ def main(folder):
 
     lists, label = histories()
     bce = nn.BCEWithLogitsLoss()
-    arrays = {"history": Ragged.of(lists[32:128], per_octave=2, max_length=6), "label": label[32:128]}
+    arrays = {"history": Ragged.of(lists[32:128], per_octave=2, max_length=33), "label": label[32:128]}
     trainer, _ = run(found, "lists", Histories(sparse=True), bce, fit(arrays))
     found["lists/predicted"] = trainer.predict({"history": arrays["history"]}, batch_size=32)
     run(found, "bags", Bags(), bce, fit({"history": Ragged.of(lists[:64]), "label": label[:64]}))

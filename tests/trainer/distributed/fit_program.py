@@ -4,7 +4,9 @@ python fit_program.py FOLDER
 """
 
 import dataclasses
+import logging
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mindspore import Tensor, amp, nn
 from callbacks import Callback, ModelCheckpoint, SkipNonFinite
 from tests.trainer.distributed import jobs
 from trainer import Trainer
+from trainer.run import data_waits
 
 ROWS = 64  # of a step, over all processes
 
@@ -76,6 +79,25 @@ class Trained:
             self.found[f"{name}/parameters/{parameter.name}"] = parameter.asnumpy().copy()
 
 
+def slow_rank(trainer, x, y):
+    """Train on data that rank 1 reads slowly; return the share of every process that waits, and the warnings."""
+    warnings = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+
+    def batches():
+        for first in range(0, 256, 32):
+            time.sleep(0.1 * trainer.group.rank)
+            yield x[first : first + 32], y[first : first + 32]
+
+    logger = logging.getLogger("trainer.run.data_waits")
+    data_waits.LEAST_WAIT_SECONDS = 0.2
+    logger.addHandler(handler)
+    trainer.fit(batches, 2, callbacks=[], sharded=True)
+    logger.removeHandler(handler)
+    return np.array(trainer.state.data_waits), np.array([text for text in warnings if "rank" in text])
+
+
 def main(folder):
     group = jobs.member()
     run = Trained(group)
@@ -97,6 +119,7 @@ def main(folder):
         own = slice(0, 300) if rank == 0 else slice(300, None)
         rows = {"x": x[own], "y": y[own]}
         run.fit("own rows", trainer, rows, batch_size=each, shuffle=False, sharded=True)
+        run.found["waits/shares"], run.found["waits/warnings"] = slow_rank(run.build(), x, y)
     # Seven batches, the last of 59 rows: two a step on two processes, and a step in which one has none.
     trainer = run.build(norm=True, metrics=("auc", "mae", "loss"))
     run.found["evaluated"] = np.array(sorted(trainer.evaluate({"x": x, "y": y}, batch_size=85).items()))

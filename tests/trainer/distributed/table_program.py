@@ -174,6 +174,11 @@ def main(folder):
     options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
     _, one = train(folder, group, "in graph", whole, **options)
     found |= one
+    options = {"bias": {"capacity": 5000, "eviction": Eviction("lfu")}, "clip_norm": 0.1, "epochs": 1}
+    options["amp_level"] = "O2"
+    trainer, one = train(folder, group, "half", whole, **options)
+    found |= one
+    found["half/by_owner"] = np.array(trainer.tables.tables.by_owner)
     # The last batch of the stream falls to one process; the other takes part with made-up rows.
     network = Clicks(bias=RULES)
     trainer = build(network)

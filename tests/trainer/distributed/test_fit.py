@@ -49,6 +49,17 @@ def test_validation_counts_every_row_once(one, two):
     np.testing.assert_allclose(two[0]["batches/history"], one["batches/history"], rtol=0, atol=1e-6)
 
 
+def test_a_process_that_waits_for_its_data_is_named(two):
+    for found in two:
+        fast, slow = found["waits/shares"]
+        assert slow - fast > 1 / 3
+        np.testing.assert_array_equal(found["waits/shares"], two[0]["waits/shares"])
+    (warning,) = two[0]["waits/warnings"]
+    assert warning.startswith("rank 1 spends")
+    assert "every step waits for that process" in warning
+    assert not len(two[1]["waits/warnings"]), "rank 0 alone says it"
+
+
 def test_one_process_that_asks_to_stop_stops_all_at_the_same_step(two):
     for found in two:
         assert found["normed/progress"].tolist() == [0, 5, 320]

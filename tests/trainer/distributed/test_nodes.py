@@ -207,7 +207,7 @@ class Supervisors:
         one = Machines(job, self.say, lambda: False)
         self.made.append(one)
         one.met = []
-        one.waiting = threading.Thread(target=lambda: one.met.append(one.meet()), daemon=True)
+        one.waiting = threading.Thread(target=lambda: one.met.append(one.connect()), daemon=True)
         one.waiting.start()
         return one
 
@@ -228,7 +228,7 @@ class Supervisors:
             one.__exit__()
 
 
-def test_a_supervisor_may_come_again_while_others_are_awaited_and_long_failures_are_told():
+def test_a_supervisor_may_come_again_while_others_are_awaited_and_long_failures_are_reported():
     with Supervisors() as supervisors:
         zero = supervisors.start(0)
         supervisors.wait_for("waiting for 2 more")
@@ -242,10 +242,10 @@ def test_a_supervisor_may_come_again_while_others_are_awaited_and_long_failures_
             supervisor.waiting.join(20)
             assert supervisor.met == [True], supervisors.said
         said = "\x1b" * 300_000 + "\U0001f525" * 50_000 + "the end"
-        told = threading.Thread(target=one.tell_failure, args=(said, 3))
+        told = threading.Thread(target=one.send_failure, args=(said, 3))
         told.start()
         heard = []
-        jobs.wait_for(lambda: heard.extend(zero.hear()) or heard)
+        jobs.wait_for(lambda: heard.extend(zero.receive()) or heard)
         told.join(20)
         assert not zero.lost
         assert [(message["machine"], message["code"]) for message in heard] == [(1, 3)]

@@ -19,17 +19,21 @@ def of(found, name):
 BY_CLOCK = "last_time"
 
 
-@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "stream", "window"])
+@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "half", "stream", "window"])
 def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/rows/"), of(two[0], f"{name}/rows/")
     assert expected.keys() == found.keys()
-    tolerance = 1e-4 if name == "in graph" else 1e-6  # float16 is rounded in other places
+    tolerance = 1e-4 if name in ("in graph", "half") else 1e-6  # float16 is rounded in other places
     for key, value in expected.items():
         if key.endswith("values"):
             np.testing.assert_allclose(found[key], value, rtol=0, atol=tolerance, err_msg=key)
         elif BY_CLOCK not in key:
             np.testing.assert_array_equal(found[key], value, err_msg=key)
     np.testing.assert_allclose(two[0][f"{name}/loss"], one[f"{name}/loss"], rtol=0, atol=tolerance)
+
+
+def test_rows_are_exchanged_with_their_owners_alone(one, two):
+    assert [found["half/by_owner"].item() for found in (one, *two)] == [False, True, True]
 
 
 def test_new_items_were_refused_and_admitted(one):

@@ -105,7 +105,7 @@ def test_a_process_that_waits_for_its_data_agrees_with_the_others_all_the_while(
     assert rounds > 10
 
 
-def test_a_process_that_is_told_to_stop_while_it_waits_stops_all():
+def test_a_process_that_gets_a_stop_signal_while_it_waits_stops_all():
     (zero, _, reasons), (one, _, same) = on_both(lambda group: chunks(group, stops=group.rank == 1))
     assert zero == one == [(8, 16)]
     assert reasons == same == ["signal"]
@@ -193,7 +193,7 @@ def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
 
         source.batches = batches
         state = SimpleNamespace(
-            stop_reason=None, stop_wish=None, progress=Progress(), agree_to_stop=lambda reason: None
+            stop_reason=None, requested_stop=None, progress=Progress(), agree_to_stop=lambda reason: None
         )
         trainer = SimpleNamespace(group=group, callbacks=[], state=state)
         feed = Feed(source, FeedOptions(lambda item: 1))

@@ -97,7 +97,7 @@ def test_ids_without_room_are_found_while_the_map_grows():
         crowd = candidates[mix64(candidates) & np.uint64(1_023) == 5][:20]
         few = np.setdiff1d(candidates, crowd)[:8]
         table._replace_by(id_map.Buckets(128))
-        table._outgrown.place(few, np.arange(8, dtype=np.int32))
+        table._outgrown.insert(few, np.arange(8, dtype=np.int32))
         table.add(crowd, np.arange(100, 120))
         assert not table.growing
         assert table.get(few).tolist() == list(range(8))

@@ -59,7 +59,7 @@ def test_gives_rows_to_unknown_ids_in_the_order_they_come():
         for one in ids.tolist():
             expected.setdefault(one, len(expected))
         rows = np.empty(len(ids), np.int32)
-        places = table.give(ids, len(model), rows)
+        places = table.get_or_add(ids, len(model), rows)
         if places is None:  # being enlarged
             refused += 1
             new = np.array([one for one in expected if one not in model], np.int64)

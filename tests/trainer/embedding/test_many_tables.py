@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.tables.table import SparseTable, TableSpec, plan_alike, plan_together, takes
+from trainer.embedding.tables.table import SparseTable, TableSpec, can_plan_together, plan_same_rows, plan_together
 
 
 def make(names="ab", **options):
@@ -59,8 +59,8 @@ def test_a_plan_that_was_not_trained_is_taken_back():
     [{"capacity": 9}, {"admission": MinSightings(2)}, {"capacity": 9, "eviction": Eviction("lru")}, {"padding": 0}],
 )
 def test_tables_that_choose_their_ids_plan_for_themselves(options):
-    assert takes(*make("a"))
-    assert not takes(*make("a", **options))
+    assert can_plan_together(*make("a"))
+    assert not can_plan_together(*make("a", **options))
 
 
 def follow(table, leader, ids):
@@ -69,7 +69,7 @@ def follow(table, leader, ids):
     distinct, first = np.unique(rows, return_index=True)
     known = ids.reshape(-1)[first]
     distinct = distinct.astype(np.int32)
-    return known, distinct, plan_alike(table, leader, known, distinct, 0.0)
+    return known, distinct, plan_same_rows(table, leader, known, distinct, 0.0)
 
 
 def test_a_table_of_the_same_ids_gets_the_rows_of_the_first_and_its_own_values():

@@ -152,7 +152,7 @@ def test_row_numbers_among_all_processes_tell_the_keeper_and_its_row():
         shards = Shards(rank, 3)
         assert part[0] == 0
         np.testing.assert_array_equal(shards.rows(part), rows)
-        assert set(shards.keepers(part[1:]).tolist()) == {rank}
+        assert set(shards.owners_of_rows(part[1:]).tolist()) == {rank}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -194,7 +194,7 @@ def test_another_number_of_processes_goes_on_within_the_capacity(chain, size):
     assert content(again) == content(restored)
 
 
-def test_sightings_are_counted_once_by_whoever_owns_the_id(chain):
+def test_sightings_are_counted_once_by_the_owner_of_the_id(chain):
     """The sum of what all have counted is what one process counts, however often snapshots changed hands."""
     # wide enough that no two ids share their cells: then the owner's estimates are those of one process
     options = {"eviction": None, "capacity": None, "admission": MinSightings(2, width=1 << 16)}

@@ -102,6 +102,16 @@ def test_rotating_ids_with_a_time_to_live_keep_memory_constant():
     assert table.counters["expired"] == table.counters["admitted"] - len(table)
 
 
+def test_a_late_event_makes_no_row_older():
+    table = make(eviction=Eviction(None, ttl=60.0))
+    for turn, now in enumerate((100.0, 10.0, *np.arange(101.0, 150.0, 5.0))):
+        step(table, [1] if turn < 2 else [2], now=now, add=1)
+    assert 1 in live_ids(table)
+    assert table.counters["expired"] == 0
+    step(table, [2], now=500.0)
+    assert 1 not in live_ids(table)
+
+
 def test_a_full_table_without_eviction_shares_the_default_row():
     table = make(capacity=4)
     assert sorted(step(table, [1, 2, 3, 4], add=1).tolist()) == [1, 2, 3, 4]

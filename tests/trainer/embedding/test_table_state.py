@@ -204,7 +204,7 @@ def test_states_taken_while_another_thread_plans_are_exact():
         assert content(resumed) == content(alone)
 
 
-def test_what_was_frozen_stays_when_the_table_begins_anew():
+def test_what_was_frozen_stays_when_the_table_starts_over():
     table = SparseTable(TableSpec("t", 3), np.zeros(0, np.float32))
     table.put(np.arange(2000), np.ones((2000, 3), np.float32))
     table.follow("folder")

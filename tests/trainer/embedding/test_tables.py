@@ -306,7 +306,7 @@ def test_many_tables_accumulate_as_one():
     for per_call in (6, 4):  # whole windows, straddling windows
         _, found = fields_trained(RowSGD, per_call, 3)
         for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=f"{name}, {per_call} steps a call")
+            np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=f"{name}, {per_call} steps per call")
 
 
 def test_tables_grouped_in_the_graph_train_as_those_on_the_host(monkeypatch, one_by_one):

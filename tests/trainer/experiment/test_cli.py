@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.terminals import real_terminal
 from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
 from trainer.experiment.rundir import Run
@@ -113,7 +115,7 @@ def test_fit_leaves_everything_needed_to_know_and_repeat_the_run(finished):
     assert run.metrics["report"] == {
         "steps": 38,
         "epochs": [1, 2],
-        "callbacks": ["History", "ProgressBar", "ModelCheckpoint"],
+        "callbacks": ["RunRecord", "History", "ProgressBar", "ModelCheckpoint"],
     }
     assert (finished / "report.txt").read_text() == "written"
     history = json.loads((finished / "history.json").read_text())
@@ -125,6 +127,23 @@ def test_the_same_configuration_and_seed_give_the_same_run_in_a_folder_of_its_ow
     assert "runs/tumours is in use by an earlier run; this one goes to runs/tumours-2" in capsys.readouterr().err
     first, second = Run.read(finished), Run.read("runs/tumours-2")
     assert second.metrics["results"] == first.metrics["results"]
+
+
+def test_a_run_killed_before_its_first_snapshot_begins_again_from_what_it_was_given(finished):
+    begin = [
+        "--set",
+        f"init_from={finished}",
+        "--set",
+        "fit.epochs=1",
+        "--set",
+        "optimizer.init_args.learning_rate=0.0",
+    ]
+    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/begun", *begin]) == 0
+    whole = Run.read("runs/begun").metrics["results"]
+    shutil.rmtree("runs/begun/checkpoints")  # as a kill before the first snapshot leaves it
+    assert main(["fit", "--resume", "runs/begun"]) == 0
+    assert Run.read("runs/begun").metrics["results"] == whole
+    assert whole["val_auc"] == pytest.approx(Run.read(finished).metrics["results"]["val_auc"], abs=1e-6)
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
@@ -160,8 +179,8 @@ def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monke
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
     assert list(lines)[:2] == ["runs/fast", "runs/slow"]
     assert "running" in lines["runs/slow"]
-    assert "limit: epochs=2" in lines["runs/fast"]
-    assert f"val_auc {best['value']:.6g}" in lines["runs/fast"]
+    assert lines["runs/fast"].split()[1:3] == ["finished", "38"]
+    assert f"val_auc {best['value']:.4g}" in lines["runs/fast"]
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["compare", "runs/tumours", "runs/slow", "runs/fast"]) == 0
     table = capsys.readouterr().out
@@ -169,8 +188,34 @@ def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monke
     assert table.index("Configuration") < table.index("Results")
     rate = next(line for line in table.splitlines() if line.startswith("optimizer.init_args.learning_rate"))
     assert rate.split()[2] == "0.001"
+    # what is the same in all of them is no difference
+    assert "seconds" in table
+    for same in ("steps", "rows", "ended by"):
+        assert not re.search(rf"^{same} ", table, re.MULTILINE)
     assert main(["compare", "runs/slow"]) == 2
     assert "two run folders or more" in capsys.readouterr().err
+
+
+def test_on_a_terminal_results_are_shown_once_and_lines_break_between_words(project, monkeypatch):
+    name = "a-run-with-a-name-of-some-length"
+    words = ["fit", "configs/tumours.yaml", "--set", f"run_dir=runs/{name}"]
+    (project / "runs" / name).mkdir(parents=True)
+    (project / "runs" / name / "config.yaml").write_text("{}")  # taken: the message about it is a long line
+    monkeypatch.setenv("COLUMNS", "80")
+    with real_terminal(80) as (file, read):
+        monkeypatch.setattr(sys, "stderr", file)
+        monkeypatch.setattr(sys, "stdout", file)
+        assert main(words) == 0
+        assert main([*words, "--set", "fit.epoch=2"]) == 2
+        text = read()
+    lines = re.split(r"[\r\n]+", text)
+    assert max(map(len, lines)) <= 80
+    assert f"runs/{name} is in use by an earlier run; this one goes to runs/{name}-2 " in " ".join(text.split()) + " "
+    assert "section fit has no argument 'epoch'; accepts epochs," in " ".join(text.split())
+    assert sum(line.startswith("val_auc ") for line in lines) == 1
+    assert sum(line.startswith("test_auc ") for line in lines) == 1
+    assert "% training" in text
+    assert f"snapshot runs/{name}-2/checkpoints/step_00000038" in lines
 
 
 def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
@@ -213,7 +258,7 @@ def test_check_runs_nothing(project, monkeypatch, capsys):
         ),
     ],
 )
-def test_what_cannot_work_is_told_without_a_traceback_and_leaves_no_run_folder(project, override, expected, capfd):
+def test_what_cannot_work_is_reported_without_a_traceback_and_leaves_no_run_folder(project, override, expected, capfd):
     assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/refused", "--set", override]) == 2
     err = capfd.readouterr().err
     assert expected in err
@@ -316,6 +361,11 @@ def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
     assert main(["evaluate"]) == 2
     assert main(["--help"]) == 0
     assert main(["compare", "nowhere", "nowhere"]) == 2
+    capsys.readouterr()
+    assert main(["fit", "a.yaml", "--resum", "b", "--sett", "a=1"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: trainer fit ")
+    assert "unrecognized arguments: --sett a=1; did you mean '--set'?" in shown
 
 
 def test_help_does_not_import_mindspore():
@@ -323,3 +373,10 @@ def test_help_does_not_import_mindspore():
     code += "sys.exit('mindspore' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_the_version_is_reported(capsys):
+    import trainer
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mindspore-trainer {trainer.__version__}\n"

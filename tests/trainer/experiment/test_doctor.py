@@ -20,7 +20,7 @@ def test_this_installation_is_found_sound(capsys):
     assert "runs use" in shown
 
 
-def test_a_module_that_hides_the_package_is_told(tmp_path, monkeypatch):
+def test_a_module_that_hides_the_package_is_reported(tmp_path, monkeypatch):
     (tmp_path / "callbacks.py").write_text("")
     monkeypatch.chdir(tmp_path)
     found = [finding for finding in doctor.examine(run_a_graph=False) if finding.name == "module callbacks"]
@@ -35,7 +35,7 @@ def told(name):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ELF files")
-def test_binaries_for_another_machine_are_told(tmp_path, monkeypatch):
+def test_binaries_for_another_machine_are_reported(tmp_path, monkeypatch):
     ours = doctor.elf_machine(os.path.realpath(sys.executable))
     assert ours == {"amd64": "x86_64", "arm64": "aarch64"}.get(os.uname().machine, os.uname().machine)
     other = tmp_path / "other.so"
@@ -45,7 +45,7 @@ def test_binaries_for_another_machine_are_told(tmp_path, monkeypatch):
     assert told("mindspore binaries").state == doctor.WRONG
 
 
-def test_numpy_2_is_told(monkeypatch):
+def test_numpy_2_is_reported(monkeypatch):
     real = doctor.installed
     monkeypatch.setattr(doctor, "installed", lambda name: "2.1.0" if name == "numpy" else real(name))
     (wrong,) = [finding for finding in doctor.examine(run_a_graph=False) if finding.state == doctor.WRONG]
@@ -72,7 +72,7 @@ print(Scaled(float(sys.argv[1])).compile_and_run(Tensor(np.ones(1, np.float32)))
 """
 
 
-def test_mindspores_graph_cache_is_told_of_because_it_can_run_another_settings_graph(tmp_path, monkeypatch):
+def test_mindspores_graph_cache_is_reported_because_it_can_run_another_settings_graph(tmp_path, monkeypatch):
     (tmp_path / "network.py").write_text(NETWORK)
     monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "1")
     monkeypatch.setenv("MS_COMPILER_CACHE_PATH", str(tmp_path / "graphs"))

@@ -59,7 +59,7 @@ def test_a_mistake_is_named_in_the_file_it_stands_in(write, tmp_path):
     path = write("over.yaml", "extends: base.yaml\n\nfit: {epoch: 5}\n")
     with pytest.raises(ConfigErrors) as errors:
         load_config(path)
-    places = {problem.path: str(problem.place) for problem in errors.value.problems}
+    places = {problem.path: str(problem.location) for problem in errors.value.problems}
     assert places == {
         "optimizer.init_args.weight_decey": f"{tmp_path / 'base.yaml'}:7:35",
         "fit.epoch": f"{tmp_path / 'over.yaml'}:3:7",

@@ -63,4 +63,4 @@ def test_a_mistake_is_named_at_its_line(config, old, new, line, path, message):
     (problem,) = errors.value.problems
     assert problem.path == path
     assert message in problem.message
-    assert str(problem.place).endswith(f":{line}") or f":{line}:" in str(problem.place)
+    assert str(problem.location).endswith(f":{line}") or f":{line}:" in str(problem.location)

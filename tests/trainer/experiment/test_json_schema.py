@@ -33,7 +33,7 @@ optimizer:
 metrics: [auc, gauc/user, click_auc, {class_path: mindspore.nn.Accuracy}]
 trainer: {amp_level: O2, clip_norm: 1, loss_scale: null, gradient_accumulation_steps: "${env:STEPS}"}
 data: {train: rows.csv, test: null, stream: {class_path: trainer.streams.FileStream, init_args: {path: rows}}}
-fit: {epochs: 3, max_seconds: 0.5}
+fit: {epochs: 3, max_time: "00:10:00", limit_train_batches: 0.5, overfit_batches: null, fast_dev_run: 2}
 online: {window: {class_path: trainer.Window, init_args: {rows: 100}}, batch_size: 2}
 callbacks:
   - callbacks.ProgressBar

@@ -67,7 +67,7 @@ def test_the_saved_form_of_a_configuration_loads_as_the_same_experiment(tmp_path
     assert again.to_dict() == config.to_dict()
 
 
-def test_all_problems_are_told_at_once_with_their_places(tmp_path):
+def test_all_problems_are_reported_at_once_with_their_locations(tmp_path):
     text = """\
 experimnt: tiny
 seed: fast
@@ -110,7 +110,7 @@ callbacks:
         assert line.endswith(end), line
 
 
-def test_missing_arguments_are_told_where_the_object_stands(tmp_path):
+def test_missing_arguments_are_reported_where_the_object_stands(tmp_path):
     text = GOOD.replace(", out_channels: 1", "").replace("experiment: tiny\n", "")
     assert problems(tmp_path, text) == [
         "experiment.yaml:1:1: experiment: is missing",
@@ -154,7 +154,7 @@ def test_a_file_that_holds_data_is_refused_before_it_is_parsed_to_its_end(tmp_pa
     assert problem.startswith("experiment.yaml:199:3: invalid YAML: expands to more than")
 
 
-def test_of_very_many_problems_the_first_are_told(tmp_path):
+def test_of_very_many_problems_the_first_are_reported(tmp_path):
     told = problems(tmp_path, GOOD.replace("[auc, ", "[" + "1, " * 900))
     assert len(told) == 201
     assert told[0].startswith("experiment.yaml:10:11: metrics.0: received 1 (int)")
@@ -201,7 +201,7 @@ def test_overrides_are_read_as_yaml_and_reach_everywhere(tmp_path):
     assert config.run_dir == Path("elsewhere")
 
 
-def test_a_wrong_override_is_told_like_a_wrong_line(tmp_path):
+def test_a_wrong_override_is_reported_like_a_wrong_line(tmp_path):
     found = problems(tmp_path, GOOD, "trainer.amp_levl=O2", "fit.epochs=x", "callbacks.3.a=1", "nothing", "seed.x=[")
     assert [line.partition(": accepts")[0].partition(";")[0] for line in found] == [
         "--set callbacks.3.a=1: callbacks.3: a place in this list is 0 to 0",
@@ -243,7 +243,7 @@ def test_modules_beside_the_project_are_found_and_sys_path_is_put_back(tmp_path,
         ("broken_c", "raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_module_whose_import_fails_is_told_with_its_reason(tmp_path, monkeypatch, name, code, reason):
+def test_a_module_whose_import_fails_is_reported_with_its_reason(tmp_path, monkeypatch, name, code, reason):
     (tmp_path / f"{name}_of_the_loader_test.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     found = problems(tmp_path, GOOD.replace("mindspore.nn.Dense", f"{name}_of_the_loader_test.Net"))

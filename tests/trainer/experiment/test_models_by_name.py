@@ -71,7 +71,7 @@ def test_a_mistake_is_named_at_its_line(config, old, new, line, path, message):
     with pytest.raises(ConfigErrors) as errors:
         load_config(config)
     (problem,) = errors.value.problems
-    assert (problem.path, problem.place.line) == (path, line)
+    assert (problem.path, problem.location.line) == (path, line)
     assert message in problem.message
 
 

@@ -107,13 +107,22 @@ def load(text: str | bytes, *overrides: str) -> None:
         try:
             config = load_config(path, overrides).to_dict()
         except ConfigErrors as errors:
-            messages = [problem.message for problem in errors.problems]
+            problems, message = errors.problems, str(errors)
         else:
             path.write_text(dump(config))
             assert repr(load_config(path).to_dict()) == repr(config)  # NaN equals itself so
             return
-    assert messages
-    assert all(message.encode() for message in messages)
+    lines = len(text.splitlines()) + 1  # an end that is missing is named in the line after the last
+    assert problems
+    for problem in problems:
+        assert problem.message.strip(), problem
+        assert str(problem.location) in message, problem
+        if problem.location.line:
+            assert problem.location.source == str(path), problem
+            assert problem.location.line <= lines, problem
+            assert problem.location.column >= 1, problem
+        else:
+            assert problem.location.source in (str(path), *(f"--set {override}" for override in overrides)), problem
 
 
 @many

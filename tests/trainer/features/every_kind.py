@@ -33,6 +33,8 @@ def make_features(max_length=None, **options):
         [
             Numeric("age", normalize="standard", indicator=True),
             Numeric("income", transform="log1p", normalize="min_max", clip=(0, 1e5), missing="mean"),
+            Numeric("wealth", column="income", transform="log1p", normalize="standard", embedding="autodis"),
+            Numeric("years", column="age", normalize="min_max", embedding={"kind": "mlp", "buckets": 4}),
             Bucketized("age_bucket", column="age", boundaries=4),
             Vector("face", width=3),
             Expression("ratio", expression="where(age > 30, income / age, 0)"),

@@ -9,6 +9,7 @@ from tests.trainer.features.every_kind import as_columns, make_features, make_ro
 from tests.trainer.features.test_training import make_trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Bucketized, Categorical, Features, ListFeature, Numeric, Vector
+from trainer.features.profiles import ColumnProfile, ProfileBuckets, stability_index
 
 ROWS = make_rows(3000)
 
@@ -78,3 +79,26 @@ def test_features_that_learn_nothing_are_profiled_all_the_same():
     rows = {"x": [1.0, None, 3.0], "y": [1, 2, 3], "v": [[1, 2], None, [3, 4]], "l": [["a"], [], None]}
     features.fit(rows)
     assert set(features.drift(rows).values()) == {0.0}
+
+
+@pytest.mark.parametrize("feature", [Numeric("v"), Categorical("v")])
+def test_a_column_without_any_value_can_be_compared(feature):
+    features = Features([Numeric("x"), feature])
+    features.fit({"x": [1.0, 2.0, 3.0], "v": [None] * 3})
+    assert features.drift({"x": [1.0, 2.0, 3.0], "v": [None] * 3})["v"] == 0
+    value = 1.0 if isinstance(feature, Numeric) else "a"
+    assert features.drift({"x": [1.0, 2.0, 3.0], "v": [value] * 3})["v"] > 0.25
+
+
+def test_many_rare_ids_of_one_distribution_have_not_drifted():
+    """More distinct ids than a profile counts, on both sides."""
+    rng = np.random.default_rng(0)
+    first, second = (rng.zipf(1.2, 60_000) % 500_000 for _ in range(2))
+    column = Features([Categorical("id")]).columns["id"]
+    reference, other = ColumnProfile(column), ColumnProfile(column)
+    for part in np.split(first, 10):
+        reference.add(part.astype(str))
+    other.add(second.astype(str))
+    buckets = ProfileBuckets(reference)
+    assert stability_index(buckets.shares, buckets.shares_of(other)) < 0.02
+    assert buckets.shares.sum() == pytest.approx(1)

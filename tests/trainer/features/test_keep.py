@@ -70,7 +70,7 @@ def test_a_server_answers_with_them(served):
     assert one["note"].tolist() == [""]
 
 
-def test_nothing_to_keep_is_said(served):
+def test_nothing_to_keep_is_an_error(served):
     trainer, _ = served
     with pytest.raises(ConfigurationError, match="one argument of raw rows"):
         trainer.predict(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.int64), keep=True)

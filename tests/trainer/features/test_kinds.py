@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from trainer.embedding.tables.hashing import to_ids
+from trainer.errors import ConfigurationError
 from trainer.features import (
     Bucketized,
     Categorical,
@@ -171,3 +172,20 @@ def test_columns_together():
     custom = Custom("c", function=lambda a, b: np.stack([a + b, a - b], 1), columns=["a", "b"], width=2)
     summed = transformed(custom, {"a": [1.0, NAN], "b": [2.0, 1]})["numbers"]
     np.testing.assert_array_equal(summed, np.float32([[3, -1], [0, 0]]))
+
+
+def test_a_function_gets_a_part_without_rows():
+    custom = Custom("c", function=lambda a: a * 2, columns=["a"])
+    assert custom.apply({"a": np.zeros(0)}, None)[0].shape == (0, 1)
+
+
+def test_a_weight_that_is_a_feature_too_has_the_same_value_for_both():
+    features = Features([Bucketized("w", boundaries=[0.3, 0.7])], label="y", weight="w")
+    rows = {"w": [0.1, 0.3, 0.7, 0.9], "y": [0, 1, 0, 1]}
+    features.fit(rows)
+    trained = features.batch(features.read(rows).columns)
+    for name, column in features.transform(rows).items():
+        np.testing.assert_array_equal(trained[name], column)
+    assert trained["w"].dtype == np.float32
+    with pytest.raises(ConfigurationError, match="weights are numbers; give the weight a column of its own"):
+        Features([Categorical("w")], label="y", weight="w")

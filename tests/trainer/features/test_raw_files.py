@@ -48,6 +48,12 @@ def test_parts_by_time_follow_one_another(folder, name):
     assert sum(map(len, parts)) == ROWS * 0.9
 
 
+def test_the_drift_of_a_part_by_time_needs_no_feature_of_the_time(folder):
+    features = Features([Numeric("x")], label="y", event_time="when")
+    features.fit(RawFiles(folder / "rows.csv", "train"))
+    assert features.drift(RawFiles(folder / "rows.csv", "test"))["x"] > 0.25
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_parts_drawn_are_the_same_every_time_and_together_the_table(folder, name):
     features = make_features()

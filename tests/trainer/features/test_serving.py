@@ -4,19 +4,36 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from mindspore import nn
+from mindspore import nn, set_seed
 
 from tests.trainer.features.every_kind import Net, as_columns, make_features, make_rows
-from tests.trainer.features.test_training import make_trainer
+from tests.trainer.features.test_training import Weighted
 from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Custom, Features, ListFeature, Numeric
 from trainer.models import DeepFM
 from trainer.serving import Publish, ServedModel
 
-UNSEEN = [
-    {name: value for name, value in row.items() if name != "click"} for row in make_rows(10_000, seed=5, missing=0.2)
-]
+ROLES = {"weight": "importance", "group": "session", "event_time": "seen", "keep": ["request", "user"]}
+
+
+def with_roles(rows):
+    """Return rows with a weight, a group, an event time and a column kept for output."""
+    return [
+        {
+            **row,
+            "importance": 1 + n % 3,
+            "session": f"s{n % 40}" if n % 9 else None,
+            "seen": 1.7e9 + n,
+            "request": f"r{n}",
+        }
+        for n, row in enumerate(rows)
+    ]
+
+
+LABELLED = with_roles(make_rows(10_000, seed=5, missing=0.2))
+GIVEN = [name for name in LABELLED[0] if name not in ("click", "importance", "session", "seen")]
+UNSEEN = [{name: row[name] for name in GIVEN} for row in LABELLED]
 WITH_MISSING = dict.fromkeys(UNSEEN[0])
 
 
@@ -24,8 +41,13 @@ WITH_MISSING = dict.fromkeys(UNSEEN[0])
 def served(tmp_path_factory):
     """Publish into a folder whose name has a space; return the trainer and the served model."""
     folder = tmp_path_factory.mktemp("a folder") / "my model"
-    trainer = make_trainer(max_length=8)
-    trainer.fit(make_rows(600), epochs=1, batch_size=64, callbacks=[Publish(folder, batch=256)])
+    set_seed(0)
+    features = make_features(max_length=8, **ROLES)
+    net = Net(features)
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    options = {"features": features, "seed": 0, "prediction_activation": "sigmoid"}
+    trainer = Trainer(net, Weighted(), optimizer, {"gauc/session"}, **options)
+    trainer.fit(with_roles(make_rows(600)), epochs=1, batch_size=64, callbacks=[Publish(folder, batch=256)])
     with ServedModel(folder, follow=False) as model:
         yield trainer, model
 
@@ -41,6 +63,20 @@ def test_scores_of_raw_rows_are_the_trainers_to_the_bit(served):
     np.testing.assert_array_equal(model.predict(**columns), scores)
     np.testing.assert_array_equal(model.predict(UNSEEN[3]), scores[3:4])
     assert np.isfinite(model.predict(WITH_MISSING)).all()
+
+
+def test_roles_change_no_score_and_kept_columns_come_with_theirs(served):
+    """Rows with label, weight, group and event time are served the scores of the rows without."""
+    trainer, model = served
+    scores = model.predict(UNSEEN)
+    np.testing.assert_array_equal(model.predict(LABELLED), scores)
+    np.testing.assert_array_equal(trainer.predict(LABELLED, batch_size=256), scores)
+    ours, theirs = model.predict(LABELLED, keep=True), trainer.predict(LABELLED, batch_size=256, keep=True)
+    assert list(ours) == list(theirs) == ["prediction", "request", "user"]
+    for name, column in theirs.items():
+        np.testing.assert_array_equal(ours[name], column)
+    np.testing.assert_array_equal(ours["prediction"], scores)
+    assert ours["request"].tolist() == [f"r{n}" for n in range(len(LABELLED))]
 
 
 def test_lists_longer_than_any_in_training_are_served(tmp_path):

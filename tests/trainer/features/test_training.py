@@ -11,7 +11,8 @@ from tests.trainer.features.test_features import FILES, TABLES
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
-from trainer.features.feature_data import BatchTransform, inputs_of
+from trainer.features.feature_data import inputs_of
+from trainer.features.stream_rows import BatchTransform
 from trainer.streams import FileStream, ReplayStream
 
 ROWS, UNSEEN = make_rows(600), make_rows(200, seed=1)
@@ -93,9 +94,9 @@ def test_streams_train_on_raw_rows_and_resume(tmp_path):
     np.testing.assert_array_equal(replayed.predict(UNSEEN), whole.predict(UNSEEN))
     begun = make_trainer()
     begun.features.fit(ROWS)
-    checkpoint = ModelCheckpoint(tmp_path / "snapshots", every=4)
-    online(FileStream(tmp_path / "rows", end="at_last"), begun, callbacks=[checkpoint], max_steps=4)
-    resumed = online(FileStream(tmp_path / "rows", end="at_last"), make_trainer(), resume=tmp_path / "snapshots")
+    checkpoints = {"callbacks": [ModelCheckpoint(tmp_path / "snapshots", every=4)], "resume": "auto"}
+    online(FileStream(tmp_path / "rows", end="at_last"), begun, max_steps=4, **checkpoints)
+    resumed = online(FileStream(tmp_path / "rows", end="at_last"), make_trainer(), **checkpoints)
     np.testing.assert_array_equal(resumed.predict(UNSEEN), whole.predict(UNSEEN))
 
 

@@ -233,11 +233,11 @@ class TestFreezing:
     def test_a_window_that_a_call_leaves_open_stays_as_it_began(self):
         freezing = Freezing(1, 0.5, (4,))
         one = next(step for step in range(100) if freezing.depth(step) != freezing.depth(step + 1))
-        depth = freezing.next(one, ends_inside_window=True)
+        depth = freezing.next(one, ends_inside_accumulation=True)
         again = Freezing(1, 0.5, (4,))
         again.load_state_dict(freezing.state_dict())
-        assert depth == again.next(one + 1, ends_inside_window=False)
-        assert again.next(one + 1, ends_inside_window=False) != depth
+        assert depth == again.next(one + 1, ends_inside_accumulation=False)
+        assert again.next(one + 1, ends_inside_accumulation=False) != depth
 
 
 @pytest.mark.parametrize(

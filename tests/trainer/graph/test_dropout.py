@@ -97,7 +97,7 @@ class TestReplacing:
         assert [p.name for p in network.get_parameters() if not p.name.endswith("forwards")] == names
         assert replace_dropout(network, 0) == []
 
-    def test_is_asked_for_and_said(self, caplog):
+    def test_replacement_is_opt_in_and_logged(self, caplog):
         network = self.network()
         Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
         assert isinstance(network[1], nn.Dropout)

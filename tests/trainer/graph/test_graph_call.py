@@ -156,12 +156,12 @@ in_a_line_that_is_no_expression = Applied(
 
 
 @pytest.mark.parametrize("network", [in_a_line, in_a_line_that_is_no_expression])
-def test_a_lambda_inside_a_call_is_said_to_be_what_cannot_be_compiled(network):
+def test_a_lambda_inside_a_call_is_named_as_what_cannot_be_compiled(network):
     with pytest.raises(GraphError, match=r"cannot compile a lambda .* inside a call .* use a method or a Cell"):
         Trainer(network).predict(np.ones((4, 8), np.float32))
 
 
-def test_a_lambda_for_a_loss_is_said_to_be_what_cannot_be_compiled(linear, batches):
+def test_a_lambda_for_a_loss_is_named_as_what_cannot_be_compiled(linear, batches):
     network = linear()
     loss = Applied(lambda prediction, label: ops.square(prediction - label).mean())
     trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))

@@ -168,7 +168,7 @@ def test_the_label_and_the_weight_of_a_users_loss_get_the_shape_of_the_predictio
     assert of_shapes(OwnLoss, False, False, several=True) == pytest.approx(same, rel=1e-5)
 
 
-def test_a_changed_shape_is_said_once_and_right_ones_are_not(caplog):
+def test_a_changed_shape_is_logged_once_and_right_ones_are_not(caplog):
     caplog.set_level(logging.INFO)
     trained(nn.MSELoss(), LIKED[:, 0], outputs=1)
     (said,) = [record.message for record in caplog.records if "labels get the shape" in record.message]

@@ -156,11 +156,11 @@ def _divide_tensor(scale, value):
 
 
 class Halving(amp.LossScaler):
-    """A user's scaler: halves on overflow, never grows, counts what it was told."""
+    """A user's scaler: halves on overflow, never grows, counts its adjustments."""
 
     def __init__(self):
         self.scale_value = Parameter(Tensor(64.0, SINGLE), name="halving", requires_grad=False)
-        self.told = Parameter(Tensor(0, mstype.int32), name="told", requires_grad=False)
+        self.adjustments = Parameter(Tensor(0, mstype.int32), name="adjustments", requires_grad=False)
 
     def scale(self, inputs):
         return inputs * self.scale_value
@@ -169,7 +169,7 @@ class Halving(amp.LossScaler):
         return ops.HyperMap()(ops.partial(_divide, self.scale_value.value()), inputs)
 
     def adjust(self, grads_finite):
-        ops.assign_add(self.told, ops.cast(1, mstype.int32))
+        ops.assign_add(self.adjustments, ops.cast(1, mstype.int32))
         ops.assign(self.scale_value, ops.select(grads_finite, self.scale_value.value(), self.scale_value / 2))
         return True
 
@@ -187,26 +187,26 @@ def unscaled(linear, batches):
     return trained(linear, batches(64, 3))[1]
 
 
-def test_a_users_own_scaler_scales_unscales_and_is_told(linear, batches, unscaled):
+def test_a_users_own_scaler_scales_unscales_and_is_adjusted(linear, batches, unscaled):
     trainer, weight = trained(linear, batches(64, 4, bad=[3]), loss_scale=Halving())
     np.testing.assert_allclose(weight, unscaled, atol=1e-7)
-    assert int(trainer.scaler.told.asnumpy()) == 4
+    assert int(trainer.scaler.adjustments.asnumpy()) == 4
     assert trainer.loss_scale == 32
 
 
 @pytest.mark.parametrize("manager", ["fixed", "fixed, drops", "dynamic"])
-def test_gradients_are_unscaled_once_whatever_the_optimizer_was_told(manager, linear, batches, unscaled):
+def test_gradients_are_unscaled_once_whatever_scale_the_optimizer_has(manager, linear, batches, unscaled):
     # users of Model build the optimizer with the manager's scale when the manager does not drop overflow updates
-    made = {
+    managers = {
         "fixed": (amp.FixedLossScaleManager(1024, drop_overflow_update=False), 1024),
         "fixed, drops": (amp.FixedLossScaleManager(1024, drop_overflow_update=True), 1),
         "dynamic": (amp.DynamicLossScaleManager(1024, 2, 1000), 1024),
     }
-    loss_scale_manager, told = made[manager]
+    loss_scale_manager, optimizer_scale = managers[manager]
     _, weight = trained(
         linear,
         batches(64, 3),
-        lambda parameters, rate: nn.SGD(parameters, rate, loss_scale=told),
+        lambda parameters, rate: nn.SGD(parameters, rate, loss_scale=optimizer_scale),
         loss_scale_manager=loss_scale_manager,
         clip_norm=1e6,
     )

@@ -30,7 +30,7 @@ def test_windows_by_wall_time_keep_their_age_over_a_restart():
     assert [restored.closed(1, wall) for wall in (5029.0, 5030.0)] == [False, True]
 
 
-def test_windows_by_event_time_are_not_opened_anew_by_late_rows():
+def test_windows_by_event_time_are_not_reopened_by_late_rows():
     clock = WindowClock(Window(event_time=3600))
     hour = 3600.0
     times = [9.5 * hour, 9.9 * hour, 10.1 * hour, 9.7 * hour, 10.2 * hour, float("nan"), 13 * hour, 12.9 * hour]

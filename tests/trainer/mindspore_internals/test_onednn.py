@@ -56,31 +56,31 @@ def run(tmp_path_factory):
             name, *lines = part.splitlines()
             calls = [line.split(",") for line in lines if line.startswith("onednn_verbose")]
             used[name] = {call[6] for call in calls if len(call) > 6 and call[5] in ("convolution", "deconvolution")}
-        told = [line for line in done.stderr.splitlines() if "convolutions" in line or line.startswith("INFO made")]
-        return told, used
+        logged = [line for line in done.stderr.splitlines() if "convolutions" in line or line.startswith("INFO made")]
+        return logged, used
 
     return run
 
 
-def test_convolutions_do_not_run_the_reference_code_and_the_limit_is_told_once(run):
-    told, used = run("early", "pointwise", "transposed", "convolution")
-    assert told[0] == "INFO made pointwise", "which is left alone"
-    assert told[1].startswith("INFO")
-    assert "AVX2" in told[1]
-    assert told[2:] == ["INFO made transposed", "INFO made convolution"]
+def test_convolutions_do_not_run_the_reference_code_and_the_limit_is_reported_once(run):
+    logged, used = run("early", "pointwise", "transposed", "convolution")
+    assert logged[0] == "INFO made pointwise", "which is left alone"
+    assert logged[1].startswith("INFO")
+    assert "AVX2" in logged[1]
+    assert logged[2:] == ["INFO made transposed", "INFO made convolution"]
     for name in ("transposed", "convolution"):
         assert used[name]
         assert not any("ref" in implementation for implementation in used[name])
 
 
 def test_the_users_own_setting_stands(run):
-    told, used = run("early", "convolution", ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-    assert told == ["INFO made convolution"]
+    logged, used = run("early", "convolution", ONEDNN_MAX_CPU_ISA="AVX512_CORE")
+    assert logged == ["INFO made convolution"]
     assert any("ref" in name for name in used["convolution"]), "MindSpore's convolutions no longer need the limit"
 
 
-def test_it_is_told_when_it_is_too_late(run):
-    told, used = run("late", "convolution")
-    assert told[0].startswith("WARNING")
-    assert "too late" in told[0]
+def test_a_limit_that_comes_too_late_is_reported(run):
+    logged, used = run("late", "convolution")
+    assert logged[0].startswith("WARNING")
+    assert "too late" in logged[0]
     assert any("ref" in name for name in used["convolution"])

@@ -38,13 +38,13 @@ def result_of(cell):
     return GraphCall(cell)(Tensor(np.full(2, 3, np.float32))).asnumpy().tolist()
 
 
-def test_functions_that_look_alike_in_two_files_are_told_apart(tmp_path, module_of):
+def test_functions_that_look_alike_in_two_files_are_distinguished(tmp_path, module_of):
     files = {"a.py": "+ 1", "b.py": "* 5"}
     cells = [module_of(tmp_path / name, operation).Network() for name, operation in files.items()]
     assert [result_of(cell) for cell in cells] == [[4, 4], [15, 15]]
 
 
-def test_a_function_that_is_defined_anew_in_a_file_is_read_anew(tmp_path, module_of):
+def test_a_function_that_is_defined_again_in_a_file_is_read_again(tmp_path, module_of):
     path = tmp_path / "edited.py"
     assert result_of(module_of(path, "+ 1").Network()) == [4, 4]
     assert result_of(module_of(path, "+ 10").Network()) == [13, 13]
@@ -75,7 +75,7 @@ class Wrapped(nn.Cell):
         return self.function(x)
 
 
-def test_functions_of_one_decorator_are_told_apart():
+def test_functions_of_one_decorator_are_distinguished():
     assert [result_of(Wrapped(function)) for function in (add_one, add_two)] == [[4, 4], [5, 5]]
 
 

@@ -80,6 +80,18 @@ def test_a_user_is_given_items_of_the_kind_that_he_chose(trained, method):
     assert np.all(np.diff(scores, axis=1) <= 0)
 
 
+def test_numbers_that_are_vectors_stand_beside_numbers_that_are_not():
+    features = Features(
+        [Categorical("user"), Categorical("item"), Numeric("price", embedding="mlp"), Numeric("age")], label="item"
+    )
+    net = TwoTower(features, ["item", "price"], dim=4, hidden=[8], width=4)
+    trainer = Trainer(net, InBatchSoftmax(0.2), nn.Adam(net.trainable_params(), 1e-2), features=features)
+    rows = choices(64)
+    trainer.fit({**rows, "price": np.ones(64), "age": np.arange(64.0)}, epochs=1, batch_size=32)
+    vectors = [user_vectors(trainer, {"user": ["u1"], "age": [age]}) for age in (0.0, 50.0)]
+    assert not np.allclose(*vectors)
+
+
 class Losses(Callback):
     def __init__(self):
         self.losses = []

@@ -10,7 +10,7 @@ from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, Numeric
 from trainer.models import MODELS, InBatchSoftmax
-from trainer.serving import Publish, ServedModel
+from trainer.serving import Publish, ServedModel, export_model
 from trainer.streams import ReplayStream
 
 SMALL = {"dim": 4, "hidden": [8]}
@@ -44,8 +44,8 @@ def loss_of(name):
 
 
 @pytest.mark.parametrize(("name", "level"), [*((name, "O2") for name in MODELS), ("deepfm", "O0")])
-def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits(name, level, tmp_path):
-    """Tables are sparse, lists of any length up to a longest, columns have missing values; two steps a call."""
+def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits_and_exported(name, level, tmp_path):
+    """Tables are sparse, lists of any length up to a longest, columns have missing values; two steps per call."""
     set_seed(0)
     features, net = make(name)
     optimizer = nn.Adam(net.trainable_params(), 2e-2)
@@ -62,6 +62,9 @@ def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits(name
         for old, wanted, got in zip(*map(as_tuple, (before, outputs, served.predict(TABLE))), strict=True):
             np.testing.assert_array_equal(got, wanted)
             assert not np.array_equal(wanted, old), "the stream changed nothing"
+    exported = export_model(trainer, tmp_path / "exported", TABLE, batch=32)
+    assert exported.batch is None
+    assert exported.difference < (5e-3 if level == "O2" else 1e-6)
     if name in TASKS:
         assert [output.shape for output in outputs] == [(ROWS,), (ROWS,)]
     else:

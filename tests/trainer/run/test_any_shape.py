@@ -189,7 +189,7 @@ def test_predictions_of_other_shapes_come_batch_by_batch():
     assert [batch.shape for batch in found] == [(3, 3, 4), (3, 5, 4)]
 
 
-def test_a_shape_the_network_cannot_take_is_said(linear):
+def test_a_shape_the_network_cannot_take_is_reported(linear):
     network = linear()
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     batches = [(np.ones((4, 30), np.float32), np.ones((4, 1), np.float32)), (np.ones((4, 7), np.float32),) * 2]
@@ -198,7 +198,7 @@ def test_a_shape_the_network_cannot_take_is_said(linear):
     assert not isinstance(caught.value, DataError)
 
 
-def test_how_many_shapes_there_were_is_told_at_the_end(caplog):
+def test_how_many_shapes_there_were_is_reported_at_the_end(caplog):
     with caplog.at_level(logging.INFO):
         trained(Bags(), nn.MSELoss(), sequences([3, 5, 3]), 1)
     assert "batches had 2 shapes" in caplog.text

@@ -178,7 +178,7 @@ def test_columns_that_the_dict_lacks_are_named():
         trainer.online_train([{"a": A, "bb": B, "y": DATA["y"]}])
 
 
-def test_a_network_whose_source_does_not_tell_is_told_how_to_say_it():
+def test_a_network_whose_source_does_not_show_its_keys_gets_a_hint():
     class Untold(Loops):
         batch_keys = None
 

@@ -191,13 +191,14 @@ class TestPredict:
         assert [len(batch) for batch in rest] == [100, 100, 100, 100, 69]
         np.testing.assert_allclose(np.concatenate(rest), truth["logits"][100:], atol=1e-4)
 
-    def test_leaving_a_stream_early_frees_the_trainer(self, trainer, cancer, batches):
+    def test_leaving_a_stream_early_frees_the_trainer(self, trainer, cancer, batches, caplog):
         stream = trainer.predict(batches(100), stream=True)
         next(stream)
         with pytest.raises(ConfigurationError, match="busy with predict"):
             trainer.evaluate(cancer, batch_size=100)
         stream.close()
         assert trainer.state.phase == "idle"
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]  # it is no failure
 
     def test_several_outputs_in_float32_whatever_the_level(self, linear, cancer):
         class Two(nn.Cell):
@@ -398,14 +399,14 @@ class TestEvaluationsOfManySizes:
         sizes = []
         note = LambdaCallback(on_eval_step_end=lambda t: sizes.append(t.state.evaluation.chunk.num_samples))
         trainer = Trainer(linear(), nn.BCEWithLogitsLoss(), metrics=["auc"])
-        many = {name: np.concatenate([column] * 20) for name, column in cancer.items()}  # 124 bytes a row
+        many = {name: np.concatenate([column] * 20) for name, column in cancer.items()}  # 124 bytes per row
         results = trainer.evaluate(many, note)
         assert sizes == [4096, 4096, 20 * 569 - 2 * 4096]
         assert results["loss"] == pytest.approx(trainer.evaluate(many, batch_size=569)["loss"], rel=1e-5)
         np.testing.assert_allclose(trainer.predict(many), trainer.predict(many["x"]), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("why", ["rows", "loss"])
-    def test_what_cannot_be_filled_up_is_evaluated_as_it_is_and_the_reason_is_told(self, mlp, cancer, caplog, why):
+    def test_what_cannot_be_filled_up_is_evaluated_as_it_is_and_the_reason_is_reported(self, mlp, cancer, caplog, why):
         network = Noting(mlp(), centre=why == "rows")
 
         class Own(nn.BCEWithLogitsLoss):

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from trainer.distributed.group import SINGLE, Group
 from trainer.errors import ConfigurationError
-from trainer.run.job_checks import check_stream, check_training
+from trainer.run.job_checks import check_stream, check_training, warn_of_own_statistics
 from trainer.streams import IterableStream, ReplayStream
 
 
@@ -33,7 +34,7 @@ def test_a_whole_training_step_is_refused(check, linear):
         check(step, optimizer=False)
 
 
-def test_a_stream_that_nobody_can_divide_is_refused():
+def test_an_indivisible_stream_is_refused():
     table = {"x": np.zeros((8, 30), np.float32), "label": np.zeros((8, 1), np.float32)}
     check_stream(2, ReplayStream(table), [])
     check_stream(2, IterableStream(lambda: iter([table])), [])
@@ -73,3 +74,18 @@ def test_a_context_that_divides_network_or_optimizer_is_refused(linear, context,
 
 def test_one_process_is_asked_nothing(check):
     check(processes=1, separate=True, accumulate=2)
+
+
+def test_batch_normalization_over_the_rows_of_one_process_is_warned_of_on_rank_0(caplog):
+    class Two(Group):
+        size = 2
+
+    other = Two()
+    other.rank = 1
+    network = nn.SequentialCell(nn.Dense(2, 2), nn.BatchNorm1d(2), nn.LayerNorm((2,)))
+    for group, member in ((SINGLE, network), (other, network), (Two(), nn.Dense(2, 2))):
+        warn_of_own_statistics(member, group)
+    assert not caplog.records
+    warn_of_own_statistics(network, Two())
+    (record,) = caplog.records
+    assert "BatchNorm (1) normalizes with the mean and variance of the rows of each process" in record.getMessage()

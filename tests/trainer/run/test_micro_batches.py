@@ -313,7 +313,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("how", REASONS)
-def test_what_is_not_exact_is_trained_as_it_is_and_the_reason_is_told(how, caplog):
+def test_what_is_not_exact_is_trained_as_it_is_and_the_reason_is_reported(how, caplog):
     compiled_for.clear()
     network = ByBatch(how)
     if how != "norm":

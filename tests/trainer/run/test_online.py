@@ -75,7 +75,7 @@ def whole(table):
     return trainer, np.concatenate(seen)
 
 
-def test_every_row_is_trained_once_and_the_end_is_told(whole):
+def test_every_row_is_trained_once_and_the_end_is_reported(whole):
     trainer, predictions = whole
     assert trainer.state.stop_reason.kind == "stream_end"
     assert trainer.state.progress.samples_seen == len(predictions) == ROWS
@@ -130,7 +130,7 @@ def test_a_resumed_stream_ends_with_the_same_bits(whole, table, tmp_path, sink_s
     assert second.state.window["lifetime_auc"] == pytest.approx(whole[0].state.window["lifetime_auc"], abs=1e-3)
 
 
-def test_the_source_is_told_only_what_is_durable(table, tmp_path):
+def test_only_durable_positions_are_committed_to_the_source(table, tmp_path):
     committed = []
 
     class Watched(ReplayStream):
@@ -290,7 +290,7 @@ def test_mistakes_are_named(table, tmp_path):
         make().online_train(replay(table), [ModelCheckpoint(tmp_path, monitor="window_acu", mode="max")])
 
 
-def test_a_stream_of_batches_of_many_sizes_is_told_what_they_cost(table, caplog):
+def test_a_stream_of_batches_of_many_sizes_gets_a_warning_of_the_cost(table, caplog):
     def uneven():
         for rows in range(3, 10):
             yield {name: table[name][:rows] for name in ("features", "label")}

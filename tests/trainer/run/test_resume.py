@@ -105,7 +105,7 @@ def test_from_where_a_limit_cut_a_sunk_call(run, linear, same, tmp_path):
     assert same(whole, resumed)
 
 
-def test_auto_begins_anew_where_there_is_nothing_and_goes_on_where_there_is(run, linear, tmp_path, caplog):
+def test_auto_starts_over_where_there_is_nothing_and_goes_on_where_there_is(run, linear, tmp_path, caplog):
     _, _, trainer = run("arrays", tmp_path, {}, network=linear(), resume="auto", max_steps=7, sink_size=1)
     assert "starting from the beginning" in caplog.text
     assert trainer.state.progress.global_step == 7

@@ -223,7 +223,7 @@ def test_sighup_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_thread_is_told_which_thread_trains(trainer, batches):
+def test_a_second_thread_gets_an_error_that_names_the_training_thread(trainer, batches):
     network = nn.Dense(30, 1)
     other = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     refused = []

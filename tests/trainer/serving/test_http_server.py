@@ -1,11 +1,15 @@
 """`trainer serve`: a published model answers over HTTP, with the real server and the real model."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +22,7 @@ from mindspore import nn
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
-from trainer.serving import Publish, ServedModel
+from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
 
@@ -29,6 +33,7 @@ from benchmarks.serve_process import Server
 TOKEN = "a-token-of-the-test"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 ARROW = "application/vnd.apache.arrow.stream"
+MANY = [{"age": age, "city": city} for age in (20.0, 33.3, 61.0) for city in "abc"] * 11  # more than a program's batch
 ROWS = [{"age": 33, "city": "a"}, {"age": 41.5, "city": None}, {"age": 18, "city": "new"}]
 
 
@@ -46,6 +51,12 @@ class Linear(nn.Cell):
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop") / "ads"
+    publish_again(folder)
+    return folder
+
+
+def publish_again(folder):
+    """Train, the further the more versions there are, and publish."""
     rng = np.random.default_rng(0)
     table = {"age": rng.uniform(18, 70, 512), "city": rng.choice(list("abc"), 512)}
     table |= {"click": (table["age"] > 40).astype(np.float32), "weight": np.ones(512, np.float32)}
@@ -53,8 +64,7 @@ def published(tmp_path_factory):
     features = Features(declared, label="click", weight="weight")
     net = Linear(features)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), features=features)
-    trainer.fit(table, epochs=1, batch_size=256, callbacks=[Publish(folder, batch=32)])
-    return folder
+    trainer.fit(table, epochs=1 + folder.exists(), batch_size=256, callbacks=[Publish(folder, batch=32)])
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +167,8 @@ def test_state_metrics_and_description(server, expected):
     assert b"<code>POST /predict</code>" in server.ask("/docs", **AUTHORIZED)[2]
     status, _, answer = server.ask("/predictions", **AUTHORIZED)
     assert (status, answer["error"]) == (404, "/predictions is not served; GET /docs lists what is")
+    status, _, answer = server.ask("/predict", **AUTHORIZED)
+    assert (status, answer["error"]) == (405, "/predict takes POST; received GET; GET /docs has an example")
 
 
 def test_the_open_inference_protocol(server, expected):
@@ -221,10 +233,159 @@ def test_a_server_waits_for_the_first_version_where_it_is_to(tmp_path):
     assert asyncio.run(ask()) == [503, 503]
 
 
+def test_readiness_says_why_a_newer_version_is_not_served_and_that_one_is_too_old(published, tmp_path, expected):
+    root = shutil.copytree(published, tmp_path / "ads")
+    sound = (root / "current.json").read_bytes()
+
+    async def ready(service, expect):
+        for _ in range(600):
+            reply = await service.handle(Call("ready"))
+            state = json.loads(reply.body)
+            if expect(state):
+                return reply.status, state
+            await asyncio.sleep(0.05)
+        raise AssertionError(state)
+
+    async def ask():
+        service = Service(root, ServeOptions())
+        await service.start()
+        (root / "current.json").write_text("{")
+        damaged = await ready(service, lambda state: state["problem"] is not None)
+        answer = await service.handle(Call("predict", json.dumps(ROWS).encode()))
+        (root / "current.json").write_bytes(sound)
+        again = await ready(service, lambda state: state["problem"] is None)
+        await service.stop()
+        service = Service(root, ServeOptions(max_age=1e-3))
+        await service.start()
+        old = await ready(service, lambda state: True)
+        await service.stop()
+        return damaged, json.loads(answer.body), again, old
+
+    damaged, answer, again, old = asyncio.run(ask())
+    assert (damaged[0], damaged[1]["ready"], damaged[1]["version"]) == (200, True, expected[0])
+    assert "current.json" in damaged[1]["problem"]
+    assert answer["probability"] == expected[2].tolist()
+    assert again[0] == 200
+    assert (old[0], old[1]["ready"]) == (503, False)
+    assert "no version for" in old[1]["problem"]
+
+
 def test_other_machines_need_a_token():
     with pytest.raises(ConfigurationError, match="TRAINER_SERVE_TOKEN"):
         ServeOptions(host="0.0.0.0")
     assert ServeOptions(host="0.0.0.0", token="secret-token").port == 8080
+
+
+def test_workers_share_the_one_process_that_has_the_tables(server):
+    """The processes that speak HTTP do not even load MindSpore."""
+    processes = [server.process.pid, *_children(server.process.pid)]
+    assert len(processes) >= 3
+    with_mindspore = [pid for pid in processes if "libmindspore" in Path(f"/proc/{pid}/maps").read_text()]
+    assert with_mindspore == [server.model_process()]
+
+
+def test_a_body_that_does_not_come_is_given_up(published):
+    server = Server(published, "--timeout", "0.5")
+    with socket.create_connection(urlsplit(server.url).netloc.split(":"), 30) as client:
+        client.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        assert client.recv(4096).startswith(b"HTTP/1.1 408")
+    assert server.stop() == 128 + signal.SIGTERM
+
+
+def test_every_answer_is_that_of_its_version_while_versions_change(published, tmp_path):
+    """Two versions take each other's place all the time; each answer is one of them, in all of its rows."""
+    root = shutil.copytree(published, tmp_path / "ads")
+    publish_again(root)
+    versions = Versions(root)
+    old, new = [version.number for version in versions.list()][-2:]
+    answers = {}
+    for number in (old, new):
+        with ServedModel(root, version=number, follow=False) as model:
+            answers[number] = model.predict(MANY, output="probability").tolist()
+    assert all(a != b for a, b in zip(answers[old], answers[new], strict=True))
+
+    async def ask_all():
+        service, seen = Service(root, ServeOptions()), set()
+        await service.start()
+        stop = threading.Event()
+        thread = threading.Thread(target=change, args=(stop,))
+        thread.start()
+        body = json.dumps(MANY).encode()
+        until = time.monotonic() + 60
+        try:
+            for _ in range(300):
+                for reply in await asyncio.gather(*[service.handle(Call("predict", body)) for _ in range(4)]):
+                    answer = json.loads(reply.body)
+                    assert answer["probability"] == answers[answer["version"]]
+                    seen.add(answer["version"])
+                if len(seen) == 2 and time.monotonic() > until:
+                    break
+        finally:
+            stop.set()
+            thread.join()
+            await service.stop()
+        return seen
+
+    def change(stop):
+        while not stop.is_set():
+            for number in (old, new):
+                versions.pin(number)
+                time.sleep(0.06)
+
+    assert asyncio.run(ask_all()) == {old, new}
+
+
+def test_no_answer_after_a_kill_is_of_an_older_version_than_one_before_it(published, tmp_path):
+    """Its model's process, then the whole server, are killed under load while versions are published."""
+    root = shutil.copytree(published, tmp_path / "ads")
+    answered = []  # versions in the order of answers: requests of one connection follow each other
+    stop = threading.Event()
+
+    def ask(url):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        while not stop.is_set():
+            connection.request("POST", "/predict", json.dumps(MANY), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+            if answer.status == 503:  # the model's process is being started
+                time.sleep(0.05)
+                continue
+            assert answer.status == 200, content
+            answered.append(content["version"])
+        connection.close()
+
+    def wait_for(condition):
+        until = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < until, answered[-3:]
+            time.sleep(0.01)
+
+    server = Server(root, "--workers", "2")
+    thread = threading.Thread(target=ask, args=(server.url,))
+    thread.start()
+    try:
+        publish_again(root)
+        newest = Versions(root).newest()
+        wait_for(lambda: newest in answered)
+        killed = server.model_process()
+        os.kill(killed, signal.SIGKILL)
+        publish_again(root)
+        seen = len(answered)
+        wait_for(lambda: server.model_process() != killed and len(answered) > seen + 10)
+    finally:
+        stop.set()
+        thread.join()
+        for pid in _family(server.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        server.stop()
+    again = Server(root)
+    answered.append(again.ask("/predict", ROWS)[2]["version"])
+    again.stop()
+    assert answered == sorted(answered)
+    assert answered[0] < newest < answered[-1]
 
 
 def test_kill_and_stop_lose_no_request(server, expected):
@@ -248,6 +409,10 @@ def test_kill_and_stop_lose_no_request(server, expected):
     text = "".join(server.lines)
     assert f"({model_pid}) was ended by SIGKILL; it is started again" in text
     assert TOKEN not in text
+
+
+def _family(pid):
+    return [pid, *(other for child in _children(pid) for other in _family(child))]
 
 
 def _children(pid):

@@ -1,6 +1,8 @@
 """A folder that cannot be published to is refused before training; what fails later ends a run where that was asked."""
 
 import logging
+import os
+import resource
 import tempfile
 
 import mindspore as ms
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
+from callbacks import Callback
 from tests.trainer.serving.test_published import Net, clicks, tmpfs
 from trainer import Trainer
 from trainer.errors import CheckpointError, ConfigurationError
@@ -65,6 +68,28 @@ def test_a_failing_version_ends_the_run_where_that_was_asked(trainer, tmp_path):
         assert trainer.state.progress.global_step < before + 4000
         with ServedModel(disk / "root", follow=False) as model:
             assert np.isfinite(model.predict(QUESTION)).all()
+
+
+class NoMoreFiles(Callback):
+    """Lets this process open no file any more."""
+
+    def __init__(self):
+        self.hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def teardown(self, trainer):
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, self.hard))
+
+
+def test_the_folder_is_given_back_although_no_file_can_be_opened_at_the_end(trainer, tmp_path, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        trainer.online_train(clicks, max_steps=1, callbacks=[NoMoreFiles(), Publish(tmp_path, batch=8)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert f"no version of {tmp_path} is removed: [Errno 24] Too many open files" in caplog.text
+    trainer.online_train(clicks, max_steps=1, callbacks=[Publish(tmp_path, batch=8)])
 
 
 class NotExported(nn.Cell):

@@ -210,3 +210,17 @@ def test_what_cannot_work_is_refused(tmp_path):
         Publish(tmp_path, rows="int4")
     with pytest.raises(CheckpointNotFoundError, match="no model has been published at"):
         ServedModel(tmp_path)
+
+
+def test_two_publishers_of_one_run_publish_every_change_each(tmp_path):
+    network = Net()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.05))
+    roots = [tmp_path / "first", tmp_path / "second"]
+    publishers = [Publish(root, every=1e-6, batch=8) for root in roots]
+    trainer.online_train(batches, max_steps=4, callbacks=publishers)
+    users, tags, numbers = columns(3, first=0, last=30)
+    expected = trainer.predict(users, tags, numbers)
+    for root in roots:
+        with ServedModel(root, follow=False) as model:
+            assert model.step == 4
+            np.testing.assert_allclose(model.predict((users, tags, numbers)), expected, rtol=1e-5, atol=1e-6)

@@ -29,7 +29,7 @@ def open_stream(request, schema):
         each.close()
 
 
-def test_a_first_position_that_nobody_tells_is_an_error(open_stream, monkeypatch):
+def test_an_unknown_first_position_is_an_error(open_stream, monkeypatch):
     monkeypatch.setattr("trainer.streams.sources.broker_stream._START_SECONDS", 1.0)
     monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.2)
     with pytest.raises(StreamError, match=rf"at .*{NOWHERE} did not answer for 1 s; the .* unknown"):

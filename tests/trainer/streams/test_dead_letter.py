@@ -162,3 +162,16 @@ def test_rows_before_a_failure_of_an_iterable_are_returned_and_its_end_after_it_
             stream.poll(10, 5.0)
         assert not stream.exhausted
         assert stream.position() == {"iterable": [3, 0]}
+
+
+def test_reasons_beyond_the_first_thousand_are_counted_together():
+    letters = DeadLetter(max_bad_share=1.0)
+    span = Span("files", "a@0", 0, 0)
+    rows = [BadRow(0, number, f"column {number} is missing", b"") for number in range(1500)]
+    letters.record("files", rows + rows, [span])  # a reason that is known goes on being counted by itself
+    letters.count(0, 3000)
+    assert len(letters.reasons) <= 1001
+    assert letters.reasons["0 is missing"] == letters.reasons["999 is missing"] == 2
+    assert letters.reasons.total() == 3000
+    assert letters.reasons["other"] == 1000
+    assert "3000 of 3000 rows set aside: other 1000, " in letters.report()

@@ -1,6 +1,8 @@
+import gc
 import json
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -115,6 +117,17 @@ def test_resumes_behind_every_row_of_every_partition(make_kafka, stream, rows, r
         rest = read(resumed, max_rows=7, timeout=LONG, rows=32 - count)
         assert rest.columns["user"].tolist() == list(range(count, 32)), f"resumed after {at}"
         assert resumed.position() == position
+
+
+def test_a_message_that_is_delivered_twice_is_two_messages(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(row) for row in rows(0, 4) for _ in range(2)])
+    kafka = stream(cluster)
+    assert read(kafka, timeout=LONG, rows=3).columns["user"].tolist() == [0, 0, 1]
+    position = json.loads(json.dumps(kafka.position()))
+    resumed = stream(cluster)
+    resumed.seek(position)
+    assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [1, 2, 2, 3, 3]
 
 
 def test_arrow_arrival_order_lag_and_commit(make_kafka, stream, rows, read, same):
@@ -336,6 +349,19 @@ def test_a_close_ends_a_wait(make_kafka, stream):
     assert time.monotonic() - started < 30
 
 
+def test_a_dropped_stream_frees_its_client_at_once(make_kafka, schema):
+    """Not at some later garbage collection: a process has room for about 1,000 clients."""
+    dropped = KafkaStream("clicks", schema, servers=make_kafka("clicks").servers)
+    alive = weakref.ref(dropped)  # and what it holds
+    dropped.close()
+    gc.disable()
+    try:
+        del dropped
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 def test_wrong_arguments_are_refused(make_kafka, stream, schema):
     cluster = make_kafka("clicks")
     with pytest.raises(ConfigurationError, match="did you mean 'arrival'"):
@@ -350,7 +376,7 @@ def test_wrong_arguments_are_refused(make_kafka, stream, schema):
         stream(cluster).seek({"other:0": [0, 0]})
 
 
-def test_lag_is_told_at_once_while_another_thread_waits_for_messages(make_kafka, stream, rows):
+def test_lag_is_known_at_once_while_another_thread_waits_for_messages(make_kafka, stream, rows):
     cluster = make_kafka("clicks")
     cluster.produce([json.dumps(row) for row in rows(0, 3)])
     one = stream(cluster)

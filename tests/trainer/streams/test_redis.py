@@ -44,6 +44,15 @@ def test_resumes_behind_every_row_of_every_message(redis_server, stream, rows, s
     resumes(stream, list(range(11)), max_rows=3)
 
 
+def test_a_message_that_is_delivered_twice_is_two_messages(redis_server, stream, rows, read, resumes):
+    for row in rows(0, 4):
+        for _ in range(2):
+            redis_server.client().xadd("clicks", {"data": json.dumps(row)})
+    order = [0, 0, 1, 1, 2, 2, 3, 3]
+    assert read(stream()).columns["user"].tolist() == order
+    resumes(stream, order, max_rows=3)
+
+
 def test_several_keys_are_merged_in_one_order(redis_server, stream, rows, read, resumes):
     client = redis_server.client()
     for row in rows(0, 40):
@@ -286,15 +295,15 @@ def test_counters_of_a_newer_server_tell_how_many_entries_went_unread():
         names = ("last-generated-id", "entries-added", "max-deleted-entry-id", "first-entry", "length")
         return dict(zip(names, (last, added, deleted, (first, {}), 5), strict=True))
 
-    removals = Removals(begun=False)
+    removals = Removals(resumed=False)
     assert removals.look(info("5-0", 5, "3-0"), (0, 0), [(1, 0), (2, 0), (4, 0), (5, 0)], False, None) is None
     assert removals.look(info("7-0", 7, "3-0"), (5, 0), [(6, 0), (7, 0)], False, None) is None
     loss = removals.look(info("12-0", 12, "11-0"), (7, 0), [(8, 0), (10, 0), (12, 0)], False, None)
-    assert "has lost 2 entries after 7-0 before they were read" in loss.what
+    assert "has lost 2 entries after 7-0 before they were read" in loss.message
     assert loss.upto == (11, 0)
     again = removals.look(info("15-0", 3, first="13-0"), (12, 0), [(13, 0), (14, 0), (15, 0)], False, None)
     assert again.restart
-    assert "created again; the last id seen in it was 12-0: now it holds 5 entries, up to 15-0" in again.what
+    assert "created again; the last id seen in it was 12-0: now it holds 5 entries, up to 15-0" in again.message
 
 
 def test_wrong_arguments_are_refused(redis_server, stream, schema):

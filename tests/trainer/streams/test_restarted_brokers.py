@@ -92,6 +92,7 @@ def test_every_row_is_trained_once_through_outages(broker, trainer, rows, tmp_pa
     assert "growing waits" in caplog.text
     assert "is back" in caplog.text
 
+    outage.timer.join()  # all rows are produced before the server goes away again
     broker.away()  # and not there when the run goes on
     threading.Timer(0.5, broker.back).start()
     stream = broker.open()

@@ -130,7 +130,7 @@ def test_arrow_messages_with_nulls_and_ragged_lists(make):
 def test_too_many_bad_records_stop_the_stream_early_or_late(make):
     good, bad = json.dumps(GOOD).encode(), b"broken"
     decoder = make(max_bad_share=0.1, min_rows=20)
-    decode(decoder, [bad] * 5)
+    decode(decoder, [bad] * 2 + [good] * 3)
     with pytest.raises(StreamError, match=r"max_bad_share=0\.1"):
         decode(decoder, [bad] * 5 + [good] * 10)
     decoder = make(max_bad_share=0.1, min_rows=20)

@@ -1,4 +1,4 @@
-"""`BlockSource`: finite data that need not fit into memory, read in blocks of rows and shuffled within them."""
+"""`BlockSource`: finite data larger than memory, read in blocks of rows and shuffled within them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def make_source(
 
 
 def is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of nothing but arrays."""
+    """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of arrays only."""
     if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
         return True
     values: Sequence[Any]
@@ -71,7 +71,7 @@ def is_arrays(data: Any) -> bool:
 
 
 class WrappedArrays(ArraySource):
-    """`NumpySlicesDataset(arrays).batch(n)` read as its arrays: the pipeline's batches and positions, but faster.
+    """Reads `NumpySlicesDataset(arrays).batch(n)` from its arrays: the same batches and positions, but faster.
 
     Args:
         dataset: the pipeline.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import numpy as np
 
 from ...checks import whole
 from ...errors import ConfigurationError, DataError, did_you_mean
+from ...storage.location import Location, RemoteFile, is_url, retried
 from ..as_columns import Columns, as_array
 from .block_source import BlockSource
 
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
-    path: Path
+    path: Path | RemoteFile
     number: int
     rows: int
 
@@ -31,7 +33,8 @@ class ParquetFolder(BlockSource):
 
     Args:
         path: the folder, read in the order of its files' names, or one file. Names that start with ``_`` or ``.`` are
-            left out.
+            left out. Of a URL, such as ``s3://bucket/folder``, the row groups' columns are read from the store as they
+            are needed, in every epoch; a store that cannot be reached is tried again for a minute.
         batch_size: rows per batch; the last one of an epoch may have fewer.
         columns: names of the columns to read, in the order the network takes them, the label last; None: all of the
             first file's.
@@ -59,7 +62,7 @@ class ParquetFolder(BlockSource):
         from ...streams.formats import arrow
 
         arrow.require()
-        self.path = Path(path)
+        self.path = str(path) if is_url(path) else Path(path)
         whole("batch_size", batch_size)
         self.num_shards = whole("num_shards", num_shards)
         self.shard_id = whole("shard_id", shard_id, 0)
@@ -86,8 +89,7 @@ class ParquetFolder(BlockSource):
         groups = [self._groups[number] for number in numbers]
         for group in groups:
             try:
-                with arrow.open_parquet(group.path) as file:
-                    tables.append(arrow.row_group(file, group.number, self.names))
+                tables.append(_opened(group.path, functools.partial(_one_group, number=group.number, names=self.names)))
             except arrow.errors() as error:
                 raise DataError(f"{group.path}, row group {group.number}: {error}") from error
         try:
@@ -118,25 +120,56 @@ class ParquetFolder(BlockSource):
         return as_array(flat.reshape(len(array), length) if listed else flat, name)
 
 
-def _row_groups(path: Path, columns: Sequence[str] | None) -> tuple[list[_RowGroup], tuple[str, ...]]:
-    """Return all row groups and the names of the columns to read."""
+def _one_group(file: Any, number: int, names: Sequence[str]) -> Any:
     from ...streams.formats import arrow
 
+    return arrow.row_group(file, number, names)
+
+
+def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
+    """Return what `use` makes of an open Parquet file."""
+    from ...streams.formats import arrow
+
+    def attempt() -> Any:
+        with arrow.open_parquet(path) as file:
+            return use(file)
+
+    return retried(attempt, str(path)) if isinstance(path, RemoteFile) else attempt()
+
+
+def _files(path: Path | str) -> list[Any]:
+    """Return the Parquet files of a folder in the order of their names, or the one file."""
+    files: list[Any]
     try:
-        if not path.exists():
-            raise DataError(f"{path}: there is no such file or folder")
+        if isinstance(path, str):
+            location = Location(path)
+            if location.entry() is not None:
+                folder, name = location.parent()
+                return [RemoteFile(folder, name)]
+            names = sorted(name for name in location.files(below=False) if name.endswith(".parquet"))
+            files = [RemoteFile(location, name) for name in names]
+        else:
+            if not path.exists():
+                raise DataError(f"{path}: there is no such file or folder")
+            files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     files = [file for file in files if file.name[0] not in "_."]
     if not files:
         raise DataError(f"{path}: holds no files named *.parquet")
+    return files
+
+
+def _row_groups(path: Path | str, columns: Sequence[str] | None) -> tuple[list[_RowGroup], tuple[str, ...]]:
+    """Return all row groups and the names of the columns to read."""
+    from ...streams.formats import arrow
+
+    files = _files(path)
     groups: list[_RowGroup] = []
     names = None if columns is None else tuple(columns)
     for file in files:
         try:
-            with arrow.open_parquet(file) as parquet:
-                present, rows = parquet.schema_arrow.names, arrow.group_rows(parquet)
+            present, rows = _opened(file, lambda parquet: (parquet.schema_arrow.names, arrow.group_rows(parquet)))
         except arrow.errors() as error:
             raise DataError(f"{file} is no Parquet file, or is damaged: {error}") from error
         names = tuple(present) if names is None else names

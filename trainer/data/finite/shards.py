@@ -1,4 +1,6 @@
-"""Which rows of a dataset a process trains on, so that the processes of a step train on one process's larger batch.
+"""The rows of a dataset that each process trains on.
+
+Together the processes train on the batch that a single process would train on in that step.
 
 Step k of N processes with batches of B rows takes the rows that one process with batches of N * B rows would take.
 Every process works out all of a step's shapes, so that all call the same programs without asking each other.
@@ -72,7 +74,7 @@ class ShardedArrays(ArraySource):
 
 
 class EveryNth(Source):
-    """Batches of any source that every process can read: each takes one in turn and passes over the others'.
+    """Deals the batches of a source in turn: every process reads all of them and keeps its own.
 
     Args:
         source: delivers the same batches on every process.
@@ -96,6 +98,20 @@ class EveryNth(Source):
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Column names."""
         return self.source.names
+
+    @property
+    def set_aside(self) -> str | None:  # type: ignore[override]
+        """How many rows the source has set aside and why, or None."""
+        return self.source.set_aside
+
+    @property
+    def continues_epochs(self) -> bool:  # type: ignore[override]
+        """Whether an epoch begins after the last batch of the one before."""
+        return self.source.continues_epochs
+
+    @continues_epochs.setter
+    def continues_epochs(self, value: bool) -> None:
+        self.source.continues_epochs = value
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield this process's batches."""
@@ -142,7 +158,7 @@ class EveryNth(Source):
         return {**self.source.describe(), "processes": self.shard.size}
 
     def checksums(self) -> dict[str, int]:
-        """See `Source.checksums`."""
+        """Return the checksums of the shared source."""
         return self.source.checksums()
 
     def resolve(self, position: Position) -> Position:

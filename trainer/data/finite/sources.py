@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
 _MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # of a batch without a given size
+_READ = "read"  # key of a state: batches since the beginning, for data that goes on from epoch to epoch
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
 
@@ -103,7 +104,7 @@ class ArraySource(Source):
         return vary(self._columns)
 
     def checksums(self) -> dict[str, int]:
-        """See `Source.checksums`; of the first rows in the order they have, and of rows from anywhere."""
+        """Return checksums of the first rows, in order, and of rows drawn from all of them."""
         count = min(self.batch_size, self.rows)
         anywhere = np.random.default_rng(self.rows).integers(0, self.rows, count)
         batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
@@ -130,7 +131,7 @@ class ArraySource(Source):
             yield Item(columns, form=form)
 
     def first_row(self, epoch: int, state: Any) -> int:
-        """Return the row that an epoch's batches count from: not 0 after a resume with batches of another size."""
+        """Return the row at which batch 0 begins: not 0 after a resume with another batch size."""
         return state["row"] if state is not None and state["epoch"] == epoch else 0
 
     def order(self, epoch: int) -> np.ndarray | None:
@@ -164,18 +165,25 @@ class PipelineSource(Source):
         self.seed = seed
         self._iterator: Any = None
         self._next: tuple[int, int] | None = None
+        self._read = 0  # batches of a pipeline without a size, from its beginning
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches."""
-        if self._iterator is None or self._next != (epoch, start):
-            self._open(epoch, start)
+        continues_epochs = self.continues_epochs and self.size is None
+        following = self._next is not None and continues_epochs and (epoch, start) == (self._next[0] + 1, 0)
+        if self._iterator is None or not (self._next == (epoch, start) or following):
+            self._open(epoch, _read_before(state, start) if continues_epochs else start)
         count = start
-        for item in self._iterator:
-            count += 1
-            self._next = (epoch, count)
-            yield Item(as_columns(item, self.names)[0])
+        for _ in range(2 if continues_epochs else 1):  # the epoch before may have ended with the pipeline's last batch
+            for item in self._iterator:
+                count += 1
+                self._read += 1
+                self._next = (epoch, count)
+                yield Item(as_columns(item, self.names)[0], {_READ: self._read} if continues_epochs else None)
+            if count > start:
+                break
         self._next = (epoch + 1, 0)
-        if self.size is None:
+        if self.size is None and not continues_epochs:
             self.size = count
 
     def when_slow(self) -> str:
@@ -192,7 +200,7 @@ class PipelineSource(Source):
     def _open(self, epoch: int, start: int) -> None:
         self.close()
         skipped = start if self.size is None else epoch * self.size + start
-        if self.size is None and epoch:
+        if self.size is None and epoch and not self.continues_epochs:
             raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
         with seeded(self.seed):
             try:
@@ -204,8 +212,18 @@ class PipelineSource(Source):
             finally:
                 self.dataset.set_init_step(0)
         if self.size is None:
-            for _ in range(skipped):  # a pipeline without a size can only be read up to the position
-                next(self._iterator)
+            self._skip(skipped)
+
+    def _skip(self, count: int) -> None:
+        """Read up to a position, as a pipeline without a size has to be; a pass may end before it."""
+        self._read, ended = 0, False
+        while self._read < count:
+            if next(self._iterator, None) is not None:
+                self._read, ended = self._read + 1, False
+            elif ended:
+                raise DataError(f"the pipeline cannot be read up to batch {count}, which was trained last: it is empty")
+            else:
+                ended = True
 
     def close(self) -> None:
         """Stop the pipeline's threads."""
@@ -215,7 +233,9 @@ class PipelineSource(Source):
 
 
 class IterableSource(Source):
-    """Any iterable, or a function that returns a fresh iterator: items are tuples, lists or dicts of batch arrays.
+    """Batches of an iterable, or of a function that returns an iterator.
+
+    Its items are tuples, lists or dicts of arrays with the rows of one batch.
 
     An object with `state_dict` and `load_state_dict` states its own position; others are read again up to it.
     """
@@ -231,7 +251,9 @@ class IterableSource(Source):
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
         self.one_shot = not self._is_factory and iter_is_self(data)
-        self._used = False
+        self._epoch: int | None = None  # that was read last
+        self._ended = False
+        self._read = 0  # batches of an iterator, from its beginning
         self._warned = False
         self._peeked: list[Any] = []
         self.size = _length(data)
@@ -260,33 +282,61 @@ class IterableSource(Source):
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches, each with the state of the object after it, if it has one."""
-        if self.one_shot and self._used:
-            raise DataError(
-                f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
-                "generator, a list, or an object with __iter__"
-            )
-        self._used = True
+        continues_epochs = self.continues_epochs and self.one_shot
+        next_epoch = self._epoch is not None and (epoch, start) == (self._epoch + 1, 0)
+        following = continues_epochs and not self._ended and next_epoch
+        if self.one_shot and self._epoch is not None and not following:
+            raise _used_up(epoch)
+        self._epoch = epoch
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(epoch)
+        skip = 0 if following else self._sought(epoch, start, state, continues_epochs)
+        counts = continues_epochs or (isinstance(state, dict) and _READ in state)
+        peeked, self._peeked = self._peeked, []
+        number = 0
+        for number, item in enumerate(chain(peeked, self.data() if self._is_factory else self.data), 1):
+            self._read += 1
+            if number <= skip:
+                continue
+            columns, self.names = as_columns(item, self.names)
+            yield Item(columns, self._state(counts and self.one_shot))
+        self._ended = True
+        if continues_epochs and number <= skip and epoch:
+            raise _used_up(epoch)
+
+    def _sought(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
+        """Bring the data to a position if they can do so; return the batches to skip."""
         skip = start
-        if start and state is not None and self._stateful:
+        if self.one_shot and not self._stateful:  # an earlier run may have gone on where this one does not
+            skip = _read_before(state, start)
+        elif (start or continues_epochs) and state is not None and self._stateful:
             self.data.load_state_dict(state)
-            skip = 0
+            return 0
         if skip and not self._warned:
             self._warned = True
             logger.warning(
-                "the dataset has no state_dict/load_state_dict: its first %d batches of epoch %d are read again and "
+                "the dataset has no state_dict/load_state_dict: its first %d batches%s are read again and "
                 "dropped to reach the saved position; that is exact only if it repeats the same order",
                 skip,
-                epoch,
+                "" if continues_epochs else f" of epoch {epoch}",
             )
-        peeked, self._peeked = self._peeked, []
-        for item in chain(peeked, self.data() if self._is_factory else self.data):
-            if skip:
-                skip -= 1
-                continue
-            columns, self.names = as_columns(item, self.names)
-            yield Item(columns, self.data.state_dict() if self._stateful else None)
+        return skip
+
+    def _state(self, counts: bool) -> Any:
+        if self._stateful:
+            return self.data.state_dict()
+        return {_READ: self._read} if counts else None
+
+
+def _read_before(state: Any, start: int) -> int:
+    return state[_READ] if isinstance(state, dict) and _READ in state else start
+
+
+def _used_up(epoch: int) -> DataError:
+    return DataError(
+        f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
+        "generator, a list, or an object with __iter__"
+    )
 
 
 def iter_is_self(data: Any) -> bool:

@@ -76,7 +76,7 @@ def _joined(lengths: list[ListLengths]) -> ListLengths:
 
 
 def made_up(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
-    """Return columns that look like `columns` and like the rows of other processes in a step with these `lengths`."""
+    """Return placeholder columns with the names and types of `columns` and the `lengths` of the step."""
     of_step = lengths or {}
     return tuple(
         [

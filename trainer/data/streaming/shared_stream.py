@@ -1,4 +1,4 @@
-"""A stream that several processes train on together: each reads its own part, and all take the same steps.
+"""A stream shared by several processes: each reads its own part, and all take the same steps.
 
 Before every call each process sends one message, a `_Round`, with the number of batches that it has ready. From these
 all derive the same step: how many batches, whose rows count, whether to wait, whether the stream has ended. A process
@@ -54,11 +54,11 @@ class JobHooks(StopHooks):
 
     Attributes:
         durable: returns the number of durable snapshots; asked on rank 0.
-        settled: called with that number on all processes.
+        commit: called on all processes with the number of snapshots that are durable on all of them.
     """
 
     durable: Callable[[], int] = lambda: 0
-    settled: Callable[[int], None] = lambda count: None
+    commit: Callable[[int], None] = lambda count: None
 
 
 class _Round(NamedTuple):
@@ -145,6 +145,10 @@ class SharedStream(Source):
         if not self.divided:
             return own
         return position.merge([part or {} for part in self.group.gather_json(own.state)], self.stream.join)
+
+    def trained_to(self, position: Position) -> None:
+        """Take note that the rows before `position` have been trained on."""
+        self.rows_of.trained_to(position)
 
     def commit(self, position: Position) -> None:
         """Acknowledge this process's part of `position`, that of all processes."""
@@ -247,13 +251,13 @@ class SharedStream(Source):
             self._columns_sum = zlib.crc32(repr(described).encode()) or 1
 
     def _exchange(self, ready: int, ended: bool) -> list[_Round]:
-        wish = self.hooks.wish()
+        requested = self.hooks.requested_stop()
         items = list(islice(self._ready, ready))
         # a stream that is not connected yet has no position, which every step needs
         begun = self.rows_of.begun is not None
         passed = begun and self._waited >= self.rows_of.flush_after
         own = _Round(
-            stop=stop_kind(wish),
+            stop=stop_kind(requested),
             ready=ready,
             rows=len(items[0].columns[0]) if items else 0,
             state=_ENDED if ended else _PASSED_OVER if passed else _WAITING,
@@ -266,7 +270,7 @@ class SharedStream(Source):
             lists=self._lists.seen,
         )
         rounds = [_Round(*row) for row in self.group.gather(np.array(own, np.int64)).tolist()]
-        self.hooks.settled(rounds[0].durable)
+        self.hooks.commit(rounds[0].durable)
         self._check_alike(rounds)
         return rounds
 

@@ -1,4 +1,4 @@
-"""A stream as a source: sound rows become batches of one size, each with the position after its last row."""
+"""A stream as a source: rows become batches of one size, each with the position after its last row."""
 
 from __future__ import annotations
 
@@ -6,105 +6,46 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
-from ...streams import Batch, DeadLetter, IterableStream, Stream, advance, concat
-from ...streams.dead_letter import BadRow
+from ...streams import Batch, IterableStream, Stream, advance, concat
 from ..as_columns import Columns, as_array, check_task_labels
 from ..finite.datasets import is_arrays
 from ..position import Position
 from ..ragged import ListTypes, Ragged, given_names
 from ..source import Item, Source
+from .sound_rows import Counted, SoundRows
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 DEFAULT_BATCH_SIZE = 1024
-Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
-class SoundRows:
-    """Sets aside the rows of a stream whose inputs or labels are not finite, unless they are allowed to be.
+class Transform(Protocol):
+    """Turns batches of raw rows into the network's columns.
 
-    Columns that a schema declares are checked there: those with `Column.allow_nan` are let through here as well.
-
-    Args:
-        stream: its dead letter takes the rows; it gets one that only counts if it has none.
-        tasks: number of tasks, whose labels are the last columns that are trained on.
-        counted: returns, of these columns, which rows count for each task (bool [rows], or None for all); the others
-            may hold anything.
+    `trainer.features.stream_rows.BatchTransform` implements it.
     """
 
-    def __init__(self, stream: Stream, tasks: int = 0, counted: Counted | None = None) -> None:
-        self.stream = stream
-        if stream.dead_letter is None:
-            stream.dead_letter = DeadLetter()
-        self.tasks = tasks
-        self.counted = counted
-        schema = stream.schema
-        self._declared = () if schema is None else tuple(schema.columns)
+    def begin(self) -> None:
+        """Take note that reading begins."""
 
-    def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
-        """Return the rows that can be trained on; `names` are those of the columns that are.
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the network's columns of the good rows."""
 
-        Raises:
-            StreamError: too many rows are bad, or the dead-letter file cannot be written.
-        """
-        reasons: dict[int, str] = {}
-        for name in names:
-            allowed = self.stream.allow_nan
-            if name not in self._declared and not (allowed if isinstance(allowed, bool) else name in allowed):
-                for row in self._bad_rows(batch, name, names):
-                    reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
-        dead_letter = self.stream.dead_letter
-        if reasons:
-            rows = [
-                BadRow(*batch.origin_of(row), reason, {n: _plain(column[row]) for n, column in batch.columns.items()})
-                for row, reason in sorted(reasons.items())
-            ]
-            dead_letter.record(type(self.stream).__name__, rows, batch.spans)
-            mask = np.ones(batch.rows, bool)
-            mask[list(reasons)] = False
-            batch = batch.keep(mask)
-        # what a schema has checked has been counted there
-        dead_letter.count(0 if self._declared else batch.rows, len(reasons))
-        return batch
+    def learn(self, batch: Batch, state: Any) -> None:
+        """Take note of a whole batch, and of the position behind it."""
 
-    def _bad_rows(self, batch: Batch, name: str, names: Sequence[str]) -> np.ndarray:
-        column = batch.columns[name]
-        if not isinstance(column, np.ndarray | Ragged):  # lists, of a user's own stream
-            column = as_array(column, name)
-        if column.dtype.kind != "f":
-            return np.empty(0, np.int64)
-        values = column[:].values if isinstance(column, Ragged) else column
-        if values.dtype.itemsize > 4:
-            with np.errstate(over="ignore"):
-                values = values.astype(np.float32)  # as it is trained on
-        finite = np.isfinite(values)
-        if finite.all():
-            return np.empty(0, np.int64)
-        if isinstance(column, Ragged):
-            bad_values = ~finite.reshape(len(values), -1).all(axis=1)
-            return np.unique(np.repeat(np.arange(len(column)), column.lengths)[bad_values])
-        bad = ~finite.reshape(len(column), -1).all(axis=1)
-        labels = names[len(names) - self.tasks :]
-        if self.counted is not None and name in labels:
-            counted = self.counted([batch.columns[label] for label in labels])
-            of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
-            if all(rows is not None for rows in of_column):
-                bad &= np.any(of_column, axis=0)
-        return np.flatnonzero(bad)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
+    def trained_to(self, state: Any) -> None:
+        """Take note that the batch before a position has been trained on."""
 
 
 def as_stream(data: Any) -> Stream:
-    """Return `data` if it is a stream, else an `IterableStream` over it (a `mindspore.dataset`, generator, list).
+    """Return `data` if it is a stream, else an `IterableStream` over it.
 
     Raises:
         ConfigurationError: data that cannot be iterated, or arrays.
@@ -162,7 +103,7 @@ class StreamSource(Source):
         extras: Sequence[str] = (),
         counted: Counted | None = None,
         list_types: ListTypes | None = None,
-        transform: Callable[[Batch], Batch] | None = None,
+        transform: Transform | None = None,
         flush_after: float = 1.0,
         idle_timeout: float | None = None,
         restarts: bool = False,
@@ -212,6 +153,8 @@ class StreamSource(Source):
         if state is not None:
             self.stream.seek(state)
             self._peeked = None
+        if self._transform is not None:
+            self._transform.begin()
         position = self.stream.position() if self._peeked is None else self._before
         self.begun = position
         waiting: list[Batch] = []
@@ -263,7 +206,7 @@ class StreamSource(Source):
         raise DataError("the stream gave no rows")
 
     def try_peek(self) -> Columns | None:
-        """Return the columns of the first rows, or None if none come soon; `batches` delivers them all the same."""
+        """Return the columns of the first rows without consuming them; None if none come soon."""
         if self._peeked is None:
             self._before = self.stream.position()
             batch = self._poll(self.batch_size)
@@ -304,6 +247,8 @@ class StreamSource(Source):
         self._finish = why
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
+        if self._transform is not None:
+            self._transform.learn(batch, position)
         extras: dict[str, Any] = {name: batch.columns[name] for name in self.extras}
         if batch.event_time is not None:
             extras["event_time"] = batch.event_time
@@ -343,6 +288,11 @@ class StreamSource(Source):
         """Return a chunk's position in the form that goes into a snapshot."""
         return position if position.state is None else position.with_state(self.stream.resolve(position.state))
 
+    def trained_to(self, position: Position) -> None:
+        """Take note that the rows before `position` have been trained on."""
+        if self._transform is not None:
+            self._transform.trained_to(position.state)
+
     def commit(self, position: Position) -> None:
         """Acknowledge the rows before `position`, which are in a durable snapshot."""
         if position.state is not None:
@@ -358,7 +308,10 @@ class StreamSource(Source):
 
 
 class SummedSource(Source):
-    """A stream whose positions are (sum, position): a CRC-32 of all rows so far, which shows that all read the same."""
+    """A stream whose positions are (sum, position); the sum is a CRC-32 of all rows so far.
+
+    Processes compare the sums to detect that they read different rows.
+    """
 
     def __init__(self, source: StreamSource) -> None:
         self.source = source

@@ -1,1 +1,1 @@
-"""The cells that networks use, the row optimizers, and the tables' part of the training graph."""
+"""Embedding cells, row optimizers, and the part of the training graph that reads and updates tables."""

@@ -1,4 +1,4 @@
-"""The cell a network uses: `Embedding`, fed with raw ids."""
+"""`Embedding`: the cell that looks up raw ids."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _serial = itertools.count()
 
 
 class WorkingSet:
-    """The rows of one table that a graph sees. Shared by all cells of the table.
+    """The rows of one table that a graph reads, shared by all cells of the table.
 
     Attributes:
-        rows: weights of the distinct rows of one training step, [n, dim]; what gradients are taken of.
-        reading: weights of the distinct rows of a chunk that is only read (evaluation, frozen tables), [n, dim].
+        rows: weights of the distinct rows of one training step, [n, dim]; gradients are taken with respect to it.
+        reading: weights of the distinct rows of a read-only chunk (evaluation, frozen tables), [n, dim].
         step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
         reading_map: the same for `reading`.
-        token: stands for `rows` where gradients are added up by a `host_rows.ReadRows`, float32 [1].
+        token: differentiated instead of `rows` where a `host_rows.ReadRows` sums the gradients, float32 [1].
         reader: that cell, or None.
     """
 
@@ -53,7 +53,10 @@ class WorkingSet:
         self._mirrors: dict[str, Mirror] = {}
 
     def mirror(self, name: str) -> Mirror:
-        """Return the host memory of `rows`, `reading` or a map: one for all Trainers, any of which may let it grow."""
+        """Return the host buffer of `rows`, `reading` or a map.
+
+        All Trainers share it, and any of them may grow it.
+        """
         if name not in self._mirrors:
             self._mirrors[name] = Mirror(getattr(self, name))
         return self._mirrors[name]
@@ -64,11 +67,11 @@ def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) 
 
 
 class Embedding(nn.Cell):
-    """Vectors for raw ids, any number of them: integers, or strings hashed by the Trainer.
+    """Vectors for raw ids: any number of integers, or strings that the Trainer hashes.
 
-    In a network trained by `Trainer` the cost of a step grows with the distinct ids of a batch, not with the table.
-    Called outside of one the cell reads: known ids give their rows, unknown ones the default row. A table that
-    several processes have divided among them can be read by their Trainers alone.
+    In a network trained by `Trainer`, the cost of a step grows with the distinct ids of a batch, not with the table.
+    Called outside a Trainer, the cell only reads: known ids return their rows, unknown ids the default row. A table
+    sharded over several processes can only be read through their Trainers.
 
     Args:
         dim: length of a vector.
@@ -142,7 +145,7 @@ class Embedding(nn.Cell):
         if table is not None:
             self._share(table)
             return
-        # a sparse table without a name takes its cell's path in the network, once that is known
+        # An unnamed sparse table is named after its cell's path in the network, once that is known.
         hide(self, "is_unnamed", name is None)
         name = name or f"embedding_{next(_serial)}"
         eviction, path = Eviction.of(eviction), None if path is None else str(path)
@@ -167,7 +170,7 @@ class Embedding(nn.Cell):
         if self.is_dense:
             self._make_dense()
         else:
-            # a run may make the cell read from a working set shared with other tables; this one stays its own
+            # A run may switch the cell to a working set shared with other tables; this one stays private.
             hide(self, "own_working_set", WorkingSet(spec.name, spec.dim))
             self.adopt(self.own_working_set, False)
 
@@ -182,7 +185,7 @@ class Embedding(nn.Cell):
             self.adopt(other.working_set, False)
 
     def adopt(self, working_set: WorkingSet, indirect: bool) -> None:
-        """Read from `working_set` from now on, translating positions by its maps if `indirect`."""
+        """Read from `working_set` from now on; translate positions by its maps if `indirect`."""
         self.indirect = indirect
         hide(self, "working_set", working_set)
         for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
@@ -209,7 +212,7 @@ class Embedding(nn.Cell):
         trainable: bool = True,
         **options: Any,
     ) -> Embedding:
-        """Return a table that starts from given vectors.
+        """Return a table initialized with the given vectors.
 
         Args:
             vectors: float array [n, dim]; or a file: word2vec or GloVe text (ids are its words), or safetensors with
@@ -219,7 +222,7 @@ class Embedding(nn.Cell):
             options: further arguments of the constructor.
 
         Raises:
-            ConfigurationError: shapes do not fit, ids repeat, or the file is none of the formats.
+            ConfigurationError: shapes do not match, ids repeat, or the file has none of these formats.
         """
         values, file_ids = read_vectors(vectors)
         ids = file_ids if ids is None else ids
@@ -239,9 +242,9 @@ class Embedding(nn.Cell):
         return cell
 
     def __call__(self, ids):
-        """Read rows outside of a graph; see the class."""
+        """Read rows outside a graph; see the class."""
         if self.probe is not None:
-            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view dies with the run
+            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view is only valid during the run
             return ops.zeros((*ids.shape, self.dim), mstype.float32)
         return super().__call__(ids) if self.is_dense else self._read(ids)
 
@@ -264,13 +267,13 @@ class Embedding(nn.Cell):
         return Tensor(values.reshape(*ids.shape, self.dim))
 
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
-        """Return the table on the host, created on first use with the slots of `optimizer`.
+        """Return the table on the host; the first call creates it with the slots of `optimizer`.
 
-        A table that was created before its optimizer was known is rebuilt with its weights.
+        A table created before its optimizer was known is rebuilt; its weights are kept.
 
         Args:
-            optimizer: the row optimizer, or None when that is not known yet.
-            shards: the part of the rows that this process keeps; None leaves it.
+            optimizer: the row optimizer, or None when it is not known yet.
+            shards: the part of the rows that this process owns; None leaves it unchanged.
         """
         table = self.host.table
         divided = table is not None and shards is not None and shards != table.shards
@@ -290,7 +293,10 @@ class Embedding(nn.Cell):
         return self.host.table
 
     def row_positions(self, positions):
-        """Return positions in the working set for `positions` of a chunk's column, 0 being padding; graph code."""
+        """Map positions in a chunk's column to positions in the working set; graph code.
+
+        Position 0 is padding.
+        """
         if not self.indirect:
             return positions
         return ops.gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
@@ -310,12 +316,12 @@ class Embedding(nn.Cell):
         positions = self.row_positions(ids)
         vectors = self.vectors(positions)
         if self.has_padding:
-            # nothing may flow back into the row of zeros
+            # Block the gradient into the row of zeros.
             vectors = vectors * ops.cast(ops.expand_dims(positions != 0, -1), mstype.float32)
         return self.lowered(vectors)
 
     def lowered(self, vectors):
-        """Return `vectors` in the dtype the network computes in at this amp level; graph code."""
+        """Cast `vectors` to the compute dtype of the amp level; graph code."""
         return vectors if self.compute_dtype is None else ops.cast(vectors, self.compute_dtype)
 
     def _dense(self, ids):
@@ -326,13 +332,13 @@ class Embedding(nn.Cell):
         return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
 
     def extend_repr(self) -> str:
-        """Return the arguments that tell tables apart."""
+        """Return the arguments that identify the table."""
         kind = "dense" if self.is_dense else "sparse"
         return f"{self.spec.name!r}, dim={self.dim}, capacity={self.spec.capacity}, {kind}"
 
 
 class _Host:
-    """The host table of all cells that share it; empty until the first use."""
+    """Holds the host table that the cells of one table share; empty until the first use."""
 
     def __init__(self) -> None:
         self.table: SparseTable | None = None

@@ -1,4 +1,4 @@
-"""Which cells of a network read tables; nothing of tables is imported for a network that has none."""
+"""Finds the cells of a network that read tables, without importing table code for a network that has none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def embedding_cells(network: nn.Cell) -> list[Embedding]:
     """Return all embedding cells of a network."""
     layers = sys.modules.get(f"{__package__}.embedding")
-    if layers is None:  # no such cell can exist yet
+    if layers is None:  # not imported, so no such cell exists
         return []
     return [cell for _, cell in cells_and_names(network) if isinstance(cell, layers.Embedding)]
 
 
 def reads_ids(network: nn.Cell) -> bool:
-    """Return whether a network looks ids up, in tables of ours or in embeddings of MindSpore's."""
+    """Return whether a network looks up ids, in our tables or in MindSpore's embeddings."""
     theirs = (nn.Embedding, nn.EmbeddingLookup, mint.nn.Embedding)
     return bool(embedding_cells(network)) or any(isinstance(cell, theirs) for _, cell in cells_and_names(network))
 
@@ -38,7 +38,7 @@ def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
 
 
 def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
-    """Check that sparse tables can be trained: only the trainer's own step brings their rows before the graph.
+    """Check that sparse tables can be trained: only the trainer's own step loads their rows into the graph.
 
     Raises:
         ConfigurationError: there is no optimizer.

@@ -1,4 +1,4 @@
-"""`EmbeddingGroup`: a table for each of many columns, one read; `EmbeddingBag`: one vector for a set of ids."""
+"""`EmbeddingGroup`: one table per column, read at once; `EmbeddingBag`: one vector for a set of ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .embedding import Embedding
 
 
 class EmbeddingGroup(nn.Cell):
-    """A table for each of several columns, read by one operator: faster than as many `Embedding` cells.
+    """One table per column, all read by one operator: faster than separate `Embedding` cells.
 
-    Tables of one width and row optimizer are one update in any case; the group makes them one read as well. Each is a
-    table of its own: name, capacity, admission, eviction, export.
+    Tables of equal width and row optimizer are always updated together; the group also reads them together. Each table
+    keeps its own name, capacity, admission, eviction and export.
 
     Args:
         dim: length of a vector.
@@ -57,7 +57,7 @@ class EmbeddingGroup(nn.Cell):
             hide(cell, "group", self)
 
     def refresh(self) -> None:
-        """Find out whether one read gives the rows of all tables."""
+        """Check whether a single read can return the rows of all tables."""
         first = self.members[0]
         self.is_shared = all(
             not cell.is_dense
@@ -68,7 +68,7 @@ class EmbeddingGroup(nn.Cell):
         )
 
     def __call__(self, *ids):
-        """Read rows outside of a graph; see `Embedding`."""
+        """Read rows outside a graph; see `Embedding`."""
         return self._read_each(ids)
 
     def _read_each(self, ids):
@@ -93,7 +93,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 class EmbeddingBag(Embedding):
-    """One vector for a set of ids: the sum, mean or sum / sqrt(n) of their vectors, with weights if wanted.
+    """One vector for a set of ids: the sum, mean or sum / sqrt(n) of their vectors, optionally weighted.
 
     Args:
         dim: length of a vector.
@@ -120,7 +120,7 @@ class EmbeddingBag(Embedding):
         self.combiner = combiner
 
     def __call__(self, ids, weights=None, offsets=None):
-        """Read bags outside of a graph; see `Embedding`."""
+        """Read bags outside a graph; see `Embedding`."""
         if self.probe is not None:
             self.probe.append((self, np.array(ids.asnumpy())))
             batch = ids.shape[0] if offsets is None else offsets.shape[0]

@@ -1,12 +1,12 @@
-"""A stack inside the training graph on CPU: kernels called from it read the host tables and train them in place.
+"""A stack inside the training graph on CPU, whose kernels read and train the host tables in place.
 
-Nothing is packed, loaded or written back. The graph sees the distinct rows of a step and gives their gradients; what
-happens in between (loss scale, skipped steps, clipping, accumulation) is the same graph code as for dense parameters.
+Nothing is packed, loaded or written back. The graph sees the distinct rows of a step and returns their gradients; the
+code in between (loss scale, skipped steps, clipping, accumulation) is the same as for dense parameters.
 
-The gradient of the rows is added up in one array however many cells read them. MindSpore takes the gradient of every
-`gather` as an array of all rows and adds these arrays: with a cell for each of 26 tables of one stack that is most of a
-step, and it grows with the square of their number. Here each cell's read adds its own gradient to the array and returns
-a token, so that the array is read after the last of them.
+Row gradients are summed into one array, however many cells read the rows. MindSpore computes the gradient of every
+`gather` as an array of all rows and adds these arrays: with one cell for each of 26 tables of a stack this takes most
+of a step, and the cost grows with the square of the number of cells. Here the backward pass of each cell's read adds
+its gradient to the array and returns a token. The data dependency on the tokens makes sure that the array is read last.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from .stack_program import StackProgram
 
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
-    """Return the kernel of a row optimizer and its numbers, or None; see `RowOptimizer.kernel`."""
+    """Return the kernel of a row optimizer and its parameters, or None; see `RowOptimizer.kernel`."""
     own = vars(type(optimizer))
     return optimizer.kernel() if "kernel" in own and "construct" in own else None
 
 
-def _operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
-    """Return an operator that calls a method with arrays; it returns float32 of the shape that follows from theirs."""
-    reference = weakref.WeakMethod(method)  # MindSpore keeps the function for good; it must not keep tables
+def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
+    """Return an operator that calls a method with arrays and returns float32 of shape `out_shape(*shapes)`."""
+    reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
 
     def call(*arrays):
         return reference()(*arrays)
 
-    vars(call)["__signature__"] = inspect.signature(method)  # the operator counts its inputs by it
+    vars(call)["__signature__"] = inspect.signature(method)  # the operator takes its number of inputs from it
     return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
 
 
 class HostRows:
-    """The rows of a stack's tables, as the graph's thread reads and changes them.
+    """Reads and updates the rows of a stack's tables from the graph's thread.
 
     Args:
         stores: the rows of each table, all of one width.
@@ -61,14 +61,14 @@ class HostRows:
         kernel, numbers = find_kernel(optimizer) or refuse("optimizer", "a row optimizer with a kernel", optimizer)
         self._slot = {index: slot for slot, index in enumerate(stores)}
         self._read, self._apply = kernels.read_rows.ready(), kernel.ready()
-        self._numbers = np.array([0, *numbers], np.float32)  # the first is the learning rate of a step
+        self._numbers = np.array([0, *numbers], np.float32)  # the first one is the learning rate of the step
         self._stores = list(stores.values())
         self._width = self._stores[0].width
         self._dim = dim
         self._codes = np.full(1, -1, np.int64)
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
-        """Let positions mean the rows of `parts`, of which there are at most `size` - 1, from now on."""
+        """Map positions to the rows of `parts` from now on; they have at most `size` - 1 rows."""
         codes = np.full(size, -1, np.int64)
         for part in parts:
             code = np.int64(self._slot[part.table]) << ROW_BITS
@@ -77,21 +77,23 @@ class HostRows:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[np.ndarray]:
-        """Keep the rows where they are; yields the address of each store."""
+        """Lock the rows against moving; yield the address of each store."""
         with contextlib.ExitStack() as stack:
             for store in self._stores:
                 stack.enter_context(store.lock)
             yield np.array([store.address for store in self._stores], np.int64)
 
     def read(self, positions: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
-        """Return the weights at `positions`, int32 [n]: float32 [n, dim], zeros at position 0."""
+        """Return the weights at `positions`, int32 [n], as float32 [n, dim]; position 0 gives zeros."""
         out = np.empty((len(positions), self._dim), np.float32)
         with self._held() as bases:
             self._read(bases, self._codes, positions, self._width, out, self._dim, self._numbers)
         return out
 
     def update(self, gradients: np.ndarray, positions: np.ndarray, rate: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Apply the row optimizer to the rows at `positions`, all different but for 0, which is none.
+        """Apply the row optimizer to the rows at `positions`.
+
+        Positions are distinct except for 0, which means no row.
 
         `rate` is float32 [1]; returns the next token.
         """
@@ -103,7 +105,7 @@ class HostRows:
         return token + np.float32(1)
 
     def _preserve(self, positions: np.ndarray) -> None:
-        """Let snapshots being written copy the rows at `positions` first."""
+        """Let snapshots in progress copy the rows at `positions` first."""
         codes = self._codes[positions]
         codes = codes[codes >= 0]
         slots, rows = codes >> ROW_BITS, (codes & ((1 << ROW_BITS) - 1)).astype(np.int32)
@@ -126,7 +128,7 @@ class RowGradients:
         self._lock = threading.Lock()
 
     def begin(self, rows: int) -> None:
-        """Make room for so many rows; what a step that failed has left is forgotten."""
+        """Allocate room for `rows` rows and drop what a failed step left."""
         if self._used or len(self._sums) != rows:
             self._sums = np.zeros((rows, self._sums.shape[1]), np.float32)
             self._used = False
@@ -139,23 +141,23 @@ class RowGradients:
         return np.ones(1, np.float32)
 
     def take(self, token: np.ndarray | None = None, positions: np.ndarray | None = None) -> np.ndarray:
-        """Return the sums and start over."""
+        """Return the sums and reset them."""
         sums = self._sums
         self._sums, self._used = np.zeros_like(sums), False
         return sums
 
 
 class ReadRows(nn.Cell):
-    """Rows by their positions, the gradients of which go to a `RowGradients`.
+    """Reads rows by position; their gradients go to a `RowGradients`.
 
     Args:
-        sums: where they go.
+        sums: receives the gradients.
         dim: length of a row.
 
     Inputs:
-        rows: float32 [n, dim]; no gradient is taken of it.
+        rows: float32 [n, dim]; has no gradient.
         positions: int32 of any shape.
-        token: float32 [1]; its gradient stands for that of the rows, see `collect`.
+        token: float32 [1]; its gradient stands for the gradient of the rows, see `collect`.
 
     Outputs:
         Tensor [*positions.shape, dim].
@@ -165,46 +167,46 @@ class ReadRows(nn.Cell):
         super().__init__(auto_prefix=False)
         self.dim = dim
         hide(self, "sums", sums)
-        self.add = _operator(sums.add, lambda positions, gradients: (1,))
-        self.take = _operator(sums.take, lambda token, positions: (positions[0], dim))
+        self.add = operator(sums.add, lambda positions, gradients: (1,))
+        self.take = operator(sums.take, lambda token, positions: (positions[0], dim))
 
     def construct(self, rows, positions, token):
         """Return the rows; see the class for shapes."""
         return ops.gather(rows, positions, 0)
 
     def bprop(self, rows, positions, token, out, dout):
-        """Add the gradient up; return nothing for the rows themselves."""
+        """Add the gradient to the sums; the rows themselves get none."""
         flat = ops.reshape(ops.cast(positions, mstype.int32), (-1,))
         token_gradient = self.add(flat, ops.reshape(ops.cast(dout, mstype.float32), (-1, self.dim)))
         return ops.zeros_like(rows), ops.zeros_like(positions), token_gradient
 
     def collect(self, token_gradient, positions):
-        """Return the gradient of the rows of a step, [n, dim], from that of the token; `positions` are int32 [n]."""
+        """Return the row gradients of a step, [n, dim], given the gradient of the token; `positions` are int32 [n]."""
         return self.take(token_gradient, positions)
 
 
 class HostStackProgram(StackProgram):
-    """A `StackProgram` whose rows stay in the host tables; see the module's text."""
+    """A `StackProgram` whose rows stay in the host tables; see the module docstring."""
 
     in_graph = False
 
     def build(self) -> None:
-        """Make the operators that call the kernels."""
+        """Create the operators that call the kernels."""
         dim = self.dim
         hide(self, "host_rows", HostRows(self.stores(), dim, self.optimizer))
-        # Assigned by every update and read by the next read, so that they happen in this order.
+        # Every update assigns it and the next read reads it, which enforces their order.
         token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
         hide(self, "token", token)
-        self.read = _operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
-        self.apply_update = _operator(self.host_rows.update, lambda gradients, positions, rate, token: (1,))
+        self.read = operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
+        self.apply_update = operator(self.host_rows.update, lambda gradients, positions, rate, token: (1,))
 
     def stores(self) -> dict[int, RowStore]:
-        """Return the rows that the kernels read and train, by table."""
+        """Return the rows that the kernels read and train, by table index."""
         return {index: table.store for index, table in self.tables.items()}
 
     @property
     def differentiated(self) -> Parameter:
-        """The token of the working set's reader, where the network reads through it."""
+        """The token of the working set's reader if the network reads through one."""
         return self.rows if self.reader is None else self.working_set.token
 
     def use_reader(self) -> None:
@@ -212,12 +214,12 @@ class HostStackProgram(StackProgram):
         hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
 
     def make_room(self, step_size: int) -> None:
-        """Provide for the gradients of so many rows."""
+        """Allocate room for the gradients of `step_size` rows."""
         if self.reader is not None:
             self.reader.sums.begin(step_size)
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Say which rows the chunk's positions mean."""
+        """Set which rows the chunk's positions refer to."""
         self.host_rows.choose(parts, size)
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
@@ -227,15 +229,15 @@ class HostStackProgram(StackProgram):
         for part in parts:
             self.tables[part.table].commit(None)
 
-    def begin(self, positions, step_map):
-        """Put the rows at `positions` (int32 [n]) of the chunk before the network; return what `update` needs."""
+    def begin(self, positions, step_map, owned):
+        """Load the chunk's rows at `positions` (int32 [n]) into the network; return what `update` needs."""
         ops.assign(self.rows, self.read(positions, self.token))
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return positions
 
     def gradient(self, positions, gradient):
-        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        """Return the gradient of the rows at `positions`, given the gradient of `differentiated`."""
         return gradient if self.reader is None else self.reader.collect(gradient, positions)
 
     def update(self, positions, packed, gradient, lr):

@@ -1,9 +1,9 @@
-"""The tables of a network as the training program sees them: working sets in, row updates out."""
+"""The tables of a network in the training program: loads working sets, applies row updates."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 def name_by_path(network: nn.Cell, cells: Sequence[Embedding]) -> None:
-    """Name unnamed tables after their first cell's attribute path, as parameters are named."""
+    """Name each unnamed table after its first cell's attribute path, like a parameter."""
     paths = {id(cell): path for path, cell in cells_and_names(network)}
     for cell in cells:
         if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
@@ -55,19 +55,20 @@ class SparseTables(nn.Cell):
 
     Attributes:
         params: parameters to differentiate, one per trained stack; see `gradients`.
-        read_params: the same for a program that only reads; their gradients are those of rows, [n, dim].
-        gradient_sums: parameters of the shapes of the gradients, [n, dim], for accumulation; empty without it.
+        read_params: the same for a program that only reads; their gradients are row gradients, [n, dim].
+        gradient_sums: parameters of the gradients' shapes, [n, dim], for accumulation; empty without accumulation.
         input_count: number of extra step inputs.
         reading_input_count: number of extra inputs of a program that only reads.
-        carried: rows of the accumulation that the last trained chunk left unfinished, see `OpenRows`.
-        on_host: whether kernels train the rows in the host tables, where the row optimizer has one; None: on CPU.
-            Otherwise a chunk's rows are kept in the graph while it is trained.
+        carried: rows of the accumulation that the last trained chunk left open, see `OpenRows`.
+        on_host: whether kernels train rows in the host tables, for row optimizers that have a kernel; None: on CPU.
+            Otherwise the graph holds a chunk's rows while they are trained.
 
     Raises:
-        ConfigurationError: two tables have one name, or as `find_fields` raises it.
+        ConfigurationError: two tables have the same name, or an error of `find_fields`.
     """
 
     on_host: bool | None = None
+    by_owner = False  # whether row gradients are summed by `ShardedTables.sums_at_owners`
 
     def __init__(
         self,
@@ -100,10 +101,11 @@ class SparseTables(nn.Cell):
 
                 optimizer = row_optimizer_like(dense_optimizer)
             self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
-            # without any optimizer the rows are only read and have no slots
+            # Without an optimizer the rows are only read and have no slots.
             optimizers.append(cell.host.optimizer)
         specs = [cell.spec for cell in heads]
         layout = stack_tables(fields.components, specs, _kinds(heads, optimizers))
+        self._decide(optimizers, accumulate)
         hide(self, "planned", self._planned_tables())
         self._make_programs(layout, heads, optimizers)
         members = [[id(specs[table]) for table in stack.tables] for stack in layout.stacks]
@@ -111,12 +113,19 @@ class SparseTables(nn.Cell):
         trainable = [spec.trainable for spec in specs]
         hide(self, "planner", self._make_planner(trainable, fields, accumulate, layout))
         self._choose_gradients(fields, accumulate)
+        by_width: dict[int, list[str]] = {}
         for name, table in self.tables.items():
-            _logger.info("table %s: sparse, %d columns per row with its slots", name, table.width)
+            by_width.setdefault(table.width, []).append(name)
+        for width, names in by_width.items():
+            tables = "table" if len(names) == 1 else "tables"
+            _logger.info("sparse %s %s: %d columns per row with its slots", tables, ", ".join(names), width)
         _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(layout.stacks))
 
+    def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
+        """Hook: decide how rows are exchanged with other processes."""
+
     def _planned_tables(self) -> list[Any]:
-        """Return the tables as planner and programs see them."""
+        """Return the tables in the form that the planner and the programs use."""
         return list(self.tables.values())
 
     def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
@@ -130,7 +139,7 @@ class SparseTables(nn.Cell):
         programs = []
         for stack in layout.stacks:
             head = heads[stack.tables[0]]
-            # a table that shares with no other keeps its own
+            # A table alone in its stack keeps its own working set.
             working_set = head.own_working_set if len(stack.tables) == 1 else WorkingSet(head.spec.name, head.dim)
             indirect = layout.bundles[stack.bundle].indirect
             optimizer = optimizers[stack.tables[0]] or RowSGD()
@@ -147,10 +156,10 @@ class SparseTables(nn.Cell):
             program.kept_at = index
 
     def _choose_gradients(self, fields: FieldMap, accumulate: int) -> None:
-        """Choose the parameters to differentiate, and what their gradients are added up in."""
+        """Choose the parameters to differentiate, and the buffers that sum their gradients."""
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
-            # the sums of a table that is read several times might depend on which read came first
+            # The sum over several reads of a table could depend on their order.
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once:
                 program.use_reader()
@@ -170,8 +179,8 @@ class SparseTables(nn.Cell):
                 self._sums[index] = Mirror(self.gradient_sums[-1])
 
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
-        """Tell every program which of a step's extra inputs are its own, counted from their end."""
-        inputs: list[tuple[list[int], int]] = []  # stacks, number of inputs they share
+        """Assign each program its extra step inputs, indexed from the end."""
+        inputs: list[tuple[list[int], int]] = []  # stacks, number of shared inputs
         self.reading_input_count = 0
         for bundle in bundles:
             bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
@@ -187,23 +196,30 @@ class SparseTables(nn.Cell):
         for stacks, count in inputs:
             for index in stacks:
                 self.programs[index].positions_at, self.programs[index].map_at = first, first + count - 1
+                self.programs[index].owned_at = first + 1 if count > 1 else first
             first += count
 
-    def _program_for(self, optimizer: RowOptimizer) -> type[StackProgram]:
-        from .host_rows import HostStackProgram, find_kernel  # brings Numba along
+    def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
+        from .host_rows import HostStackProgram  # brings Numba along
+
+        return HostStackProgram if self._has_kernel(optimizer) else StackProgram
+
+    def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
+        """Return whether kernels train the rows of an optimizer in the host tables; None: rows that are only read."""
+        from .host_rows import find_kernel  # brings Numba along
 
         on_host = self.on_host if self.on_host is not None else mindspore.get_context("device_target") == "CPU"
-        return HostStackProgram if on_host and find_kernel(optimizer) is not None else StackProgram
+        return on_host and (optimizer is None or find_kernel(optimizer) is not None)
 
     # -- host side -----------------------------------------------------------------------------------------------
 
     def load(self, plan: SparsePlan) -> None:
-        """Bring a chunk's rows before the graph; right before the program is called, on its thread."""
+        """Load a chunk's rows for the graph; call it right before the program, on the same thread."""
         for cells, program in zip(self._cells_of, self.programs, strict=True):
             working_set = program.working_set
             working_set.reader = program.reader
             for cell in cells:
-                # another Trainer of the same network may have stacked them differently
+                # Another Trainer of the same network may have stacked the tables differently.
                 if (cell.working_set, cell.indirect, cell.reader) != (working_set, program.indirect, program.reader):
                     cell.adopt(working_set, program.indirect)
                 cell.reading = not plan.train
@@ -240,7 +256,7 @@ class SparseTables(nn.Cell):
             working_set.mirror("reading_map").push()
 
     def write_back(self, plan: SparsePlan) -> None:
-        """Take a trained chunk's rows back into the tables; right after the program returned, on its thread."""
+        """Write a trained chunk's rows back to the tables; call it right after the program, on the same thread."""
         if not plan.train:
             return
         for program, parts in zip(self.programs, plan.by_stack(), strict=True):
@@ -250,7 +266,7 @@ class SparseTables(nn.Cell):
             hide(self, "carried", plan.carry)
 
     def rollback(self) -> None:
-        """Forget every plan that was not trained, once the preparing thread has stopped."""
+        """Undo every plan that was not trained; the preparing thread must have stopped."""
         for table in self.tables.values():
             table.rollback()
         self.planner.reset()
@@ -258,11 +274,11 @@ class SparseTables(nn.Cell):
     # -- unfinished accumulation ---------------------------------------------------------------------------------
 
     def gradient_sum(self, stack: int) -> Parameter | None:
-        """Return the sum of a stack's gradients, [positions, dim]; None where they are not accumulated."""
+        """Return the sum of a stack's gradients, [positions, dim]; None without accumulation."""
         return None if self._sums[stack] is None else self._sums[stack].parameter
 
     def set_gradient_sums(self, stacks: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
-        """Give the stacks of a bundle these sums, float32 [positions, dim]; None makes all of them zero."""
+        """Set the gradient sums of a bundle's stacks, float32 [positions, dim]; None zeroes all of them."""
         rows = 0 if sums is None else max((len(value) for value in sums if value is not None), default=1) - 1
         size = self.planner.reserve(stacks[0], rows)
         for member, stack in enumerate(stacks):
@@ -276,7 +292,7 @@ class SparseTables(nn.Cell):
             mirror.push()
 
     def resume_accumulation(self, carry: Carry) -> None:
-        """Let the next chunk begin with the rows `carry` at their positions; no thread may be planning."""
+        """Start the next chunk with the rows of `carry` at their positions; no thread may be planning."""
         hide(self, "carried", carry)
         self.planner.carry = dict(carry)
 
@@ -284,22 +300,26 @@ class SparseTables(nn.Cell):
 
     @property
     def rows(self) -> int:
-        """Number of rows of all tables."""
+        """Number of rows in all tables."""
         return sum(len(table) + 1 for table in self.tables.values())
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows trained since the consumer's last state; all of them before its first."""
+        """Return the number of rows trained since the consumer's last state; before the first state, all rows."""
         return sum(table.changed(consumer) for table in self.tables.values())
 
     def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
-        """Return the state after the last `write_back`, {"json": ..., "arrays": name -> array}; quick, between steps.
+        """Return the state after the last `write_back`: {"json": ..., "arrays": name -> array}.
+
+        Fast enough to call between two steps. Rows are `table_state.Frozen`: a writer thread can convert them to arrays
+        while training continues.
 
         Rows are `table_state.Frozen`, read when turned into an array: on a writing thread, while training goes on.
 
         Args:
-            consumer: whose account of changes this belongs to ("snapshot", "serving").
-            full: everything, instead of what changed since the consumer's last state; the first one is full anyway.
-            folder: of no use to one process; see `ShardedTables.take`.
+            consumer: whose change tracking to use ("snapshot", "serving").
+            full: return all rows, not only those changed since the consumer's last state; the first state is always
+                full.
+            folder: unused with one process; see `ShardedTables.take`.
         """
         arrays: dict[str, Any] = {}
         json: dict[str, Any] = {}
@@ -313,10 +333,10 @@ class SparseTables(nn.Cell):
         return {"json": json, "arrays": arrays}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Restore a full state and the deltas that build on it, as `take` returned and `check_states` checked them.
+        """Restore a full state and its deltas, as returned by `take` and checked by `check_states`.
 
-        No thread may be planning; plans that were not trained are forgotten. Returns the arrays of the last state, with
-        the rows of an unfinished accumulation as numbered here.
+        No thread may be planning; untrained plans are dropped. Returns the arrays of the last state, with the rows of
+        an open accumulation renumbered for these tables.
         """
         self.planner.reset()
         for state in states:
@@ -326,13 +346,13 @@ class SparseTables(nn.Cell):
         return states[-1]["arrays"] if states else {}
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Put all rows back to the values of a full state and the deltas after it, while preparation goes on ahead."""
+        """Reset all rows to the values of a full state and its deltas, while the preparing thread keeps running."""
         for name, table in self.tables.items():
             table_state.rewind(table, [(arrays_of(saved["arrays"], name), saved["json"][name]) for saved in states])
         self._set_update_counts(states[-1]["json"])
 
     def _update_counts(self) -> dict[int, int]:
-        """Return the number of updates of each table; every update of the model is one of all its tables."""
+        """Return the number of updates of each table; every model update counts for all tables."""
         counts = dict.fromkeys(range(len(self.tables)), 0)
         for program in self.programs:
             counts |= dict.fromkeys(program.tables, int(program.step.asnumpy()))
@@ -347,20 +367,20 @@ class SparseTables(nn.Cell):
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, inputs):
-        """Bring one step's rows before the network; `inputs` end with the step's `input_count` extra inputs.
+        """Load one step's rows into the network; return what `update` needs.
 
-        Returns what `update` needs.
+        The last `input_count` of `inputs` are the step's extra inputs.
         """
         work = ()
         for program in self.programs:
             positions = inputs[program.positions_at]
-            work += ((positions, program.begin(positions, inputs[program.map_at])),)
+            work += ((positions, program.begin(positions, inputs[program.map_at], inputs[program.owned_at])),)
         return work
 
     def gradients(self, work, gradients):
-        """Return `gradients`, which end with those of `params`, with the step's rows' in their place, [n, dim] each.
+        """Replace the gradients of `params` at the end of `gradients` by row gradients, [n, dim] each.
 
-        Only where `has_readers`; else they are the same.
+        Call it only if `has_readers`; otherwise they are the same.
         """
         result = gradients[: -self.trained_count]
         for program in self.programs:
@@ -369,22 +389,22 @@ class SparseTables(nn.Cell):
         return result
 
     def update(self, work, gradients, lr):
-        """Update the step's rows: `gradients` end with theirs, `lr` is a float32 scalar tensor."""
+        """Update the step's rows; `gradients` end with the row gradients, `lr` is a float32 scalar tensor."""
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
 
 
 def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
-    """Return the kind of each table: those of one width and row optimizer may share a stack."""
+    """Return each table's kind; tables of equal width and row optimizer may share a stack."""
     first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
     kinds: list[Hashable] = []
     for cell, optimizer in zip(heads, optimizers, strict=True):
         if optimizer is None or not cell.spec.trainable:
             kinds.append((cell.dim, False))
             continue
-        # what a user's own optimizer depends on is not known, so only the very same object counts as equal; it is named
-        # by the first table that has it, which is the same in every process
+        # A user's optimizer may depend on anything, so only the same object counts as equal. Its kind is the name of
+        # its first table, which is the same in every process.
         ours = type(optimizer).__module__.startswith(f"{__package__}.")
         key = tuple(optimizer.settings().items()) if ours else first[id(optimizer)]
         kinds.append((cell.dim, True, type(optimizer).__name__, key))

@@ -1,7 +1,7 @@
-"""The rows of an accumulation that is not complete yet: how a snapshot holds their gradients.
+"""Gradients of an open accumulation in snapshots.
 
 For each table: ``accumulated_rows`` int32 [n]; ``accumulated_positions`` int32 [n], their positions in the step's
-working set; and where the table is trained ``accumulated_gradients`` float32 [n + 1, dim], first that of the padding.
+working set; and for a trained table ``accumulated_gradients`` float32 [n + 1, dim], starting with that of the padding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POSITIONS, GRADIENTS = "accumulated_positions", "accumulated_gradients"
 
 
 def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield the stacks that share positions, and the names of each stack's tables."""
+    """Yield groups of stacks that share positions, with the table names of each stack."""
     names, layout = list(tables.tables), tables.planner.layout
     for bundle in layout.bundles:
         for stacks in [[stack] for stack in bundle.stacks] if bundle.indirect else [bundle.stacks]:
@@ -29,7 +29,7 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
 
 
 def take(tables: SparseTables) -> dict[str, np.ndarray]:
-    """Return the arrays above after the last chunk that was trained, their keys begun with ``table/``."""
+    """Return these arrays after the last trained chunk, with keys prefixed by ``table/``."""
     arrays = {}
     for stacks, members in _units(tables):
         carried = tables.carried.get(stacks[0])
@@ -47,10 +47,10 @@ def take(tables: SparseTables) -> dict[str, np.ndarray]:
 
 
 def check(tables: SparseTables, state: Mapping[str, Any]) -> None:
-    """Check that `restore` can take the arrays of a state that fits the tables; nothing is changed.
+    """Check that `restore` accepts the arrays of a state that matches the tables; changes nothing.
 
     Raises:
-        CheckpointDamagedError: they are not what `take` returns.
+        CheckpointDamagedError: the arrays do not have the form that `take` returns.
     """
     arrays = state["arrays"]
     for stacks, members in _units(tables):
@@ -84,7 +84,7 @@ def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int
 
 
 def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
-    """Let the next chunk continue the accumulation of such arrays; without them none is open for any table."""
+    """Let the next chunk continue the accumulation in `arrays`; tables without arrays have none open."""
     carry = {}
     for stacks, members in _units(tables):
         if not all(f"{name}/{OPEN_ROWS}" in arrays for names in members for name in names):

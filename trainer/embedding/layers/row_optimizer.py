@@ -1,7 +1,7 @@
-"""What a row optimizer is: the update of packed table rows ``[weight | slots]``, done to touched rows only.
+"""`RowOptimizer`: updates the packed rows ``[weight | slots]`` that a step touched.
 
-It is called in the training graph with all distinct rows of a step, so "lazy" is its nature: rows without a gradient
-take no part.
+The training graph calls it with all distinct rows of a step. Updates are therefore lazy: rows without a gradient do not
+change.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ class RowOptimizer(nn.Cell):
         raise NotImplementedError
 
     def rate(self, lr, step):
-        """Return the factor of this update that is the same for all rows, float32 scalar; graph code."""
+        """Return the factor of this update that all rows share, float32 scalar; graph code."""
         return lr
 
     def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
-        """Return what updates rows in place on CPU, and its numbers after `rate`; None leaves it to `construct`.
+        """Return the CPU kernel that updates rows in place, and its parameters after `rate`.
 
-        A class that inherits both and overrides one of them has no kernel: they would not agree.
+        None falls back to `construct`. A subclass that overrides only one of `kernel` and `construct` has no kernel,
+        because the two would disagree.
         """
         return None
 
     def settings(self) -> dict[str, float | bool | str | None]:
-        """Return the name and the numbers that define the update, for checks on restore."""
+        """Return the name and hyperparameters that define the update, for checks on restore."""
         return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}

@@ -1,7 +1,7 @@
-"""The row optimizers: for each its rule as a kernel for one row on CPU, beside the same as graph code for any device.
+"""The row optimizers: each rule as a CPU kernel for one row, next to the same rule as graph code for any device.
 
-`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. It brings Numba along,
-which only a network with tables needs; `row_optimizer` does not.
+`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. The module imports
+Numba, which only a network with tables needs; `row_optimizer` does not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowSGD(RowOptimizer):
         return np.zeros(0, np.float32)
 
     def kernel(self):
-        """See `RowOptimizer.kernel`."""
+        """Return the compiled rule and its parameters after `rate`."""
         return _update_sgd, ()
 
     def construct(self, rows, gradients, lr, step):
@@ -105,7 +105,7 @@ class RowAdagrad(RowOptimizer):
         return np.full(1 if self.row_wise else dim, self.accum, np.float32)
 
     def kernel(self):
-        """See `RowOptimizer.kernel`."""
+        """Return the compiled rule and its parameters after `rate`."""
         return (_update_adagrad_row_wise if self.row_wise else _update_adagrad), ()
 
     def construct(self, rows, gradients, lr, step):
@@ -165,12 +165,12 @@ class RowAdam(RowOptimizer):
         return lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
 
     def kernel(self):
-        """See `RowOptimizer.kernel`."""
+        """Return the compiled rule and its parameters after `rate`."""
         return _update_adam, (1.0 - self.beta1, 1.0 - self.beta2, self.eps)
 
     def construct(self, rows, gradients, lr, step):
         """Return the updated rows; see `RowOptimizer.construct`."""
-        # one split is cheaper than three slices
+        # One split is cheaper than three slices.
         weight, first, second = ops.split(rows, gradients.shape[1], 1)
         first = first + (1.0 - self.beta1) * (gradients - first)
         second = second + (1.0 - self.beta2) * (ops.square(gradients) - second)
@@ -237,7 +237,7 @@ class RowFTRL(RowOptimizer):
         return np.concatenate((np.full(dim, self.accum), np.zeros(dim))).astype(np.float32)
 
     def kernel(self):
-        """See `RowOptimizer.kernel`."""
+        """Return the compiled rule and its parameters after `rate`."""
         return _update_ftrl, (-self.lr_power, self.l1, 2.0 * self.l2)
 
     def construct(self, rows, gradients, lr, step):
@@ -259,13 +259,13 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 
 
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
-    """Return the row optimizer that goes with a dense one: the same family, its numbers, and its learning rate.
+    """Return the row optimizer that matches a dense one: same family, hyperparameters and learning rate.
 
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
-    else `RowAdagrad`, which is reported. Weight decay is not taken over: it would touch every row in every step.
+    else gives `RowAdagrad` with a warning. Weight decay is dropped: it would touch every row in every step.
     """
     chosen = getattr(dense, "row_optimizer", None)
-    if isinstance(chosen, RowOptimizer):  # given to the Trainer alone, for a network without dense parameters
+    if isinstance(chosen, RowOptimizer):  # passed to the Trainer directly, for a network without dense parameters
         return chosen
     name = type(dense).__name__ if dense is not None else "none"
     lowered = name.lower()

@@ -1,34 +1,47 @@
-"""The tables of a network whose rows are divided among processes.
+"""The tables of a network, sharded over processes.
 
-Before a call that trains, the owner of each distinct row gives it, with the optimizer's columns. Then every process has
-the rows of the call, applies the same updates to them, their gradients added up with the dense ones, and keeps those it
-owns. `planning.sharded_planner` has the exchange of ids before that. All of it runs on the thread that runs graphs.
+By owner: in every step each process receives the weights of its own rows from their owners and sends their gradients
+back; the owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`).
+
+With accumulation, or a row optimizer without a kernel: before a training call, the owner of each distinct row sends the
+packed row to all processes. Every process then holds the rows of the call and applies the same updates, because row
+gradients are summed over processes like dense ones. Afterwards each process keeps the rows it owns.
+`planning.sharded_planner` exchanges the ids beforehand.
+
+Everything runs on the thread that runs graphs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mindspore import Parameter, Tensor, ops
+from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
+from ..planning.owned_table import OwnedTable
+from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
-from ..planning.sharded_planner import ShardedPlanner, ShardedTable, exchange
+from ..planning.sharded_planner import ShardedPlanner, ShardedTable
+from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, own_states, renumbered
 from ..planning.sparse_plan import SparsePlan, TablePlan
 from ..tables.table_state import arrays_of
 from .host_rows import HostStackProgram
 from .network_tables import SparseTables
+from .owner_rows import OwnerStackProgram
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 
 
 class CallBuffer:
-    """The rows of a call in memory, as `HostRows` reads and trains them: row p stands at position p.
+    """The rows of one call in memory, as `HostRows` reads and trains them; row p is at position p.
 
     Attributes:
         rows: float32 [size, width].
@@ -48,15 +61,15 @@ class CallBuffer:
 
 
 class CallStackProgram(HostStackProgram):
-    """A `HostStackProgram` whose kernels train the rows of a call in the buffer they were gathered in."""
+    """A `HostStackProgram` whose kernels train the gathered rows of a call in their buffer."""
 
     def stores(self) -> dict[int, Any]:
-        """Return the rows of the call, as of one table."""
+        """Return the rows of the call, as if they were one table."""
         hide(self, "buffer", CallBuffer(self.width))
         return {0: self.buffer}
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Put the chunk's rows at their positions."""
+        """Copy the chunk's rows to their positions."""
         buffer = self.buffer
         if len(buffer.rows) != size:
             buffer.rows = np.zeros((size, buffer.width), np.float32)
@@ -65,59 +78,94 @@ class CallStackProgram(HostStackProgram):
             self.tables[part.table].store.read(part.rows, buffer.rows[part.start : part.start + len(part.rows)])
 
     def write_back(self, parts: list[TablePlan]) -> None:
-        """Let the tables keep the trained rows they own."""
+        """Write the trained rows owned by this process back to its tables."""
         for part in parts:
             self.tables[part.table].commit(self.buffer.rows[part.start : part.start + len(part.rows)])
 
 
 class ShardedTables(SparseTables):
-    """`SparseTables` of which every process keeps a part of the rows. All of them call its methods, in one order."""
+    """`SparseTables` with the rows sharded over processes; all processes call its methods in the same order.
+
+    Attributes:
+        by_owner: whether rows are exchanged with their owners in every step; see the module docstring.
+    """
+
+    def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
+        self.by_owner = accumulate == 1 and all(map(self._has_kernel, optimizers))
+        token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
+        hide(self, "token", token)
 
     def _planned_tables(self) -> list[Any]:
-        # the admission sketches that all processes began with; each goes on counting its own ids only
+        # The admission sketches that all processes started with; each then counts only its own ids.
         hide(self, "_sketches", {})
-        return [ShardedTable(table) for table in self.tables.values()]
+        return [(OwnedTable if self.by_owner else ShardedTable)(table) for table in self.tables.values()]
 
     def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
-        return ShardedPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
+        kind = OwnerPlanner if self.by_owner else ShardedPlanner
+        return kind(self.group, self.planned, trainable, fields, accumulate, layout=layout)
 
-    def _program_for(self, optimizer: RowOptimizer) -> type[StackProgram]:
+    def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
+        if self.by_owner:
+            return functools.partial(OwnerStackProgram, group=self.group, token=self.token)
         kind = super()._program_for(optimizer)
         return CallStackProgram if kind is HostStackProgram else kind
 
     @property
     def rows(self) -> int:
-        """Number of rows of all tables in all processes."""
+        """Number of rows in all tables of all processes."""
         return self._total(len(table) for table in self.tables.values()) + len(self.tables)
 
     def changed(self, consumer: str) -> int:
-        """See `SparseTables.changed`; of all processes."""
+        """Return the number of rows trained in all processes since the consumer's last state."""
         return self._total([super().changed(consumer)])
 
     def _total(self, counts: Iterable[int]) -> int:
         return int(self.group.total(np.array([sum(counts)], np.int64))[0])
 
     def load(self, plan: SparsePlan) -> None:
-        """See `SparseTables.load`."""
-        if plan.train:
+        """Load the rows of a plan after exchanging them with their owners."""
+        for program, own_exchange in zip(self.programs, plan.exchanges, strict=bool(plan.exchanges)):
+            program.host_rows.follow(own_exchange)
+        if plan.train and not self.by_owner:
             parts = [(self.planned[part.table], part.rows) for part in plan.tables]
             counts = np.array([table.row_counts(rows) * table.width for table, rows in parts])
             own = [table.own_values(rows).reshape(-1) for table, rows in parts]
-            for (table, rows), given in zip(parts, exchange(self.group, own, counts), strict=True):
+            for (table, rows), given in zip(parts, exchange_all(self.group, own, counts), strict=True):
                 table.receive_values(rows, given)
         super().load(plan)
+
+    # -- graph side ----------------------------------------------------------------------------------------------
+
+    def sums_at_owners(self, work, gradients):
+        """Return the row gradients at the end of `gradients`, summed over processes, of the rows trained here.
+
+        Call it only if `by_owner`.
+        """
+        sums = ()
+        for program in self.programs:
+            if program.trainable:
+                sums += (program.sum_at_owners(work[program.kept_at][1], gradients[program.gradient_at]),)
+        return sums
+
+    def squares(self, work, sums):
+        """Return the sum of the squares of this process's part of `sums_at_owners`."""
+        total = ops.zeros((), mstype.float32)
+        for program in self.programs:
+            if program.trainable:
+                total += program.squares(work[program.kept_at][1], sums[program.gradient_at])
+        return total
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
-        """Return on rank 0 what `SparseTables.take` of one process returns, and a state of no tables on the others.
+        """Return on rank 0 what `SparseTables.take` returns for one process; on other ranks, an empty state.
 
-        The processes give their rows block by block while all of them wait.
+        The processes send their rows block by block while all of them wait.
 
         Args:
-            consumer: see there.
-            full: see there; the same on all processes.
-            folder: where rank 0 joins large arrays, in files without a name.
+            consumer: see `SparseTables.take`.
+            full: see `SparseTables.take`; the same on all processes.
+            folder: where rank 0 joins large arrays, in unnamed files.
         """
         own = super().take(consumer, full=full)
         whole: dict[str, Any] = {"json": {}, "arrays": {}}
@@ -132,7 +180,7 @@ class ShardedTables(SparseTables):
         return whole
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """See `SparseTables.restore`; each process takes its part."""
+        """Restore this process's part of the rows of saved states."""
         super().restore(own_states(self.tables, states))
         sketches = {name: table.admission.sketch for name, table in self.tables.items()}
         hide(self, "_sketches", {name: sketch.copy() for name, sketch in sketches.items() if sketch is not None})

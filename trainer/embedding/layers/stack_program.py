@@ -1,4 +1,4 @@
-"""A stack of tables whose rows the training graph holds during a chunk: any device, any optimizer."""
+"""A stack of tables whose rows the training graph holds during a chunk; works on any device with any optimizer."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .row_optimizer import RowOptimizer
 
 
 class StackProgram(nn.Cell):
-    """One stack of tables inside the training graph; see `planning.layout`.
+    """One stack of tables in the training graph; see `planning.layout`.
 
     Host side, around every call of the program: `load`, run, `write_back`. Graph side, in every step: `begin` before
     the forward, `update` in place of an optimizer.
 
     Args:
         name: unique name.
-        working_set: what the network's cells read from.
+        working_set: the working set that the network's cells read.
         tables: the host tables.
         optimizer: their row optimizer.
         trainable: whether they are trained.
-        indirect: whether the stack's table translates positions of ids to positions of rows.
+        indirect: whether the stack's table maps id positions to row positions.
     """
 
     in_graph = True
     reader: nn.Cell | None = None
-    # indices into the tuples of a step, see `SparseTables`: from the end of the inputs and of the gradients, from the
-    # beginning of what `begin` returned
-    positions_at = map_at = gradient_at = -1
+    # Indices into the tuples of a step, see `SparseTables`: from the end for inputs and gradients, from the start for
+    # what `begin` returned.
+    positions_at = map_at = owned_at = gradient_at = -1
     kept_at = 0
 
     def __init__(
@@ -63,7 +63,7 @@ class StackProgram(nn.Cell):
         self.build()
 
     def build(self) -> None:
-        """Make what this form of program needs besides."""
+        """Create the parts specific to this kind of program."""
         blank = np.zeros((FIRST_ROWS, self.width), np.float32)
         hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{self.name}.work", requires_grad=False))
         hide(self, "_mirror", Mirror(self.work))
@@ -71,7 +71,7 @@ class StackProgram(nn.Cell):
     # -- host side -----------------------------------------------------------------------------------------------
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Bring the chunk's rows before the graph."""
+        """Load the chunk's rows into the graph."""
         work = self._mirror.array(size)
         table = self.tables[parts[0].table]
         work[0] = table.packed(np.zeros((1, self.dim), np.float32))[0]
@@ -80,26 +80,26 @@ class StackProgram(nn.Cell):
         self._mirror.push()
 
     def write_back(self, parts: list[TablePlan]) -> None:
-        """Take the trained rows back into the tables."""
+        """Write the trained rows back to the tables."""
         work = self._mirror.pull()
         for part in parts:
             self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
 
     @property
     def differentiated(self) -> Parameter:
-        """The parameter whose gradient leads to that of the rows; see `gradient`."""
+        """The parameter to differentiate; `gradient` turns its gradient into row gradients."""
         return self.rows
 
     def use_reader(self) -> None:
-        """Let the network's cells read through a `row_gradients.ReadRows`, if that is a way to have the gradient."""
+        """Let the network's cells read through a `host_rows.ReadRows`, if this program uses one for gradients."""
 
     def make_room(self, step_size: int) -> None:
-        """Provide for the gradients of so many rows."""
+        """Allocate room for the gradients of `step_size` rows."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
-    def begin(self, positions, step_map):
-        """Put the rows at `positions` (int32 [n]) of the chunk before the network; return what `update` needs."""
+    def begin(self, positions, step_map, owned):
+        """Load the chunk's rows at `positions` (int32 [n]) into the network; return what `update` needs."""
         packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:
@@ -107,7 +107,7 @@ class StackProgram(nn.Cell):
         return packed
 
     def gradient(self, positions, gradient):
-        """Return the gradient of the rows at `positions`, given that of `differentiated`."""
+        """Return the gradient of the rows at `positions`, given the gradient of `differentiated`."""
         return gradient
 
     def update(self, positions, packed, gradient, lr):
@@ -116,7 +116,7 @@ class StackProgram(nn.Cell):
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
     def next_step(self, lr):
-        """Count an update; return (its number, its learning rate)."""
+        """Count an update; return its number and learning rate."""
         step = self.step + 1.0
         ops.assign(self.step, step)
         rate = lr

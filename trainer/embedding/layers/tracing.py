@@ -1,4 +1,4 @@
-"""Which elements of which input column feed which table: found by running the network once on marked ids."""
+"""Finds which elements of input columns feed which table, by running the network once on marked ids."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .embedding import Embedding
 from .embedding_cells import embedding_cells, head_cells
 
 _logger = logging.getLogger(__name__)
-Readers = list[list[set[int]]]  # for every element of a row of every column, the tables that read it
+Readers = list[list[set[int]]]  # per column, per element of a row: the tables that read it
 Read = tuple[Embedding, np.ndarray]  # a cell and the ids it was called with
 _ROWS = 2
 _FIRST_MARKER = 1_000_000_007
 
 
 def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence[str] = ()) -> FieldMap:
-    """Find out which elements of the input columns reach which embedding cell.
+    """Find which elements of the input columns reach which embedding cell.
 
-    The network runs once, eagerly, on two rows whose integers are all different; an embedding cell must receive some of
-    them unchanged. Slicing, reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
+    The network runs once, eagerly, on two rows of distinct integers; an embedding cell must receive some of them
+    unchanged. Slicing, reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
 
     Args:
         network: network that contains the cells.
@@ -54,7 +54,7 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
                 raise ConfigurationError(f"field {name!r} is no input column; columns are {', '.join(names)}{hint}")
             for element in readers[list(names).index(name)]:
                 element.add(index_of[id(cell.spec)])
-    # a cell with one `field` is taken to read it once, where nothing is traced
+    # Without tracing, a cell with one `field` is assumed to read it once.
     repeated = {id(cell) for cell in cells if len(_fields_of(cell)) > 1}
     if any(cell.field is None for cell in cells):
         repeated |= _trace(network, cells, columns, names, readers, index_of)
@@ -78,7 +78,7 @@ def _trace(
     readers: Readers,
     index_of: Mapping[int, int],
 ) -> set[int]:
-    """Fill in `readers` for cells without a field; return the ids of the cells that read more than once in a run."""
+    """Fill `readers` for cells without a field; return the ids of cells that read more than once per run."""
     traced = [cell for cell in cells if cell.field is None]
     sample = [_sample(np.asarray(column)) for column in columns]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
@@ -91,7 +91,7 @@ def _trace(
     strict = failure is None
     repeated = _repeated(received)
     if not strict:
-        # Some column may hold lengths or indices that cannot take a marker: then mark one column at a time.
+        # A column of lengths or indices may not accept markers: then mark one column at a time.
         for candidate in candidates:
             alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
             seen, error = run_traced(network, cells, alone)
@@ -116,7 +116,7 @@ def _trace(
         if hits:
             reached.add(id(cell))
     for cell in traced:
-        # a dense table may be fed with anything that is in range
+        # A dense table accepts any input in range.
         if id(cell) not in reached and not cell.is_dense:
             reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
             raise ConfigurationError(_untraceable(cell, names) + hint + reason)
@@ -129,7 +129,7 @@ def _repeated(received: list[Read]) -> set[int]:
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
-    """Return which columns are ids that have become floats, as missing ones make them in frames; empty where none."""
+    """Name the id columns that are floats, as data frames make them for missing values; empty if none are."""
     for column, name in zip(columns, names, strict=False):
         values = np.asarray(column)
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, bool)
@@ -171,12 +171,12 @@ def run_traced(
     """Run the network eagerly in inference mode.
 
     Returns:
-        (cell, ids) for every call of an embedding cell, up to the failure if there is one; the failure or None.
+        (cell, ids) for every call of an embedding cell before any failure; the exception or None.
     """
     received: list[Read] = []
     failure: Exception | None = None
     training = [(cell, cell.training) for _, cell in cells_and_names(network)]
-    # A cell in low precision that fails leaves MindSpore casting whatever runs eagerly after it.
+    # After a low-precision cell fails, MindSpore keeps casting everything that runs eagerly.
     precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
     # `trainer.graph.precision.CastOutput` has a `cast_dtype`
     casts = [(cell, cell.cast_dtype) for cell, _ in training if "cast_dtype" in vars(cell)]
@@ -211,7 +211,7 @@ def run_traced(
 
 
 def _connect(tables: list[Embedding], readers: Readers, names: Sequence[str]) -> FieldMap:
-    """Return the components: tables connected by elements that several of them read."""
+    """Return the connected components: tables that share elements."""
     result = FieldMap()
     parent = list(range(len(tables)))
 

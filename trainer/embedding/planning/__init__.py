@@ -1,1 +1,1 @@
-"""Which rows a chunk needs: planned ahead on the preparing thread, exchanged between processes."""
+"""Plans which rows a chunk needs, ahead of training on the preparing thread, and exchanges them between processes."""

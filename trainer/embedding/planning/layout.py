@@ -1,8 +1,8 @@
 """Which input columns feed which table, and which tables are read and updated together.
 
-Tables of one width and row optimizer form a stack: their rows stand in one array of the graph, with one padded size,
-one read and one update per step. A step's distinct ids are numbered once for a whole bundle of columns, and every table
-of the bundle keeps the row of an id under the id's number, so tables on the same ids need no translation.
+Tables of equal width and row optimizer form a stack: their rows are one array in the graph, with one padded size, one
+read and one update per step. A step's distinct ids are numbered once for a whole bundle of columns. Every table of the
+bundle stores an id's row under that number, so tables on the same ids need no translation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class ColumnPart:
     elements: np.ndarray | None = None
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Return the elements of every row of `values`, [batches, batch, ...]: [batches, batch, elements]."""
+        """Return the elements of every row of `values`: [batches, batch, ...] -> [batches, batch, elements]."""
         values = values.reshape(*values.shape[:2], -1)
         return values if self.elements is None else values[:, :, self.elements]
 
 
 @dataclass
 class Component:
-    """Tables that read common elements, and all elements they read.
+    """Tables that share elements, and all elements they read.
 
     Attributes:
         specs: index of each table.
-        parts: the elements, which may be of several columns.
-        reads: one bool mask [elements of all parts] a table: which elements it reads.
+        parts: the elements, possibly from several columns.
+        reads: per table, a bool mask [elements of all parts] of the elements it reads.
     """
 
     specs: list[int]
@@ -46,16 +46,16 @@ class Component:
 
     @property
     def indirect(self) -> bool:
-        """Whether positions are those of ids, not of rows, because several tables share them."""
+        """Whether positions refer to ids instead of rows, because several tables share them."""
         return len(self.specs) > 1
 
     def elements(self, number: int, count: int) -> np.ndarray | slice:
-        """Return which of `count` elements the table at `number` of `specs` reads, as an index.
+        """Return an index of which of `count` elements the table at `number` in `specs` reads.
 
-        Lists are padded to several lengths, so there may be more or fewer elements than where the network was traced.
+        Lists are padded to various lengths, so `count` may differ from the traced number of elements.
 
         Raises:
-            DataError: there are, and the table reads only some of them.
+            DataError: the count differs and the table reads only some of the elements.
         """
         mask = self.reads[number]
         if mask.all():
@@ -80,13 +80,13 @@ class DenseField:
 
 @dataclass
 class FieldMap:
-    """What feeds the tables of a network.
+    """Which elements feed the tables of a network.
 
     Attributes:
         components: sparse tables with the elements they read.
-        dense: what feeds the dense tables.
-        repeated: tables one cell of which reads more than once in a run of the network.
-        names: names of the columns, as far as they are known.
+        dense: the elements that feed dense tables.
+        repeated: tables with a cell that reads more than once per run of the network.
+        names: names of the columns, if known.
     """
 
     components: list[Component] = field(default_factory=list)
@@ -95,7 +95,7 @@ class FieldMap:
     names: tuple[str, ...] = ()
 
     def name_of(self, column: int) -> str:
-        """Return what messages call a column."""
+        """Return a column's name for messages."""
         return f"column {self.names[column]!r}" if column < len(self.names) else f"column {column}"
 
     @property
@@ -116,7 +116,7 @@ class FieldMap:
 
     @classmethod
     def from_json(cls, components: list[dict[str, Any]]) -> FieldMap:
-        """Return the map of what `to_json` returned, without the dense tables."""
+        """Return the map that `to_json` was called on, without the dense tables."""
         return cls(
             [
                 Component(
@@ -131,11 +131,11 @@ class FieldMap:
 
 @dataclass
 class Stack:
-    """Tables whose rows stand in one array of the graph.
+    """Tables whose rows are one array in the graph.
 
     Attributes:
         bundle: index of the bundle.
-        tables: index of each table, one for every component of the bundle.
+        tables: index of each table, one per component of the bundle.
     """
 
     bundle: int
@@ -148,9 +148,10 @@ class Bundle:
 
     Attributes:
         components: indices of the components.
-        stacks: indices of the stacks; those of a component's tables.
-        indirect: whether tables number their rows for themselves and translate: one component, a stack for each table.
-        in_graph: whether some stack keeps its working set in the graph, whose size then is part of the program.
+        stacks: indices of the stacks that hold the components' tables.
+        indirect: whether each table numbers its own rows and translates; then there is one component, with a stack per
+            table.
+        in_graph: whether some stack keeps its working set in the graph; its size is then part of the program.
     """
 
     components: list[int]
@@ -161,7 +162,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The bundles of all components and the stacks of their tables."""
+    """All bundles of components and stacks of tables."""
 
     bundles: list[Bundle] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
@@ -176,12 +177,12 @@ class Layout:
 
 
 def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
-    """Return the layout in which tables of one kind are stacked.
+    """Return the layout that stacks tables of equal kind.
 
     Args:
         components: which ids feed which tables.
         specs: the tables.
-        kinds: tables of equal kinds may share a stack; the same in every process, and so is their ``repr``.
+        kinds: tables of equal kind may share a stack; kinds and their ``repr`` must be the same in every process.
     """
     layout = Layout()
     known: dict[Hashable, Bundle] = {}
@@ -207,7 +208,7 @@ def separate_tables(components: Sequence[Component]) -> Layout:
 
 
 def _gives_each_id_one_row(component: Component, specs: Sequence[TableSpec]) -> bool:
-    """Return whether every table of the component gives every one of its ids a row that no other id shares."""
+    """Return whether each table of the component gives every id a row of its own."""
     own = [specs[table] for table in component.specs]
     return all(
         spec.trainable and spec.keeps_every_id and spec.padding == own[0].padding and bool(np.all(reads))

@@ -1,4 +1,4 @@
-"""From a chunk's raw ids to positions in what the graph sees, on the preparing thread; no graph code here."""
+"""Translates a chunk's raw ids into positions in the working set, on the preparing thread; contains no graph code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import DataError
-from ..tables.hashing import to_ids, to_plain, why_floats
-from ..tables.table import SparseTable, plan_alike, plan_together, takes
+from ..tables.hashing import float_ids_hint, to_ids, to_plain
+from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout, separate_tables
 from .sparse_plan import Carry, OpenRows, ReadSets, ReadSize, SparsePlan, TablePlan, marker, padded_size, padding_of
 from .unique_indexer import SortingIndexer, UniqueIndexer
 
 
 class Planner:
-    """Turns raw ids into positions.
+    """Translates raw ids into positions.
 
     Args:
         tables: the host tables, in the order of `FieldMap`'s indices.
         trainable: whether each table is trained.
-        fields: what feeds them.
+        fields: which elements feed the tables.
         accumulate: batches that share one optimizer update.
         read_sizes: the size of each table's read set in a program of fixed shape that only reads.
-        layout: which tables are read and updated together; None keeps every table for itself.
+        layout: which tables are read and updated together; None keeps all tables separate.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class Planner:
         self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
         self._replaced = {part.column for part in parts if part.elements is None}
-        self._alike: dict[int, bool] = {}
-        self._together = [takes(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)]
+        self._same_rows: dict[int, bool] = {}
+        self._can_plan_together = [
+            can_plan_together(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)
+        ]
 
     def plan(
         self,
@@ -69,27 +71,26 @@ class Planner:
         Args:
             columns: host columns, [batch, ...], or [K, batch, ...] when `stacked`; not changed.
             stacked: see `columns`.
-            num_batches: batches that count; later ones are padding.
-            train: False only reads: unknown ids get the default row.
-            fill: batches of an unfinished accumulation before this chunk.
+            num_batches: number of real batches; later ones are padding.
+            train: False plans a read: unknown ids get the default row.
+            fill: batches of the open accumulation before this chunk.
             flush: the accumulation ends with this chunk.
-            now: event time in seconds for a time to live; by default the system's clock.
+            now: event time in seconds, for time to live; by default the system clock.
 
         Returns:
-            (columns, plan): columns that hold ids are int32 positions now; a string column is always replaced.
+            (columns, plan): columns of ids are replaced by int32 positions; a string column is always replaced.
 
         Raises:
             DataError: an id is out of range of a dense table, or a column holds no ids.
         """
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         now = time.time() if now is None else now
-        # views with a leading batch axis
-        given = [np.asarray(column) if stacked else np.asarray(column)[None] for column in columns]
-        ids = [self._ids_of(component, given, num_batches) for component in self.fields.components]
-        self._ask(ids, train, now)
-        self._check_dense(given, num_batches)
-        # columns of ids only are replaced as a whole; text is hashed once
-        out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(given)]
+        # Views with a leading batch axis.
+        batched = [np.asarray(column) if stacked else np.asarray(column)[None] for column in columns]
+        ids = self._checked_ids(batched, num_batches, train)
+        self._query_owners(ids, train, now)
+        # Columns that hold only ids are replaced as a whole; text is hashed once.
+        out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(batched)]
         stacks = len(self.layout.stacks)
         plan = SparsePlan(train, [0] * stacks, [0] * stacks)
         updates = (np.arange(num_batches) + fill) // self.accumulate  # the optimizer update each batch belongs to
@@ -97,23 +98,30 @@ class Planner:
             components = [self.fields.components[index] for index in bundle.components]
             own = [ids[index] for index in bundle.components]
             if not train:
-                positions = self._read_sets.plan(bundle, components, own, len(given[0]), plan)
+                positions = self._read_sets.plan(bundle, components, own, len(batched[0]), plan)
             elif bundle.indirect:
-                positions = [self._train_indirect(bundle, components[0], own[0], updates, len(given[0]), plan, now)]
+                positions = [self._train_indirect(bundle, components[0], own[0], updates, len(batched[0]), plan, now)]
             else:
-                positions = self._train(bundle, bundle.stacks, own, updates, len(given[0]), plan, now)
+                positions = self._train(bundle, bundle.stacks, own, updates, len(batched[0]), plan, now)
             for component, part in zip(components, positions, strict=True):
-                _replace_ids(component, part, given, out)
+                _replace_ids(component, part, batched, out)
         if train and (flush or (fill + num_batches) % self.accumulate == 0):
             self.carry.clear()
         plan.carry = dict(self.carry)
         plan.tables.sort(key=lambda part: part.table)
+        self._complete(plan, num_batches)
         if not stacked:
             plan.inputs = [array[0] for array in plan.inputs]
-        plan.prepared_in = time.perf_counter() - began
+        plan.prepared_in = time.perf_counter() - start_time
         return tuple(out if stacked else [column[0] for column in out]), plan
 
     # -- columns -------------------------------------------------------------------------------------------------
+
+    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
+        """Return every component's raw ids, int64 [num_batches, batch, elements]; check those of dense tables."""
+        ids = [self._ids_of(component, given, num_batches) for component in self.fields.components]
+        self._check_dense(given, num_batches)
+        return ids
 
     def _check_dense(self, columns: Sequence[np.ndarray], num_batches: int) -> None:
         for field in self.fields.dense:
@@ -122,7 +130,7 @@ class Planner:
             if values.dtype.kind not in "iu":
                 raise DataError(
                     f"{name} takes integers from 0 to {field.capacity - 1}; received {values.dtype}"
-                    f"{why_floats(values)}. mode='sparse' takes any ids"
+                    f"{float_ids_hint(values)}. mode='sparse' takes any ids"
                 )
             values = field.part.take(values)
             if field.padding is not None:
@@ -142,11 +150,14 @@ class Planner:
         ]
         return ids[0] if len(ids) == 1 else np.concatenate(ids, axis=2)
 
-    def _ask(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
-        """Hook: ask other processes for the rows of every component's ids."""
+    def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
+        """Hook: query other processes for the rows of every component's ids."""
 
-    def stand_by(self) -> None:
-        """Take part in what other processes read, with nothing to read oneself."""
+    def _complete(self, plan: SparsePlan, num_batches: int) -> None:
+        """Hook: add to the plan what follows from all of it; its inputs still have a leading batch axis."""
+
+    def join_exchange(self) -> None:
+        """Join the reads of other processes with no ids of its own."""
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -160,13 +171,13 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> list[np.ndarray]:
-        """Number the rows of some of a bundle's stacks; returns the positions of every component's ids, as `ids`.
+        """Number the rows of some of a bundle's stacks; return the positions of every component's ids, shaped as `ids`.
 
-        Position 0 is padding. The rows that an unfinished accumulation has carried over keep their positions.
+        Position 0 is padding. Rows carried over from an open accumulation keep their positions.
         """
         count, first = len(updates), stacks[0]
-        nothing = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
-        carried = self.carry.get(first, nothing)
+        empty = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
+        carried = self.carry.get(first, empty)
         head = np.zeros(len(carried.component_of), np.int32)
         chunk: list[np.ndarray] = []
         rows_of: list[list[np.ndarray]] = [[] for _ in stacks]
@@ -190,8 +201,8 @@ class Planner:
             start += len(distinct[0])
         joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
         steps, positions = self._number_steps(joined, updates, head, start)
-        size = _grow(self._work_sizes, first, start)
-        step_size = _grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
+        size = grow(self._work_sizes, first, start)
+        step_size = grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
         for stack in stacks:
             plan.sizes[stack], plan.step_sizes[stack] = size, step_size
         plan.inputs.append(_step_rows(steps, updates, batches, step_size))
@@ -205,20 +216,20 @@ class Planner:
         return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
     def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Find out which tables number their rows like the first ones of their ids, the `leaders`."""
+        """Find the tables whose row numbering matches the first tables of their ids, the `leaders`."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
-                # once they differ they do so for the rest of the run
-                if self._alike.get(index, self._together[index] and self._together[leader]):
-                    self._alike[index] = self.tables[index].numbers_like(self.tables[leader])
+                # Once different, they stay different for the rest of the run.
+                if self._same_rows.get(index, self._can_plan_together[index] and self._can_plan_together[leader]):
+                    self._same_rows[index] = self.tables[index].numbers_like(self.tables[leader])
 
     def _distinct(
         self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return (distinct rows of each of the tables, int32 [u]; inverse int32 [count, n], counting from 1).
 
-        The distinct rows begin with those that are `carried`, int32 [tables, c]. The first table, whose `rows` are
-        given, decides what is distinct; in the others every id has a row of its own as well.
+        The distinct rows begin with `carried`, int32 [tables, c]. The first table, whose `rows` are given, decides
+        which rows are distinct; in the others, too, every id has its own row.
         """
         leader = self.tables[tables[0]]
         width = carried.shape[1]
@@ -232,8 +243,8 @@ class Planner:
             new = ids.reshape(-1)[self._rows.first[width:] - width]
             for member, index in enumerate(tables[1:], 1):
                 table = self.tables[index]
-                if self._alike.get(index):
-                    more = plan_alike(table, leader, new, distinct[width:], now)
+                if self._same_rows.get(index):
+                    more = plan_same_rows(table, leader, new, distinct[width:], now)
                 else:
                     more = table.plan(new[None], None, now, steps=len(ids)).reshape(-1)
                 rows_of.append(np.concatenate((carried[member], more)))
@@ -242,7 +253,7 @@ class Planner:
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
         """Return the rows of the ids of each of `tables`, int32 [count, n]."""
-        if len(tables) > 1 and all(self._together[index] for index in tables):
+        if len(tables) > 1 and all(self._can_plan_together[index] for index in tables):
             return plan_together([self.tables[index] for index in tables], ids, now)
         return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
 
@@ -256,11 +267,11 @@ class Planner:
     def _number_steps(
         self, chunk: np.ndarray, updates: np.ndarray, head: np.ndarray, bound: int
     ) -> tuple[dict[int, np.ndarray], np.ndarray]:
-        """Number the distinct positions of every update, those of `head` first in the first one.
+        """Number the distinct positions of every update; the first update begins with `head`.
 
         Returns ({update: its positions in the chunk}, position in its update of every element of `chunk`).
         """
-        if len(updates) == 1 and not len(head):  # a chunk of one step is numbered like the step
+        if len(updates) == 1 and not len(head):  # one step: its numbering is that of the chunk
             return {int(updates[0]): np.arange(1, bound, dtype=np.int32)}, chunk
         positions = np.empty(chunk.shape, np.int32)
         steps: dict[int, np.ndarray] = {}
@@ -270,7 +281,7 @@ class Planner:
             own = head if update == updates[0] else head[:0]
             if len(own):
                 values = np.concatenate((own, values))
-            # position 0, the padding, is numbered 0 by `UniqueIndexer` when it is passed as -1
+            # Padding is position 0; passed as -1, `UniqueIndexer` numbers it 0.
             step, inverse = self._steps(values - 1, bound)
             steps[int(update)] = step + 1
             positions[inside] = inverse[len(own) :].reshape(len(inside), -1)
@@ -286,7 +297,7 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> np.ndarray:
-        """Number ids, and let every table translate: where an id may have a row of its own in some of them only."""
+        """Number ids and let every table translate, for tables of which only some may give an id its own row."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
             inside = updates == update
@@ -295,7 +306,7 @@ class Planner:
         for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
             reads = component.elements(number, ids.shape[2])
             (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
-            plan.map_sizes[index] = _grow(self._map_sizes, index, int(numbers.max(initial=0)) + 1)
+            plan.map_sizes[index] = grow(self._map_sizes, index, int(numbers.max(initial=0)) + 1)
             step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
             for batch in range(len(ids)):
                 step_map[batch, numbers[batch][:, reads]] = positions[batch]
@@ -307,22 +318,22 @@ class Planner:
         return numbers
 
     def reset(self) -> None:
-        """Forget an unfinished accumulation; called together with `SparseTable.rollback`."""
+        """Drop the open accumulation; called together with `SparseTable.rollback`."""
         self.carry.clear()
-        self._alike.clear()
+        self._same_rows.clear()
 
     def reserve(self, stack: int, rows: int) -> int:
-        """Let steps of a stack, the first of its bundle, have at least so many distinct rows; return how many."""
-        return _grow(self._step_sizes, stack, rows + 1)
+        """Allow at least `rows` distinct rows per step of a stack, the first of its bundle; return the new size."""
+        return grow(self._step_sizes, stack, rows + 1)
 
 
 def _replace_ids(
-    component: Component, positions: np.ndarray, given: Sequence[np.ndarray], out: list[np.ndarray]
+    component: Component, positions: np.ndarray, columns: Sequence[np.ndarray], out: list[np.ndarray]
 ) -> None:
-    """Write `positions`, int32 [num_batches, batch, elements], over the ids of the component in `out`."""
+    """Write `positions`, int32 [num_batches, batch, elements], over the component's ids in `out`."""
     num_batches, start = len(positions), 0
     for part in component.parts:
-        column, shape = part.column, given[part.column].shape
+        column, shape = part.column, columns[part.column].shape
         size = int(np.prod(shape[2:])) if part.elements is None else len(part.elements)
         own = positions[:, :, start : start + size]
         start += size
@@ -330,19 +341,20 @@ def _replace_ids(
             out[column] = np.zeros(shape, np.int32)
             out[column][:num_batches] = own.reshape(num_batches, *shape[1:])
             continue
-        if out[column].dtype != np.int32 or out[column] is given[column]:
+        if out[column].dtype != np.int32 or out[column] is columns[column]:
             out[column] = out[column].astype(np.int32)
         out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = own
 
 
-def _grow(sizes: list[int], index: int, needed: int) -> int:
+def grow(sizes: list[int], index: int, needed: int) -> int:
+    """Return the size at `index`, padded up if `needed` rows do not fit."""
     if needed > sizes[index]:
         sizes[index] = padded_size(needed)
     return sizes[index]
 
 
 def _step_rows(steps: dict[int, np.ndarray], updates: np.ndarray, batches: int, size: int) -> np.ndarray:
-    """Return the positions of every batch's distinct rows in the chunk, int32 [batches, size], 0 being none."""
+    """Return the chunk positions of each batch's distinct rows, int32 [batches, size]; 0 means none."""
     rows = np.zeros((batches, size), np.int32)
     for batch, update in enumerate(updates):
         step = steps[int(update)]

@@ -1,10 +1,9 @@
-"""Planning for tables whose rows are divided among processes: the other processes are asked about ids.
+"""Planning for sharded tables: queries the other processes for ids.
 
-All processes plan the same ids in the same order, so all know of every row which process owns it and its number. They
-query the rest at the beginning of a call: to train, the row of every distinct id, from the id's owner; to read, each
-process gives its own ids, and their owners give the weights. One message for all tables each, through
-`Group.gather_known`: AllGather, the one such operator that MindSpore has on CPU. AlltoAll would send a row only to
-those that asked for it.
+All processes plan the same ids in the same order, so each of them knows the owner and number of every row. The rest is
+queried at the start of a call. To train, the owner of each distinct id sends its row number to all, in one message for
+all tables, through `Group.gather_known`. To read, each process sends every owner the distinct ids that it wants of it,
+and the owner returns their weights to that process alone, through `Group.all_to_all`.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from .unique_indexer import SortingIndexer
 
 
 class RowQuery:
-    """The distinct ids of a call, in whose order all processes answer.
+    """The distinct ids of a call; all processes answer in their order.
 
-    With an admission policy an id may have no row in one step and one in the next: then they are those of each step.
+    With an admission policy, an id may get its row between two steps; then ids are distinct per step.
 
     Args:
         ids: int64 [steps, n].
-        padding: where there is no id, bool [steps, n], or None.
-        stepwise: whether each step has its own.
+        padding: True where there is no id, bool [steps, n], or None.
+        stepwise: whether ids are distinct per step.
 
     Attributes:
         keys: the distinct ids, ascending (within each step), int64 [u].
         inverse: index of every id in `keys`, -1 for padding, int64 [steps, n].
-        answers: the rows of `keys`, int32 [u], once they are known.
+        answers: the rows of `keys`, int32 [u], once known.
     """
 
     def __init__(self, ids: np.ndarray, padding: np.ndarray | None, *, stepwise: bool = False) -> None:
@@ -60,7 +59,7 @@ class RowQuery:
         return rows
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of some of the ids, int32 of their shape; of queries that are not stepwise."""
+        """Return the rows of some of the ids, int32 of the same shape; not for stepwise queries."""
         return self.answers[np.searchsorted(self.keys, ids)]
 
 
@@ -68,8 +67,8 @@ class CallRows:
     """The values of a call's rows, gathered from their owners.
 
     Attributes:
-        values: of a call that trains, packed rows in the order of the plan, float32 [u, width]; of one that only reads,
-            the weights of the distinct ids of the query, float32 [u, dim].
+        values: in training, packed rows in the order of the plan, float32 [u, width]; in reading, the weights of the
+            query's distinct ids, float32 [u, dim].
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class CallRows:
         self.values = np.zeros((0, 0), np.float32)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the packed rows of the plan into `out`; `rows` are all of the plan's."""
+        """Write the packed rows of the plan into `out`; `rows` must be all rows of the plan."""
         out[...] = self.values
         return out
 
@@ -90,13 +89,13 @@ class CallRows:
 
 
 class ShardedTable:
-    """A table as the planner and the programs of each process see it; rows have their numbers among all (`Shards`).
+    """A sharded table as planner and programs see it; rows have global numbers (`Shards`).
 
     Args:
         table: this process's part.
     """
 
-    next_row = 0  # row numbers are not looked up in a list of all of them
+    next_row = 0  # no lookup array over all row numbers
 
     def __init__(self, table: SparseTable) -> None:
         self.table = table
@@ -109,11 +108,11 @@ class ShardedTable:
 
     # -- which id has which row ----------------------------------------------------------------------------------
 
-    def ask(self, ids: np.ndarray, now: float, *, train: bool) -> np.ndarray:
+    def begin_query(self, ids: np.ndarray, now: float, *, train: bool) -> np.ndarray:
         """Begin the query for a call's `ids`, int64 [steps, n], the same on all processes.
 
-        Returns this process's answers, the numbers of the rows it owns, int32, in the order of the query's keys. The
-        owner gives new ids their rows, by its own admission, eviction and part of the capacity.
+        Returns this process's answers: the numbers of the rows it owns, int32, in the order of the query's keys. The
+        owner of a new id gives it a row, by its own admission, eviction and share of the capacity.
         """
         table, padding = self.table, padding_of(self.table, ids)
         stepwise = train and table.spec.admission is not None
@@ -128,7 +127,7 @@ class ShardedTable:
         return self.shards.numbers(rows)
 
     def _plan_steps(self, query: RowQuery, own: np.ndarray, ids: np.ndarray, now: float) -> np.ndarray:
-        """Plan step by step, every sighting of an id counted; returns the rows of all keys, of others' keys 0."""
+        """Plan step by step, counting every sighting of an id; return the rows of all keys, 0 if owned elsewhere."""
         mine = (query.inverse >= 0) & own[query.inverse] if len(own) else np.zeros(ids.shape, np.bool_)
         most = int(mine.sum(axis=1).max(initial=0))
         packed, padding = np.zeros((len(ids), most), np.int64), np.ones((len(ids), most), np.bool_)
@@ -142,11 +141,11 @@ class ShardedTable:
         return rows
 
     def answer_counts(self) -> np.ndarray:
-        """Return how many answers each process gives, int64 [size]."""
+        """Return the number of answers of each process, int64 [size]."""
         return np.bincount(self.shards.owners(self.query.keys), minlength=self.shards.size)
 
     def receive_answers(self, parts: Sequence[np.ndarray]) -> None:
-        """Complete the query by the answers of all processes."""
+        """Complete the query with the answers of all processes."""
         owners = self.shards.owners(self.query.keys)
         self.query.answers = np.empty(len(owners), np.int32)
         for rank, answers in enumerate(parts):
@@ -155,19 +154,19 @@ class ShardedTable:
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the answers for `ids`: those of the query, or distinct ones of them, int64 [1, n]."""
+        """Return the answers for `ids`: all ids of the query, or distinct ones of them, int64 [1, n]."""
         return self.query.rows() if steps is None else self.query.rows_of(ids)
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the answers for the query's ids, int32 [n], -1 for padding."""
+        """Return the answers for the query's ids, int32 [n]; -1 for padding."""
         return self.query.rows().reshape(-1)
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights of the query's ids to `out`, float32 [n, dim], as their owners have trained them."""
+        """Write the trained weights of the query's ids, received from their owners, to `out`, float32 [n, dim]."""
         self.store.read_part(self.lookup(ids), out)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Note the sightings of the rows owned here; see `SparseTable.record`."""
+        """Record sightings of the rows owned here; see `SparseTable.record`."""
         own = self._own(numbers)
         renumbered = np.zeros(len(numbers) + 1, np.int64)
         renumbered[1:][own] = np.arange(1, np.count_nonzero(own) + 1)
@@ -176,36 +175,36 @@ class ShardedTable:
     # -- their values ----------------------------------------------------------------------------------------------
 
     def _own(self, numbers: np.ndarray) -> np.ndarray:
-        return (numbers == DEFAULT_ROW) | (self.shards.keepers(numbers) == self.shards.rank)
+        return (numbers == DEFAULT_ROW) | (self.shards.owners_of_rows(numbers) == self.shards.rank)
 
     def row_counts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return how many of a plan's rows each process owns, the default row left out, int64 [size]."""
-        return np.bincount(self.shards.keepers(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
+        """Return how many of a plan's rows each process owns, without the default row, int64 [size]."""
+        return np.bincount(self.shards.owners_of_rows(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
 
     def own_values(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the packed rows among a plan's that are owned here, the default row left out: float32 [n, width]."""
+        """Return the plan's packed rows that are owned here, without the default row: float32 [n, width]."""
         own = (numbers != DEFAULT_ROW) & self._own(numbers)
         return self.table.store.read(self.shards.rows(numbers[own]))
 
     def receive_values(self, numbers: np.ndarray, parts: Sequence[np.ndarray]) -> None:
-        """Take a plan's rows from what every process has given."""
+        """Assemble a plan's rows from the parts of all processes."""
         values = np.empty((len(numbers), self.width), np.float32)
-        keepers = self.shards.keepers(numbers)
+        owners = self.shards.owners_of_rows(numbers)
         for rank, part in enumerate(parts):
-            values[(keepers == rank) & (numbers != DEFAULT_ROW)] = part.reshape(-1, self.width)
+            values[(owners == rank) & (numbers != DEFAULT_ROW)] = part.reshape(-1, self.width)
         default = numbers == DEFAULT_ROW
         values[default] = self.table.store.read(numbers[default])
         self.store.values, self._numbers = values, numbers
 
     def commit(self, values: np.ndarray) -> None:
-        """Confirm the oldest plan with its trained rows, float32 [u, width] in the plan's order: keep one's own."""
+        """Commit the oldest plan: keep the owned ones of its trained rows, float32 [u, width] in the plan's order."""
         self.table.commit(values[self._own(self._numbers)])
 
 
 class ShardedPlanner(Planner):
-    """A `Planner` that asks the other processes; called by all of them, on the thread that runs graphs.
+    """A `Planner` that queries the other processes; all of them call it, on the thread that runs graphs.
 
-    To train, all give the same ids, those of all; to read, each gives its own.
+    To train, all processes pass the same ids, those of the whole group; to read, each passes its own.
     """
 
     tables: list[Any]  # of ShardedTable
@@ -213,79 +212,108 @@ class ShardedPlanner(Planner):
     def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.group = group
-        # a list of all row numbers would not get shorter with more processes
+        # A lookup array over all row numbers would not shrink with more processes.
         self._rows = SortingIndexer()
 
-    def stand_by(self) -> None:
-        """See `Planner.stand_by`."""
-        self._ask_for_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()])
+    def join_exchange(self) -> None:
+        """Join the exchange of weights with no ids of its own."""
+        self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()])
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
         return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
 
     def _reads(self) -> Iterator[tuple[int, int | None, int]]:
-        """Yield (component, which of its tables or None for all elements, table) in the order of all processes."""
+        """Yield (component, index into its tables or None for all elements, table), in the same order on all ranks."""
         for bundle in self.layout.bundles:
             for number in bundle.components:
                 component = self.fields.components[number]
-                for which, table in enumerate(component.specs):
-                    yield number, which if bundle.indirect else None, table
+                for position, table in enumerate(component.specs):
+                    yield number, position if bundle.indirect else None, table
 
-    def _ask(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
-        ids_of_tables = []
-        for number, which, table in self._reads():
+    def _ids_of_tables(self, ids: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield each table and its ids, int64 [steps, n], in the same order on all ranks."""
+        for number, position, table in self._reads():
             part = ids[number]
-            if which is not None:
-                part = np.ascontiguousarray(part[:, :, self.fields.components[number].elements(which, part.shape[2])])
-            ids_of_tables.append((table, part.reshape(len(part), -1)))
+            if position is not None:
+                part = np.ascontiguousarray(
+                    part[:, :, self.fields.components[number].elements(position, part.shape[2])]
+                )
+            yield table, part.reshape(len(part), -1)
+
+    def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
+        ids_of_tables = list(self._ids_of_tables(ids))
         if not train:
-            self._ask_for_weights(ids_of_tables)
+            self._query_weights(ids_of_tables)
             return
-        own = [self.tables[index].ask(part, now, train=self.trainable[index]) for index, part in ids_of_tables]
+        own = [self.tables[index].begin_query(part, now, train=self.trainable[index]) for index, part in ids_of_tables]
         counts = np.array([self.tables[index].answer_counts() for index, _ in ids_of_tables])
         for (index, _), parts in zip(ids_of_tables, exchange(self.group, own, counts), strict=True):
             self.tables[index].receive_answers(parts)
 
-    def _ask_for_weights(self, wanted: Sequence[tuple[int, np.ndarray]]) -> None:
+    def _query_weights(self, wanted: Sequence[tuple[int, np.ndarray]]) -> None:
         tables = [self.tables[index] for index, _ in wanted]
         queries = [RowQuery(ids, padding_of(table, ids)) for table, (_, ids) in zip(tables, wanted, strict=True)]
-        asked = [query.keys for query in queries]
-        head = np.array([len(keys) for keys in asked], np.int64)
-        messages = self.group.gather_bytes(np.concatenate([head, *asked]).tobytes())
-        # per rank: how many ids of each table, then the ids
-        keys_of_ranks = []
-        for words in (np.frombuffer(message, np.int64) for message in messages):
-            ends = np.cumsum(words[: len(asked)])
-            keys_of_ranks.append(np.split(words[len(asked) :], ends[:-1]) if len(asked) else [])
-        own, all_keys, counts = [], [], []
-        for table, *parts in zip(tables, *keys_of_ranks, strict=True):
-            keys = np.unique(np.concatenate(parts))
-            owners = table.shards.owners(keys)
-            mine = keys[owners == self.group.rank]
-            weights = np.empty((len(mine), table.spec.dim), np.float32)
-            table.table.read_trained(mine, np.zeros(len(mine), np.bool_), weights)
-            own.append(weights.reshape(-1))
-            all_keys.append((keys, owners))
-            counts.append(np.bincount(owners, minlength=self.group.size) * table.spec.dim)
-        given = exchange(self.group, own, np.array(counts))
-        for table, query, (keys, owners), parts in zip(tables, queries, all_keys, given, strict=True):
-            weights = np.empty((len(keys), table.spec.dim), np.float32)
-            for rank, part in enumerate(parts):
-                weights[owners == rank] = part.reshape(-1, table.spec.dim)
-            table.store.values = weights[np.searchsorted(keys, query.keys)]
+        owners = [table.shards.owners(query.keys) for table, query in zip(tables, queries, strict=True)]
+        wanted_of = [
+            [query.keys[owner == rank] for query, owner in zip(queries, owners, strict=True)]
+            for rank in range(self.group.size)
+        ]
+        distinct_ids = exchange_parts(self.group, wanted_of, np.int64)
+        answers = []
+        for parts in distinct_ids:
+            own = [np.empty((len(keys), table.spec.dim), np.float32) for table, keys in zip(tables, parts, strict=True)]
+            for table, keys, weights in zip(tables, parts, own, strict=True):
+                table.table.read_trained(keys, np.zeros(len(keys), np.bool_), weights)
+            answers.append(own)
+        received = exchange_parts(self.group, answers, np.float32)
+        for number, (table, query) in enumerate(zip(tables, queries, strict=True)):
+            weights = np.empty((len(query.keys), table.spec.dim), np.float32)
+            for rank, parts in enumerate(received):
+                weights[owners[number] == rank] = parts[number].reshape(-1, table.spec.dim)
+            table.store.values = weights
             query.answers = np.arange(len(query.keys), dtype=np.int32)
             table.query = query
 
 
-def exchange(group: Group, own: Sequence[np.ndarray], counts: np.ndarray) -> list[list[np.ndarray]]:
-    """Return the array that every process gives for every table, by one collective.
+def exchange_parts(group: Group, parts: Sequence[Sequence[np.ndarray]], dtype: Any) -> list[list[np.ndarray]]:
+    """Send each process its arrays; return those that every process sent here, flat.
 
     Args:
         group: the processes.
-        own: what this one gives for each table, flat arrays of one dtype.
-        counts: how many elements each process gives for each table, int64 [tables, size].
+        parts: for each process the same number of arrays of `dtype`, of any shapes.
+        dtype: see `parts`.
     """
-    if not own:  # the same on all processes
+    received = group.all_to_all([pack_arrays(own, dtype) for own in parts])
+    return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
+
+
+def pack_arrays(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    """Return bytes, uint8 [n]: the lengths of the arrays as int64, then the arrays."""
+    head = np.array([array.size for array in arrays], np.int64)
+    return np.concatenate(
+        [
+            part.reshape(-1).astype(kind, copy=False).view(np.uint8)
+            for part, kind in [(head, np.int64), *((np.ascontiguousarray(array), dtype) for array in arrays)]
+        ]
+    )
+
+
+def unpack_arrays(message: Any, count: int, dtype: Any) -> list[np.ndarray]:
+    """Return the `count` arrays that `pack_arrays` was given, flat."""
+    head = np.frombuffer(message, np.int64, count)
+    flat = np.frombuffer(message, dtype, int(head.sum()), head.nbytes)
+    return np.split(flat, np.cumsum(head)[:-1]) if count else []
+
+
+def exchange(group: Group, own: Sequence[np.ndarray], counts: np.ndarray) -> list[list[np.ndarray]]:
+    """Gather every process's array for every table with one collective.
+
+    Args:
+        group: the processes.
+        own: this process's array for each table, flat and of the same dtype.
+        counts: number of elements per table and process, int64 [tables, size].
+    """
+    if not own:  # true on all processes or none
         return []
     parts = group.gather_known(np.concatenate(own), counts.sum(axis=0).tolist())
     ends = counts.cumsum(axis=0)

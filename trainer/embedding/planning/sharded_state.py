@@ -1,6 +1,6 @@
-"""States of tables whose rows are divided among processes: joined on rank 0, and divided again by each.
+"""States of sharded tables: joined on rank 0 to save, divided again to restore.
 
-The joined state has the form of one process's, so any number of processes can go on from it.
+A joined state has the form of a one-process state, so any number of processes can resume from it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..tables.spec import DEFAULT_ROW
 from ..tables.table import SparseTable
 from ..tables.table_state import arrays_of
 
-OPEN_ROWS = "accumulated_rows"  # of an unfinished accumulation: in a state, the rows whose gradients it holds
-BLOCK_BYTES = 4 << 20  # of one message of each process
-SPOOLED_BYTES = 64 << 20  # arrays from this size on are joined in a file
+OPEN_ROWS = "accumulated_rows"  # key in a state: the rows of an open accumulation
+BLOCK_BYTES = 4 << 20  # per message and process
+SPOOLED_BYTES = 64 << 20  # arrays of at least this size are joined in a file
 
 
 def gather_table(
@@ -34,18 +34,18 @@ def gather_table(
     sketch_before: np.ndarray | None,
     folder: Path | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return on rank 0 the (arrays, json) of the whole table, and nothing on the others.
+    """Return (arrays, json) of the whole table on rank 0, and empty ones on the others.
 
     Args:
-        group: the processes; all of them call this.
+        group: the processes; all of them must call this.
         table: this process's part.
         arrays: its state, as `table_state.take` returned it.
-        json: the same.
-        sketch_before: admission sketch that every process began with.
+        json: as `arrays`.
+        sketch_before: admission sketch that every process started with.
         folder: where large arrays are joined in unnamed files; None: where the system keeps temporary files.
     """
     rows = np.asarray(arrays["rows"])
-    # the default row is the same everywhere
+    # The default row is the same on all ranks.
     chosen = np.ones(len(rows), np.bool_) if group.is_main else rows != DEFAULT_ROW
     heads = group.gather(
         np.array([chosen.sum(), len(arrays["removed"]), json["next_row"], *json["counters"].values()], np.int64)
@@ -60,7 +60,7 @@ def gather_table(
         else:
             own = table.shards.numbers(own) if name == "rows" else own
             whole = _join(group, own if chosen.all() else own[chosen], heads[:, 0].tolist(), folder)
-            # it does not change any more, so a writer need not copy it
+            # It no longer changes, so a writer need not copy it.
             joined[name] = Frozen(functools.partial(np.asarray, whole), own.dtype)
     if not group.is_main:
         return {}, {}
@@ -70,7 +70,7 @@ def gather_table(
 
 
 def _join(group: Group, own: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
-    """Return the arrays of all processes one after the other, on rank 0, gathered block by block."""
+    """Return the arrays of all processes concatenated, on rank 0; gathered block by block."""
     columns = own.shape[1:]
     width = math.prod(columns)
     whole = _allocate((sum(counts), *columns), own.dtype, folder) if group.is_main else None
@@ -89,12 +89,12 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> n
     if math.prod(shape) * dtype.itemsize < SPOOLED_BYTES:
         return np.empty(shape, dtype)
     existing = folder if folder is not None and folder.is_dir() else None
-    with tempfile.TemporaryFile(dir=existing) as file:  # the mapping outlives it, and nothing else does
+    with tempfile.TemporaryFile(dir=existing) as file:  # the mapping stays valid after the file is closed
         return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def _add_up(group: Group, sketch: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """Return what all processes have counted since they began, on top of what they began with."""
+    """Return the group's total counts: the start sketch plus what each process counted since."""
     total = np.zeros_like(sketch)
     for row in range(len(sketch)):
         base = np.zeros_like(sketch[row]) if before is None else before[row]
@@ -103,7 +103,7 @@ def _add_up(group: Group, sketch: np.ndarray, before: np.ndarray | None) -> np.n
 
 
 def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of this process of a full state and the deltas that build on it, which have been checked."""
+    """Return this process's parts of a checked full state and its deltas."""
     own: list[dict[str, Any]] = [{"json": {}, "arrays": {}} for _ in states]
     for name, table in tables.items():
         chain = _Chain(table)
@@ -114,9 +114,10 @@ def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, 
 
 
 class _Chain:
-    """Gives rows to the ids of this process, from the first state of a chain to the last.
+    """Assigns rows to this process's ids, from the first state of a chain to the last.
 
-    As many processes as wrote it get back the rows they had. With another number of processes each numbers its own.
+    A group of the same size as the one that wrote the state gets the same rows back; otherwise each process numbers its
+    own.
     """
 
     def __init__(self, table: SparseTable) -> None:
@@ -130,14 +131,14 @@ class _Chain:
         self._next = DEFAULT_ROW + 1
 
     def part_of(self, arrays: Mapping[str, np.ndarray], json: Mapping[str, Any]) -> tuple[dict, dict]:
-        """Return (arrays, json) of what this process keeps of a state."""
+        """Return (arrays, json) of this process's part of a state."""
         shards, rows = self.shards, np.asarray(arrays["rows"])
         ids, removed = np.asarray(arrays["ids"]), np.asarray(arrays["removed"])
         chosen = np.flatnonzero((rows == DEFAULT_ROW) | shards.owned(ids))
         rows, ids = rows[chosen], ids[chosen]
         if json["full"]:
             self._start_over()
-        same = (rows == DEFAULT_ROW) | (shards.keepers(rows) == shards.rank)
+        same = (rows == DEFAULT_ROW) | (shards.owners_of_rows(rows) == shards.rank)
         if json.get("processes", 1) == shards.size and same.all():
             own, next_row = shards.rows(rows), 1 + -(-(json["next_row"] - 1) // shards.size)
         else:
@@ -151,13 +152,13 @@ class _Chain:
         return part, {**json, "next_row": next_row, "counters": counters}
 
     def _number(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the rows of `ids`: those they have had before, even if they lost them in between, or new ones."""
+        """Return the rows of `ids`: their previous rows, even after an eviction in between, or new ones."""
         own = np.zeros(len(ids), np.int32)
         indices, known = find(self._ids, ids)
         known &= rows != DEFAULT_ROW
         own[known] = self._rows[indices[known]]
         new = np.flatnonzero(~known & (rows != DEFAULT_ROW))
-        new = new[np.argsort(rows[new])]  # in their former order, by which rows used equally long ago are evicted
+        new = new[np.argsort(rows[new])]  # keep the order: it breaks ties in eviction
         own[new] = np.arange(self._next, self._next + len(new), dtype=np.int32)
         self._next += len(new)
         self._ids, self._rows = np.concatenate((self._ids, ids[new])), np.concatenate((self._rows, own[new]))
@@ -167,9 +168,9 @@ class _Chain:
 def renumbered(
     group: Group, tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of the last state, the rows of an unfinished accumulation by their present numbers.
+    """Return the arrays of the last state, with the rows of an open accumulation renumbered.
 
-    Called by all processes, once all have restored their parts.
+    All processes call it once all of them have restored their parts.
     """
     arrays = dict(states[-1]["arrays"]) if states else {}
     for name, table in tables.items():
@@ -177,7 +178,7 @@ def renumbered(
             continue
         saved = np.asarray(arrays[f"{name}/{OPEN_ROWS}"])
         ids = np.zeros(len(saved), np.int64)
-        for state in states:  # a later one may have given a row to another id
+        for state in states:  # a later state may have reassigned a row
             rows = np.asarray(state["arrays"][f"{name}/rows"])
             indices, known = find(rows, saved)
             ids[known] = np.asarray(state["arrays"][f"{name}/ids"])[indices[known]]

@@ -1,10 +1,10 @@
-"""What the graph needs to know about a chunk's ids, its padded sizes, and the plan of a chunk that is only read."""
+"""A chunk's plan for the graph, its padded sizes, and the plans of read-only chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,10 @@ _COARSE = 8192
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """Rows of an accumulation that a chunk leaves unfinished, in the order of their positions.
+    """Rows of an accumulation that a chunk leaves open, in the order of their positions.
 
     Attributes:
-        component_of: which component of the bundle each row belongs to, int32 [n].
+        component_of: component of the bundle that each row belongs to, int32 [n].
         rows: the row in each stack of the bundle, int32 [stacks, n].
     """
 
@@ -29,11 +29,11 @@ class OpenRows:
     rows: np.ndarray
 
 
-Carry = dict[int, OpenRows]  # by the first of the stacks that are numbered together
+Carry = dict[int, OpenRows]  # key: the first stack of those numbered together
 
 
 def padded_size(count: int) -> int:
-    """Return the bucket for `count` distinct rows and 2 % to spare."""
+    """Return the bucket for `count` distinct rows plus 2 %."""
     return bucket(count + count // 50, 16, least=SMALLEST, coarse=_COARSE)
 
 
@@ -43,11 +43,11 @@ class TablePlan:
 
     Attributes:
         table: index of the table.
-        rows: distinct rows of the chunk, int32 [u]; of a chunk that is only read, the row of every id, -1 for none.
+        rows: distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for none.
         stack: index of the table's stack.
         start: position of the first of `rows` in the stack's working set, or read set.
-        ids: of a chunk that is only read from a table that evicts, the ids that `rows` belong to; else None.
-        reading_map: position of every id of a chunk that is only read, int32 [map size], where the table translates.
+        ids: in a read-only chunk of a table with eviction, the ids of `rows`; else None.
+        reading_map: in a read-only chunk of a table that translates, the position of every id, int32 [map size].
     """
 
     table: int
@@ -60,17 +60,18 @@ class TablePlan:
 
 @dataclass(slots=True)
 class SparsePlan:
-    """Everything `SparseTables.load` and `write_back` need for a chunk.
+    """What `SparseTables.load` and `write_back` need for a chunk.
 
     Attributes:
         train: whether rows are trained or only read.
-        tables: one entry a table.
-        sizes: rows of every stack's working set (read set of a chunk that is only read) in the graph, padded.
-        step_sizes: distinct rows of a step, padded, for every stack; zeros in a plan that only reads.
+        tables: one entry per table.
+        sizes: padded rows of every stack's working set (or read set) in the graph.
+        step_sizes: padded distinct rows of a step, for every stack; zeros in a read-only plan.
         map_sizes: length of the position map of each table that has one.
         inputs: extra columns of the program, int32 or int8, [K, ...] when the chunk is stacked.
-        prepared_in: seconds it took.
-        carry: rows of an accumulation that the chunk leaves unfinished.
+        prepared_in: seconds that planning took.
+        carry: rows of the accumulation that the chunk leaves open.
+        exchanges: what each stack exchanges with other processes in every step (`owner_planner.StackExchange`).
     """
 
     train: bool
@@ -81,9 +82,10 @@ class SparsePlan:
     inputs: list[np.ndarray] = field(default_factory=list)
     prepared_in: float = 0.0
     carry: Carry = field(default_factory=dict)
+    exchanges: list[Any] = field(default_factory=list)
 
     def by_stack(self) -> list[list[TablePlan]]:
-        """Return the tables' parts of every stack."""
+        """Return the table plans of every stack."""
         parts: list[list[TablePlan]] = [[] for _ in self.sizes]
         for part in self.tables:
             parts[part.stack].append(part)
@@ -91,33 +93,33 @@ class SparsePlan:
 
 
 def padding_of(table: SparseTable, ids: np.ndarray) -> np.ndarray | None:
-    """Return where `ids` stand for nothing, a bool array of their shape; None for a table without padding."""
+    """Return where `ids` are padding, as a bool array of their shape; None for a table without padding."""
     return None if table.spec.padding is None else ids == table.spec.padding
 
 
 def marker(batches: int, size: int) -> np.ndarray:
-    """Return an array whose shape tells the graph the size of a parameter it cannot see in its arguments."""
+    """Return an array whose shape passes the graph the size of a parameter that is not among its arguments."""
     return np.zeros((batches, 1 + size // SMALLEST), np.int8)
 
 
-# When a read set grows, the programs of all smaller batches are compiled again: it begins with room for hundreds.
+# A grown read set recompiles the programs of all smaller batches: start with room for hundreds of ids.
 _LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
 
 
 class ReadSize(NamedTuple):
-    """Rows and map entries of one table's read set in a program of fixed shape."""
+    """Number of rows and map entries of a table's read set in a program of fixed shape."""
 
     rows: int
     map_size: int
 
 
 class ReadSets:
-    """Gives ids positions in what the network reads from; the sizes depend on the shape of the batch alone.
+    """Assigns positions in the read sets to ids; the sizes depend only on the shape of the batch.
 
     Args:
         tables: the host tables.
-        layout: which of them share a read set.
-        sizes: the size for each table in a program of fixed shape; None lets them grow.
+        layout: which tables share a read set.
+        sizes: each table's size in a program of fixed shape; None lets them grow.
     """
 
     def __init__(self, tables: Sequence[SparseTable], layout: Layout, sizes: Sequence[ReadSize] | None = None) -> None:
@@ -135,7 +137,7 @@ class ReadSets:
         batches: int,
         plan: SparsePlan,
     ) -> list[np.ndarray]:
-        """Return the positions of the ids of every component; adds to `plan`."""
+        """Return the positions of every component's ids; adds to `plan`."""
         if bundle.indirect:
             return [self._plan_indirect(bundle, components[0], ids[0], batches, plan)]
         positions, start = [], 1
@@ -143,7 +145,7 @@ class ReadSets:
             flat = part.reshape(-1)
             for stack in bundle.stacks:
                 rows = self._look_up(self.stacks[stack].tables[member], stack, start, flat, plan).rows
-            # tables of one bundle agree on what is padding
+            # Tables of a bundle have the same padding.
             own = np.arange(start, start + len(flat), dtype=np.int32)
             positions.append(np.where(rows < 0, np.int32(0), own).reshape(part.shape))
             start += len(flat)
@@ -170,13 +172,13 @@ class ReadSets:
     def _look_up(self, index: int, stack: int, start: int, ids: np.ndarray, plan: SparsePlan) -> TablePlan:
         table = self.tables[index]
         part = TablePlan(index, table.lookup(ids, padding_of(table, ids)), stack, start)
-        if table.spec.eviction is not None:  # before the rows are read, training prepared meanwhile may reassign them
+        if table.spec.eviction is not None:  # training may reassign the rows before they are read
             part.ids = ids
         plan.tables.append(part)
         return part
 
     def _size(self, stack: int, needed: int) -> int:
-        # programs keep the parameter they were compiled with, so a read set never shrinks
+        # Programs keep the parameter they were compiled with, so a read set never shrinks.
         first = self.stacks[stack].tables[0]
         if self.fixed:
             return self.fixed[first].rows

@@ -8,12 +8,12 @@ from ...native.memory import zeros
 
 
 class UniqueIndexer:
-    """Finds distinct numbers without sorting, through a lookup table that is never cleared.
+    """Finds distinct numbers without sorting, with a lookup table that is never cleared.
 
-    One instance serves one thread.
+    Not safe to share between threads.
 
     Attributes:
-        first: index of the first occurrence of each distinct number of the latest call, int32 [u].
+        first: index of each distinct number's first occurrence in the latest call, int32 [u].
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class UniqueIndexer:
         """Return (distinct, inverse) of `numbers`, int32 [n] in [-1, bound).
 
         `distinct` (int32 [u]) is in the order of first occurrence, without -1; ``inverse`` (int32 [n]) counts from 1,
-        0 standing for -1, so that ``distinct[inverse - 1] == numbers`` elsewhere.
+        with 0 for -1, so that ``distinct[inverse - 1] == numbers`` elsewhere.
         """
         if len(self._slots) < bound:
             self._slots = zeros((max(bound, 2 * len(self._slots)),), np.int32)
@@ -39,13 +39,13 @@ class UniqueIndexer:
 
 
 class SortingIndexer:
-    """Does what `UniqueIndexer` does by sorting: with no memory as long as the largest number."""
+    """Like `UniqueIndexer`, but sorts: needs no memory proportional to the largest number."""
 
     def __init__(self) -> None:
         self.first = np.zeros(0, np.int32)
 
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `UniqueIndexer`; `bound` is not needed."""
+        """Return (distinct, inverse) as `UniqueIndexer` does; ignores `bound`."""
         distinct, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         none = int(len(distinct) and distinct[0] < 0)
         order = np.argsort(first[none:])

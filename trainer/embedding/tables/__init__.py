@@ -1,1 +1,1 @@
-"""Tables on the host: id map, rows, admission, eviction, their states, and the kernels that loop over them."""
+"""Tables on the host: id map, rows, admission, eviction, states, and compiled kernels."""

@@ -1,4 +1,4 @@
-"""Ids that lose their row, because the table is full or they were not seen for too long, and plans that are undone."""
+"""Eviction of ids that are old or do not fit in a full table, and the undo of plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TTL_SWEEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Rows taken from their ids, and all that is needed to give them back."""
+    """Rows taken from their ids, with everything needed to restore them."""
 
     ids: np.ndarray
     rows: np.ndarray
@@ -26,11 +26,11 @@ class Evicted:
 
 @dataclass(slots=True)
 class UndoRecord:
-    """What one plan changed, kept until its rows are trained."""
+    """The changes of one plan, kept until its rows are trained."""
 
     start_step: int
     steps: int
-    numbering: object = None  # the table's before it
+    numbering: object = None  # the table's numbering before the plan
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     allocated: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # rows, their ids
     evicted: list[Evicted] = field(default_factory=list)
@@ -39,16 +39,16 @@ class UndoRecord:
     counters: dict[str, int] = field(default_factory=dict)
     next_row: int = 0
     last_sweep: float = 0.0
-    started: bool = False  # its rows are being trained in place
+    started: bool = False  # whether its rows are being trained in place
 
     def count(self, name: str, amount: int) -> None:
-        """Add to a counter that becomes valid with the commit."""
+        """Add to a counter that takes effect with the commit."""
         if amount:
             self.counters[name] = self.counters.get(name, 0) + int(amount)
 
 
 def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
-    """Return the `count` allowed positions with the smallest key, ascending; of equal keys the lower position wins.
+    """Return the `count` allowed positions with the smallest keys, ascending; ties go to the lower position.
 
     Args:
         keys: integers [n].
@@ -66,12 +66,12 @@ def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
 
 
 def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: float) -> np.ndarray:
-    """Evict ids not seen for too long, but none of a plan's known `rows`; return these, -1 where late."""
+    """Evict expired ids, except those of a plan's known `rows`; return `rows` with -1 for expired ones."""
     table.columns["in_use"][rows[rows >= 0]] = table.ticket
     ttl = table.spec.eviction.ttl if table.spec.eviction is not None else None
     if ttl is None:
         return rows
-    # an id that comes back after its time has run out starts from its first value, swept already or not
+    # An id that returns after it expired starts from its first value, evicted already or not.
     late = (rows >= 0) & (now - table.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
     if late.any():
         gone = np.unique(rows[late])
@@ -86,7 +86,7 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
 
 
 def _evictable(table: TableRows) -> np.ndarray:
-    """Return bool [next_row]: rows that neither this plan nor one that may still be in progress refers to."""
+    """Return the rows that neither this plan nor one in progress refers to, bool [next_row]."""
     span = slice(0, table.next_row)
     columns = table.columns
     allowed = columns["live"][span] & (columns["plan"][span] <= table.plans - PINNED_PLANS)
@@ -96,7 +96,7 @@ def _evictable(table: TableRows) -> np.ndarray:
 
 
 def make_room(table: TableRows, wanted: int, record: UndoRecord) -> int:
-    """Evict up to `wanted` rows that are needed least; return how many."""
+    """Evict up to `wanted` of the least needed rows; return how many."""
     key = "frequency" if "frequency" in table.columns else "last_step"
     rows = least(table.columns[key][: table.next_row], _evictable(table), wanted)
     _evict(table, rows, record, "evicted")
@@ -122,7 +122,7 @@ def _evict(table: TableRows, rows: np.ndarray, record: UndoRecord, counter: str)
 
 
 def undo(table: TableRows, record: UndoRecord) -> None:
-    """Take back the newest plan, which was not committed; the table is locked."""
+    """Undo the newest uncommitted plan; the caller holds the lock."""
     for name, old in record.meta.items():
         table.columns[name][record.rows] = old
     for rows, ids in reversed(record.allocated):
@@ -143,5 +143,5 @@ def undo(table: TableRows, record: UndoRecord) -> None:
     table.step, table.numbering = record.start_step, record.numbering
     table.plans -= 1
     if record.started:
-        # a failure in the middle: like dense weights, the rows keep what the last step wrote
+        # After a failure midway the rows, like dense weights, keep what the last step wrote.
         table.mark_changed(record.rows[table.columns["live"][record.rows]])

@@ -1,4 +1,4 @@
-"""What follows from an id alone, by vectorised hashing: the first values of its row, the process that keeps it."""
+"""Values derived from an id by vectorized hashing: the first values of its row, the process that owns it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ INITIALIZERS = ("normal", "uniform", "zeros")
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 finalizer of `x`: a bijection of uint64 in which every input bit moves half of the output.
+    """Return the SplitMix64 finalizer of `x`, a bijection of uint64.
+
+    Each input bit flips half of the output bits on average.
 
     Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -35,16 +37,16 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def stable_seed(*parts: object) -> int:
-    """Return a 64-bit seed that depends on `parts` (their text) and on nothing else, the same on every machine."""
+    """Return a 64-bit seed that depends only on the text of `parts`, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
-    """Return one int64 for every string of `values` (dtype U, S or object), whatever width the array pads them to.
+    """Return an int64 per string of `values` (dtype U, S or object), independent of the array's padding.
 
-    Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id. Two different strings out of 10**7 collide with a
-    probability of about 3e-6.
+    Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id. Among 10**7 different strings, the probability of
+    any collision is about 3e-6.
     """
     if values.dtype.kind == "O":
         values = np.asarray([v.decode() if isinstance(v, bytes) else str(v) for v in values.ravel()]).reshape(
@@ -63,7 +65,7 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
 
 
 def _characters(values: np.ndarray, dtype: type) -> np.ndarray:
-    """Return the characters of strings, [n, width], zeros behind their end."""
+    """Return the characters of strings, [n, width], zero-padded."""
     width = values.dtype.itemsize // np.dtype(dtype).itemsize
     if not width:
         return np.zeros((values.size, 0), dtype)
@@ -83,32 +85,32 @@ def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:
         return values.astype(np.int64, copy=False)
     if values.dtype.kind in "USO":
         return hash_strings(values)
-    raise DataError(f"{name} must hold integer or string ids; received dtype {values.dtype}{why_floats(values)}")
+    raise DataError(f"{name} must hold integer or string ids; received dtype {values.dtype}{float_ids_hint(values)}")
 
 
-def why_floats(values: np.ndarray) -> str:
-    """Return the reason that ids have usually become floats, with the cure; empty where it is another."""
+def float_ids_hint(values: np.ndarray) -> str:
+    """Return the usual reason why ids are floats, with the remedy; empty if it is another."""
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return ""
     index = np.argwhere(np.isnan(values))[0]
-    row = index[1] if values.ndim > 1 else index[0]  # values of several batches come as [batch, row, ...]
+    row = index[1] if values.ndim > 1 else index[0]  # several batches have the shape [batch, row, ...]
     return f", NaN in row {row} of the batch: give missing ids one of their own, column.fillna(0).astype('int64')"
 
 
 def to_plain(column: np.ndarray) -> np.ndarray:
-    """Return `column` as something a tensor can hold: strings as hashed int64 ids."""
+    """Convert `column` to something a tensor can hold: strings become hashed int64 ids."""
     return to_ids(column) if column.dtype.kind in "USO" else column
 
 
 def uniform64(ids: np.ndarray, seed: int) -> np.ndarray:
-    """Return one number of [0, 1) (float64) for every id, from `seed` and the id alone."""
+    """Return a float64 in [0, 1) per id, a function of `seed` and the id."""
     return (mix64(mix64(ids) ^ np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def first_rows(
     ids: np.ndarray, dim: int, seed: int | np.ndarray, initializer: str = "normal", scale: float = 0.01
 ) -> np.ndarray:
-    """Return the first value of every id's row, [n, dim] float32, a function of (seed, id) and nothing else.
+    """Return the initial row of every id, [n, dim] float32, a function of (seed, id).
 
     Args:
         ids: int64 [n].
@@ -123,7 +125,7 @@ def first_rows(
     base = mix64(ids) ^ np.asarray(seed, np.uint64)
     counters = (np.arange(1, pairs + 1, dtype=np.uint64) * _GAMMA)[None, :]
     bits = mix64(base[:, None] + counters)
-    # 24 bits make every float32 of [0, 1) exact; half a step keeps the logarithm away from zero.
+    # 24 bits are exact in float32; the half step keeps the logarithm's argument above zero.
     step = np.float32(2.0**-24)
     u1 = (bits >> _S40).astype(np.float32) * step + step / 2
     u2 = ((bits & np.uint64(0xFFFFFFFF)) >> np.uint64(8)).astype(np.float32) * step
@@ -137,7 +139,7 @@ def first_rows(
 
 
 VIRTUAL_SHARDS = 1024
-# bits of the hash that `buckets` uses neither for the bucket nor for the cell in it
+# Hash bits that `Buckets` uses neither for the bucket nor for the cell in it.
 _SHIFT = np.uint64(40)
 
 
@@ -146,8 +148,8 @@ class Shards:
     """One process's part of the rows of every table.
 
     An id belongs to one of 1,024 virtual shards by its hash alone, and shard s to process s % `size`. A process numbers
-    its rows from 1; among all processes row r of process p has the number (r - 1) * size + p + 1. Row 0, the default
-    row, is kept by every process and is the same on all, as all train it alike.
+    its rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has row 0, the
+    default row, with the same values, because all train it identically.
 
     Attributes:
         rank: number of the process.
@@ -158,28 +160,28 @@ class Shards:
     size: int = 1
 
     def owners(self, ids: np.ndarray) -> np.ndarray:
-        """Return the process that keeps the row of each id (int64 [n]): int64 [n]."""
+        """Return the process that owns each id's row: int64 [n] for int64 [n]."""
         shards = (mix64(ids) >> _SHIFT) & np.uint64(VIRTUAL_SHARDS - 1)
         return shards.view(np.int64) % self.size
 
     def owned(self, ids: np.ndarray) -> np.ndarray:
-        """Return which of `ids` (int64 [n]) have their rows in this process: bool [n]."""
+        """Return which of `ids` (int64 [n]) this process owns: bool [n]."""
         return self.owners(ids) == self.rank
 
     def capacity(self, total: int | None) -> int | None:
-        """Return how many of `total` rows this process may hold; the parts add up to the total."""
+        """Return this process's share of a capacity of `total` rows; the shares add up to the total."""
         return None if total is None else total // self.size + (self.rank < total % self.size)
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers among all processes of this one's `rows` (int32 [n]): int32 [n]; 0 stays 0."""
+        """Return the global numbers of this process's `rows`: int32 [n] for int32 [n]; 0 stays 0."""
         return np.where(rows > 0, (rows - 1) * self.size + (self.rank + 1), 0).astype(np.int32)
 
-    def keepers(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the process that keeps each row, given the numbers among all (none of them 0): [n]."""
+    def owners_of_rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the process that owns each row, given global numbers (none of them 0): [n]."""
         return (numbers - 1) % self.size
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the keeper's own row numbers, given the numbers among all: int32 [n]; 0 stays 0."""
+        """Return the owner's local row numbers, given global numbers: int32 [n]; 0 stays 0."""
         return ((numbers + (self.size - 1)) // self.size).astype(np.int32)
 
 

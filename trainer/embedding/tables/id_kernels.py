@@ -1,7 +1,7 @@
-"""Loops over ids in machine code: finding, giving and taking their rows, hashing strings.
+"""Compiled loops over ids: look up, add and remove their rows, hash strings.
 
-Random cells of a large map cost a cache miss each, so ids are hashed, and their cells asked for, some ids ahead. Import
-this module only where a table is used: it brings Numba along.
+A random cell of a large map costs a cache miss, so ids are hashed and their cells prefetched several ids ahead. Import
+this module only where a table is used: it imports Numba.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _ODD_ID = -0x61C8864680B583EB
 
 @inlined
 def _bucket(mask, hashed, choice):
-    """Return one of the buckets of an id."""
+    """Return an id's candidate bucket number `choice`."""
     return np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
 
 
 @inlined
 def _cell(keys, passed, mask, choices, key, hashed):
-    """Return the cell of `key` in a table of `id_map.Buckets`, -1 if it is unknown."""
+    """Return the cell of `key` in a table of `id_map.Buckets`; -1 if it is unknown."""
     cell = np.int64(-1)
     for choice in range(choices):
         bucket = _bucket(mask, hashed, choice)
-        # all cells without a branch: a branch that is taken every other time costs more than comparing
+        # Compare all cells without a branch: a branch taken half the time costs more than the comparisons.
         for way in range(_WAYS):
             cell = bucket * _WAYS + way if keys[bucket * _WAYS + way] == key else cell
         if cell >= 0 or passed[bucket] == 0:
@@ -53,7 +53,7 @@ def _cell(keys, passed, mask, choices, key, hashed):
 
 @inlined
 def _prefetch_cell(keys, rows, mask, hashed):
-    """Ask for the first bucket of an id; `keys` and `rows` are addresses."""
+    """Prefetch the first bucket of an id; `keys` and `rows` are addresses."""
     bucket = np.int64(hashed & mask)
     prefetch(keys + bucket * (_WAYS * 8))
     prefetch(rows + bucket * (_WAYS * 4))
@@ -61,14 +61,14 @@ def _prefetch_cell(keys, rows, mask, hashed):
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1]))
 def find_ids(keys, rows, passed, choices, ids, out):
-    """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where it is unknown.
+    """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where unknown.
 
     Args:
-        keys: ids of all cells as `id_map.Buckets` keeps them.
+        keys: ids of all cells, as `id_map.Buckets` stores them.
         rows: their rows.
-        passed: for every bucket, how many ids found no room in it.
-        choices: buckets that an id may be in.
-        ids: what to look for.
+        passed: per bucket, the number of ids that found it full.
+        choices: number of buckets that an id may be in.
+        ids: the ids to look up.
         out: receives the rows.
     """
     mask = np.uint64(len(passed) - 1)
@@ -85,7 +85,7 @@ def find_ids(keys, rows, passed, choices, ids, out):
 
 @inlined
 def _free_cell(keys, passed, mask, choices, hashed):
-    """Return a free cell for an unknown id, -1 if there is none; its buckets without room count it as passing by."""
+    """Return a free cell for an unknown id, or -1; increments `passed` of its full buckets."""
     cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     if keys[cell] != 0:
         cell = np.int64(-1)
@@ -102,11 +102,11 @@ def _free_cell(keys, passed, mask, choices, hashed):
 
 
 @compiled(_i64(*_map, _i64[::1], _i64, _i32[::1], _i64[::1]))
-def give_rows(keys, rows, passed, choices, ids, first, out, new):
-    """As `find_ids`, and unknown ids are given the rows from `first` on, in the order of their first occurrence.
+def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
+    """Look up like `find_ids`; unknown ids get the rows from `first` on, in the order of first occurrence.
 
-    Stops at an id for which there is no room and at the one that cannot be kept; `out` is -1 from there on.
-    Writes the indices of the new ids into `new` (int64 [n]) and returns how many they are.
+    Stops at an id that finds no room and at `ODD_ID`; `out` is -1 from there on. Writes the indices of new ids into
+    `new` (int64 [n]) and returns their number.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -135,10 +135,10 @@ def give_rows(keys, rows, passed, choices, ids, first, out, new):
 
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1], _i64[::1]))
-def place_ids(keys, rows, passed, choices, ids, new_rows, homeless):
+def insert_ids(keys, rows, passed, choices, ids, new_rows, overflow):
     """Put unknown `ids` with their `new_rows` into free cells; see `find_ids`.
 
-    Writes the indices of those for which there is no room into `homeless` (int64 [n]) and returns how many they are.
+    Writes the indices of ids that find no room into `overflow` (int64 [n]) and returns their number.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -153,14 +153,14 @@ def place_ids(keys, rows, passed, choices, ids, new_rows, homeless):
                 keys[cell] = ids[i] ^ _ODD_ID
                 rows[cell] = new_rows[i]
             else:
-                homeless[left] = i
+                overflow[left] = i
                 left += 1
     return left
 
 
 @compiled(_i64(*_map, _i64[::1]))
 def remove_ids(keys, rows, passed, choices, ids):
-    """Empty the cells of `ids`, all different, and return how many there were; see `find_ids`."""
+    """Clear the cells of `ids`, all different; return how many were known; see `find_ids`."""
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
     key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
@@ -183,7 +183,7 @@ def remove_ids(keys, rows, passed, choices, ids):
 
 @compiled(_i64(nt.uint32[:, ::1], nt.uint64[::1]))
 def hash_codes(codes, out):
-    """Write `hashing.hash_strings` of strings into `out` (uint64 [n]); `codes` uint32 [n, width], padded with zeros."""
+    """Write `hashing.hash_strings` of strings into `out` (uint64 [n]); `codes` are uint32 [n, width], zero-padded."""
     count, width = codes.shape
     for i in range(count):
         result = np.uint64(0x243F6A8885A308D3)
@@ -196,7 +196,7 @@ def hash_codes(codes, out):
 
 @compiled(_i64(nt.uint8[:, ::1], nt.uint64[::1]))
 def hash_bytes(codes, out):
-    """As `hash_codes` for ASCII, `codes` uint8 [n, width]; returns the first index with other bytes, -1 if none."""
+    """Like `hash_codes` for ASCII, `codes` uint8 [n, width]; return the first index with other bytes, or -1."""
     count, width = codes.shape
     for i in range(count):
         result = np.uint64(0x243F6A8885A308D3)

@@ -1,13 +1,13 @@
-"""From ids to row numbers: a hash table that grows a little at a time.
+"""`IdMap`: ids to row numbers, in a hash table that grows incrementally.
 
-A table that gets too full is replaced by one at least twice as large: first the new one's memory is provided, then it
-takes over the ids, bucket by bucket. Every call that adds ids does a part of that, and so does `advance`. Meanwhile an
-id is in exactly one of the two tables, and lookups ask both.
+A table that gets too full is replaced by one at least twice as large: first the memory of the new one is allocated,
+then the ids move bucket by bucket. Every call that adds ids does a part of this work, and so does `advance`. Meanwhile
+an id is in exactly one of the two tables, and lookups search both.
 
-A bucket is eight ids, one cache line. An id lives in its first bucket, in the cell its hash names if that was free,
-or, when the bucket was full, in the next of its `_CHOICES` buckets. A lookup therefore reads one line for almost every
-id, all ids at once, so that the processor overlaps the cache misses. Every bucket counts the ids that passed it by, so
-removal empties a cell and takes the counts back: rotating ids never degrade the table.
+A bucket holds eight ids, one cache line. An id is in its first bucket, in the cell that its hash selects if that was
+free, or, when the bucket was full, in the next of its `_CHOICES` buckets. A lookup therefore reads one line for almost
+every id, and all ids at once, so the cache misses overlap. Every bucket counts the ids that overflowed it. Removal
+empties the cell and decrements these counts, so rotating ids never degrade the table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .hashing import mix64
 
 WAYS = 8
 _CHOICES = 32
-# The one id that cannot be kept. Ids are stored combined with it, so that zero is an empty cell and a new table is
-# memory not yet touched.
+# The one id that a table cannot store. Ids are stored combined with it, so that zero is an empty cell and a new table
+# is untouched memory.
 ODD_ID = np.int64(-0x61C8864680B583EB)
 
 
 class Buckets:
-    """Maps int64 ids to int32 row numbers, without collision. The caller keeps the row of `ODD_ID`.
+    """Maps int64 ids to int32 row numbers, without collisions. The caller stores the row of `ODD_ID`.
 
     Args:
         buckets: number of buckets, a power of two.
@@ -34,9 +34,9 @@ class Buckets:
     def __init__(self, buckets: int) -> None:
         from . import id_kernels
 
-        self._find_ids, self._place_ids, self._give_rows, self._remove_ids = (
+        self._find_ids, self._insert_ids, self._get_or_add_ids, self._remove_ids = (
             kernel.ready()
-            for kernel in (id_kernels.find_ids, id_kernels.place_ids, id_kernels.give_rows, id_kernels.remove_ids)
+            for kernel in (id_kernels.find_ids, id_kernels.insert_ids, id_kernels.get_or_add_ids, id_kernels.remove_ids)
         )
         self._keys = zeros((buckets, WAYS), np.int64)
         self._rows = zeros((buckets, WAYS), np.int32)
@@ -50,45 +50,45 @@ class Buckets:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the table takes."""
+        """Memory of the table in bytes."""
         return self._keys.nbytes + self._rows.nbytes + self._passed.nbytes
 
     def touch(self, first: int, last: int) -> None:
-        """Have the operating system provide the memory of the buckets from `first` up to `last`, all still empty."""
+        """Allocate the memory of the buckets from `first` up to `last`, all still empty."""
         for array in (self._keys, self._rows, self._passed):
             array[first:last] = 0
 
     def first_bucket(self, ids: np.ndarray) -> np.ndarray:
-        """Return the bucket that each of `ids` is looked for in first, int64 [n]."""
+        """Return the first bucket of each of `ids`, int64 [n]."""
         return (mix64(ids) & self._mask).view(np.int64)
 
     def get(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row number of every id, -1 where it is unknown: int32 [n] for int64 [n]."""
+        """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
         rows = np.empty(len(ids), np.int32)
         self._find_ids(*self._cells, _plain(ids), rows)
         return rows
 
-    def place(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map unknown `ids` to `rows`; return (ids, rows) of those for which none of their buckets has room.
+    def insert(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Map unknown `ids` to `rows`; return the (ids, rows) that find no room in their buckets.
 
-        Buckets go on counting those as passing by, so when there are any, the table should be replaced.
+        Buckets keep counting those as overflowed, so if there are any, the table should be replaced.
         """
-        homeless = np.empty(len(ids), np.int64)
+        overflow = np.empty(len(ids), np.int64)
         ids, rows = _plain(ids), _plain(rows)
-        count = self._place_ids(*self._cells, ids, rows, homeless)
-        return ids[homeless[:count]], rows[homeless[:count]]
+        count = self._insert_ids(*self._cells, ids, rows, overflow)
+        return ids[overflow[:count]], rows[overflow[:count]]
 
-    def give(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
-        """Write the rows of ids into `out`, unknown ones being given those from `first` on; return where these stand.
+    def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
+        """Write the rows of ids into `out`; unknown ids get rows from `first` on. Return the indices of new ids.
 
-        From an id on that cannot be placed, or is `ODD_ID`, everything is -1 and nothing is placed.
+        Stops at an id that finds no room or is `ODD_ID`: `out` is -1 from there on, and no later id is stored.
         """
         new = np.empty(len(ids), np.int64)
-        count = self._give_rows(*self._cells, ids, first, out, new)
+        count = self._get_or_add_ids(*self._cells, ids, first, out, new)
         return new[:count]
 
     def remove(self, ids: np.ndarray) -> int:
-        """Forget `ids` (different from each other) and return how many were known."""
+        """Remove `ids` (all different) and return how many were known."""
         return self._remove_ids(*self._cells, _plain(ids))
 
     def items(self, first: int = 0, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ class Buckets:
     def take_out(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Empty the buckets from `first` up to `last` and return their items.
 
-        The buckets they passed by go on counting them: others are looked for once too often, never too seldom.
+        Buckets that they overflowed keep counting them: lookups then probe too many buckets, never too few.
         """
         ids, rows = self.items(first, last)
         self._keys[first:last] = 0
@@ -112,34 +112,34 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 _MAX_LOAD = 0.7
-# The new table's memory is provided up to this load; beyond it a table is replaced at once.
+# The new table's memory is allocated incrementally up to this load; above it a table is replaced at once.
 _LAST_LOAD = 0.75
-# Cells of the outgrown table for every new id: it is empty long before the new one is full.
+# Cells of the outgrown table moved per new id: it is empty long before the new table is full.
 _CELLS_PER_ID = 4
-# Providing the memory of a cell takes a tenth of the time that taking over its id does.
+# Allocating the memory of a cell takes a tenth of the time of moving its id.
 _TOUCHED_PER_CELL = 10
 _BLOCK = 1 << 18
 
 
 class IdMap:
-    """Maps int64 ids to int32 row numbers, without collision.
+    """Maps int64 ids to int32 row numbers, without collisions.
 
-    Looking up changes nothing, so any number of threads may do so at once.
+    Lookups change nothing, so any number of threads may run them at once.
 
     Args:
-        expected: number of ids to make room for at once; the table doubles when it gets too full.
-        step: cells of an outgrown table that any call to `add` takes over at least; see `advance`.
+        expected: number of ids to reserve room for; the table doubles when it gets too full.
+        step: least number of cells of an outgrown table that each call to `add` moves; see `advance`.
     """
 
     def __init__(self, expected: int = 0, step: int = 1 << 12) -> None:
         self._step = step
-        self._table = Buckets(_with_room_for(64, expected))
+        self._table = Buckets(_enough_buckets(64, expected))
         self._next: Buckets | None = None
         self._outgrown: Buckets | None = None
-        self._done = 0  # buckets of `_next` that have memory, or of `_outgrown` that are empty by now
-        # the row of the one id a table cannot hold
+        self._done = 0  # buckets of `_next` with memory, or emptied buckets of `_outgrown`
+        # the row of `ODD_ID`
         self._odd_row = -1
-        # counted here, because an id that is being taken over is in neither table for a moment
+        # counted here: an id that is being moved is briefly in neither table
         self._size = 0
 
     def __len__(self) -> int:
@@ -150,17 +150,17 @@ class IdMap:
 
     @property
     def growing(self) -> bool:
-        """Whether growing is unfinished."""
+        """Whether the table is still growing."""
         return self._next is not None or self._outgrown is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the tables take."""
+        """Memory of the tables in bytes."""
         tables = (*self._tables(), self._next)
         return sum(table.nbytes for table in tables if table is not None)
 
     def get(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row number of every id, -1 where it is unknown: int32 [n] for int64 [n]."""
+        """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
         ids = np.ascontiguousarray(ids, np.int64)
         rows = self._table.get(ids) if self._outgrown is None else self._get_from_both(ids, self._outgrown)
         if (odd := ids == ODD_ID).any():
@@ -170,7 +170,7 @@ class IdMap:
     def _get_from_both(self, ids: np.ndarray, outgrown: Buckets) -> np.ndarray:
         rows = np.empty(len(ids), np.int32)
         moved = outgrown.first_bucket(ids) < self._done
-        # the likelier table first: almost every id is or was in its first bucket
+        # The likelier table first: almost every id is or was in its first bucket.
         for chosen, likely, other in (
             (moved, self._table, outgrown),
             (~moved, outgrown, self._table),
@@ -183,17 +183,17 @@ class IdMap:
         return rows
 
     def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Map `ids` (int64 [n], different from each other and all unknown) to `rows` (int32 [n], none negative)."""
+        """Map `ids` (int64 [n], all different and unknown) to `rows` (int32 [n], none negative)."""
         ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.int32)
         if (odd := ids == ODD_ID).any():
             self._odd_row = int(rows[odd][0])
             ids, rows = ids[~odd], rows[~odd]
         self._make_room(len(ids))
-        self._place(ids, rows)
+        self._insert(ids, rows)
         self._size += len(ids)
 
-    def give(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
-        """Map unknown `ids` to the rows from `first` on, in the order of their first occurrence.
+    def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
+        """Give unknown `ids` the rows from `first` on, in the order of first occurrence.
 
         Args:
             ids: int64 [n], contiguous; may repeat.
@@ -201,19 +201,19 @@ class IdMap:
             out: int32 [n], receives the row of every id.
 
         Returns:
-            The index of each new id's first occurrence, int64, ascending. None where the map lacks room or is being
-            enlarged: nothing has changed then.
+            The index of each new id's first occurrence, int64, ascending. None if the map lacks room or is growing;
+            then nothing has changed.
         """
         if self.growing or self._size + len(ids) > len(self._table) * WAYS * _MAX_LOAD:
             return None
-        new = self._table.give(ids, first, out)
+        new = self._table.get_or_add(ids, first, out)
         self._size += len(new)
         if len(out) and out[-1] < 0:
-            rest = int(np.argmax(out < 0))  # from here on nothing was placed
-            new = np.concatenate((new, rest + self._give_rest(ids[rest:], first + len(new), out[rest:])))
+            rest = int(np.argmax(out < 0))  # nothing was stored from here on
+            new = np.concatenate((new, rest + self._get_or_add_rest(ids[rest:], first + len(new), out[rest:])))
         return new
 
-    def _give_rest(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
+    def _get_or_add_rest(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
         out[:] = self.get(ids)
         unknown = np.flatnonzero(out < 0)
         new, at, inverse = np.unique(ids[unknown], return_index=True, return_inverse=True)
@@ -229,19 +229,19 @@ class IdMap:
         if self._size + more > cells * _LAST_LOAD:
             self._next = None
             while self._outgrown is not None:
-                self._take_over(self._outgrown, _BLOCK)
-            self._replace_by(Buckets(_with_room_for(len(self._table), self._size + more)))
+                self._move_buckets(self._outgrown, _BLOCK)
+            self._replace_by(Buckets(_enough_buckets(len(self._table), self._size + more)))
         elif self._size + more > cells * _MAX_LOAD and not self.growing:
             self._next, self._done = Buckets(2 * len(self._table)), 0
 
     def advance(self, cells: int) -> None:
-        """Do a part of growing, if there is any to do: as much as taking over the ids of `cells` cells."""
+        """Do part of any pending growth: as much work as moving the ids of `cells` cells."""
         while cells > 0 and self.growing:
             part = min(cells, _BLOCK)
             if self._next is not None:
                 self._provide(self._next, part)
             elif self._outgrown is not None:
-                self._take_over(self._outgrown, part)
+                self._move_buckets(self._outgrown, part)
             cells -= part
 
     def _provide(self, table: Buckets, cells: int) -> None:
@@ -253,35 +253,35 @@ class IdMap:
     def _replace_by(self, table: Buckets) -> None:
         self._outgrown, self._table, self._next, self._done = self._table, table, None, 0
 
-    def _take_over(self, old: Buckets, cells: int) -> None:
+    def _move_buckets(self, old: Buckets, cells: int) -> None:
         first, self._done = self._done, min(self._done + 1 + cells // WAYS, len(old))
         ids, rows = old.take_out(first, self._done)
         if self._done == len(old):
             self._outgrown = None
-        self._place(ids, rows)
+        self._insert(ids, rows)
 
-    def _place(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        ids, rows = self._table.place(ids, rows)
+    def _insert(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        ids, rows = self._table.insert(ids, rows)
         if len(ids):
             self._rebuild(ids, rows)
 
     def _rebuild(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Put `ids`, for which there is no room, and all others into one larger table, at once."""
+        """Put `ids`, for which there is no room, and all others into one larger table at once."""
         parts = [(ids, rows), *(table.items() for table in self._tables())]
         ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         buckets = len(self._table)
-        homeless = ids
-        while len(homeless):
+        overflow = ids
+        while len(overflow):
             buckets *= 2
             table = Buckets(buckets)
             for start in range(0, len(ids), _BLOCK):
-                homeless, _ = table.place(ids[start : start + _BLOCK], rows[start : start + _BLOCK])
-                if len(homeless):
+                overflow, _ = table.insert(ids[start : start + _BLOCK], rows[start : start + _BLOCK])
+                if len(overflow):
                     break
         self._table, self._next, self._outgrown = table, None, None
 
     def remove(self, ids: np.ndarray) -> None:
-        """Forget `ids` (int64 [n], different from each other); unknown ones are ignored."""
+        """Remove `ids` (int64 [n], all different); unknown ids are ignored."""
         ids = np.ascontiguousarray(ids, np.int64)
         if (odd := ids == ODD_ID).any():
             self._odd_row = -1
@@ -297,7 +297,7 @@ class IdMap:
         return ids, rows
 
 
-def _with_room_for(buckets: int, ids: int) -> int:
+def _enough_buckets(buckets: int, ids: int) -> int:
     """Return `buckets`, doubled until there is room for `ids`."""
     while buckets * WAYS * _MAX_LOAD < ids:
         buckets *= 2
@@ -305,7 +305,7 @@ def _with_room_for(buckets: int, ids: int) -> int:
 
 
 def find(keys: np.ndarray, values: np.ndarray, *, ascending: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return (an index into `keys` for each of `values`, int64 [n]; whether the key there is the value, bool [n])."""
+    """Look up `values` in `keys`; return (index into `keys`, int64 [n]; whether the value is there, bool [n])."""
     if not len(keys):
         return np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     order = None if ascending else np.argsort(keys)

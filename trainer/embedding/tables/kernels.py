@@ -1,16 +1,16 @@
-"""Loops over table rows in machine code; those over the rows of several tables run on several cores at once.
+"""Compiled loops over table rows; loops over the rows of several tables use several cores.
 
-Random rows of a large table cost a cache miss each, so each row's cache lines are asked for some rows ahead. Import
-this module only where a table is used: it brings Numba along.
+A random row of a large table costs a cache miss, so the cache lines of rows are prefetched several rows ahead. Import
+this module only where a table is used: it imports Numba.
 
-A random row of a large table is mostly waited for, and the operators of the graph wait for the loop, so the other cores
-are idle. Threads of the operating system take a part of the rows each; they live for one call, know nothing of Python
-and never ask for the interpreter's lock. Numba's `prange` took from half to three times as long on a busy machine, and
-without libgomp it ends the process when operators of a graph read two stacks at once.
+The loops mostly wait for memory, and the operators of the graph wait for the loops, so the other cores are idle.
+Operating system threads therefore process a part of the rows each; they live for one call, run no Python and never take
+the GIL. Numba's `prange` took from half to three times as long on a busy machine, and without libgomp it aborts the
+process when operators of a graph read two stacks at once.
 
-A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to the value that
-goes with it, the columns of that value, and a pointer to the kernel's numbers. Numba notices a change of the file that
-a kernel is in, not of a loop in another: after a change of `each_row` delete the `*.nbi` files of `__pycache__`.
+A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
+columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
+not when a loop in another file does: after a change of `each_row` delete the `*.nbi` files in `__pycache__`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 
 from ...native.compiled import compiled, inlined, kept, pointer_to, prefetch, prefetch_lines
 
-AHEAD = 32  # rows whose cache lines are on their way
-ROW_BITS = 40  # codes say which row of which of several tables: the table above, the row below; -1 is no row
+AHEAD = 32  # rows prefetched ahead
+ROW_BITS = 40  # a code holds the table in the upper bits and the row in the lower ones; -1 is no row
 _ROW = (1 << ROW_BITS) - 1
-_LEAST_BYTES = 1 << 19  # that a part must have: starting a thread takes 0.1 to 0.2 ms
+_LEAST_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
 _BLOCK_LENGTH = 10
 
 _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
@@ -39,7 +39,7 @@ _floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
 def gather(table, rows, out):
     """Copy the first columns of `rows` of `table` (float32 [m, width]) into `out` (float32 [n, columns]).
 
-    A row outside of the table reads its nearest one.
+    An index outside the table is clipped.
     """
     count, columns = out.shape
     last, size = len(table) - 1, table.shape[1] * 4
@@ -56,20 +56,20 @@ def gather(table, rows, out):
 
 @compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
 def number(values, slots, distinct, first, inverse):
-    """Number the distinct `values` (int32 [n], -1 for none) in the order of their first occurrence.
+    """Number the distinct `values` (int32 [n], -1 for none) in the order of first occurrence.
 
-    A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): what `slots` holds at
-    first does not matter.
+    A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): `slots` need not be
+    initialized.
 
     Args:
         values: int32 [n], all below ``len(slots)``.
         slots: int32, working memory.
-        distinct: int32 [>= number of distinct values], receives them.
-        first: int32 [the same], receives the index of each one's first occurrence.
+        distinct: int32 [>= number of distinct values], receives the distinct values.
+        first: int32, as long as `distinct`, receives the index of each value's first occurrence.
         inverse: int32 [n], receives the numbers, counting from 1; 0 for none.
 
     Returns:
-        How many distinct values there are.
+        The number of distinct values.
     """
     count = np.int64(0)
     memory = np.int64(slots.ctypes.data)
@@ -93,7 +93,7 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i32[::1], _rows2, _rows2))
 def add_rows(indices, values, sums):
-    """Add `values` (float32 [n, columns]) to the rows of `sums` at `indices` (int32 [n]), one after the other."""
+    """Add `values` (float32 [n, columns]) to the rows of `sums` at `indices` (int32 [n]), sequentially."""
     count, columns = values.shape
     for i in range(count):
         row = indices[i]
@@ -117,9 +117,10 @@ def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
 
 @inlined
 def each_row(rule, otherwise, block):
-    """Call `rule` for every position that is a row, `otherwise(value, columns)` for the others.
+    """Call `rule` for every position with a row, `otherwise(value, columns)` for the others.
 
-    `block` is the address of int64 numbers: first position, position after the last, then as in `RowKernel.run`.
+    `block` is the address of int64 values: first position, position after the last, then the arguments of
+    `RowKernel.run`.
     """
     block = _int64s(block)
     begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
@@ -147,7 +148,7 @@ def _leave(value, columns):
 
 @inlined
 def update_rows(rule, block):
-    """Apply the `rule` of a row optimizer to every row; its gradient is the value that goes with it."""
+    """Apply the `rule` of a row optimizer to every row; the row's value is its gradient."""
     return each_row(rule, _leave, block)
 
 
@@ -164,10 +165,10 @@ def _copy(row, value, columns, numbers):
 
 
 def _find_threads() -> tuple[Callable[..., int], Callable[..., int]]:
-    """Return `pthread_create` and `pthread_join`, which release the interpreter's lock.
+    """Return `pthread_create` and `pthread_join`, called without the GIL.
 
-    Numba's `prange` was measured in their place: its OpenMP threads wait by spinning, beside MindSpore's own on the
-    same cores, and 40,000 rows took three times as long on a busy machine.
+    Numba's `prange` was measured as an alternative: its OpenMP threads spin on the same cores as MindSpore's own, and
+    40,000 rows took three times as long on a busy machine.
     """
     library = ctypes.CDLL(None)
     create, join = library.pthread_create, library.pthread_join
@@ -180,17 +181,17 @@ _create_thread, _join_thread = _find_threads()
 
 
 class RowKernel:
-    """A loop over rows, compiled when it is first needed, that any number of threads may run parts of.
+    """A loop over rows, compiled on first use; threads may run parts of it in parallel.
 
     Args:
-        function: calls `each_row` with the address it is given and returns what that returns; a function of the module
-            that its rule is in. Parts must not depend on each other.
+        function: calls `each_row` with its address argument and returns the result; defined in the module of its rule.
+            Parts must be independent.
     """
 
     def __init__(self, function: Callable[[int], int]) -> None:
         self._function = function
         self._compiled: Any = None
-        # Numba's own setting: as many as the process may use, unless NUMBA_NUM_THREADS says otherwise
+        # Numba's setting: the cores available to the process, or NUMBA_NUM_THREADS.
         self._most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
     def ready(self) -> Callable[..., None]:
@@ -211,16 +212,16 @@ class RowKernel:
         touched: int,
         numbers: np.ndarray,
     ) -> None:
-        """Run it over all positions.
+        """Run the kernel over all positions.
 
         Args:
             bases: address of each table's rows, int64 [tables].
-            codes: rows of a chunk, int64 [m]; see `ROW_BITS`.
-            positions: which of them, int32 [n].
+            codes: the rows of a chunk, int64 [m]; see `ROW_BITS`.
+            positions: indices into `codes`, int32 [n].
             width: columns of a row.
-            values: what goes with each position, float32 [n, columns].
-            touched: how many columns of a row are read or written.
-            numbers: further numbers of the rule, float32.
+            values: the value of each position, float32 [n, columns].
+            touched: number of columns of a row that are read or written.
+            numbers: parameters of the rule, float32.
         """
         parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
@@ -231,17 +232,17 @@ class RowKernel:
             self._run_parts(range(first, first + blocks.nbytes, blocks.strides[0]))
 
     def _run_parts(self, addresses: Sequence[int]) -> None:
-        """Run the kernel with the block at each of `addresses`, and return when all are done."""
+        """Run the kernel on the block at each of `addresses`; return when all are done."""
         threads = []
         try:
             for address in addresses[1:]:
                 thread = ctypes.c_void_p()
                 if _create_thread(ctypes.byref(thread), None, self._address, address):
-                    self._call(address)  # the system has no thread left
+                    self._call(address)  # no more threads available
                 else:
                     threads.append(thread)
             self._call(addresses[0])
-        finally:  # they use memory of the caller's
+        finally:  # the threads use the caller's memory
             for thread in threads:
                 _join_thread(thread, None)
 

@@ -15,7 +15,7 @@ def read_vectors(source: np.ndarray | Tensor | str | Path) -> tuple[np.ndarray, 
     """Return (vectors float32 [n, dim], ids [n] or None) of an array or a file.
 
     Raises:
-        ConfigurationError: the array is not [n, dim], or the file is missing or none of the formats.
+        ConfigurationError: the array is not [n, dim], or the file is missing or has none of these formats.
     """
     if isinstance(source, str | Path):
         path = Path(source)
@@ -39,12 +39,12 @@ def _read_text(path: Path) -> tuple[np.ndarray, np.ndarray]:
         for number, line in enumerate(lines, 1):
             parts = line.rstrip().split(" ")
             if number == 1 and len(parts) == 2 and all(part.isdigit() for part in parts):
-                # word2vec opens with the number of words and the dimension
+                # word2vec starts with the number of words and the dimension
                 continue
             if len(parts) < 2:
                 continue
             try:
-                # a few GloVe words hold spaces, so the vector is counted from the end
+                # Some GloVe words contain spaces, so the vector is counted from the end.
                 size = len(rows[0]) if rows else len(parts) - 1
                 numbers = " ".join(parts[-size:])
                 if "_" in numbers or not numbers.isascii():

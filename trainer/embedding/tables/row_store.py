@@ -1,4 +1,4 @@
-"""Table rows on the host that grow without copies, and frozen views of them that cost little to take."""
+"""`RowStore`: growable table rows on the host, with cheap copy-on-write views."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _COPY_BLOCK = 1 << 14
 
 
 def plain_rows(rows: np.ndarray) -> np.ndarray:
-    """Return row numbers as kernels take them: int32, contiguous, writable; the same array where it fits."""
+    """Return row numbers as kernels expect them: int32, contiguous, writable; no copy if they already are."""
     return rows if rows.dtype == np.int32 and rows.flags.carray else np.array(rows, np.int32)
 
 
 class RowStore:
     """Float32 rows [capacity, width] that grow in place, in memory or in a mapped file.
 
-    Memory the operating system has not been asked for costs nothing, so growing doubles the reservation while only rows
-    that were written occupy memory. Every access takes the lock, because growing may move the mapping.
+    Untouched memory costs nothing, so growing doubles the reservation and only written rows occupy memory. Every access
+    takes the lock, because growing may move the mapping.
 
     Args:
         width: columns of a row.
-        rows: rows to make room for at once.
+        rows: number of rows to reserve.
         path: file to map; None keeps the rows in memory.
 
     Attributes:
@@ -33,7 +33,7 @@ class RowStore:
     """
 
     def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None) -> None:
-        from . import kernels  # brings Numba along, which only a network with tables needs
+        from . import kernels  # imports Numba, which only a network with tables needs
 
         self.width = width
         self._gather = kernels.gather.ready()
@@ -48,19 +48,19 @@ class RowStore:
         return len(self._rows)
 
     def reserve(self, rows: int) -> None:
-        """Make room for at least `rows` rows."""
+        """Reserve room for at least `rows` rows."""
         with self.lock:
             if rows <= len(self._rows):
                 return
             rows = max(rows, 2 * len(self._rows))
-            # the array goes first, so that its memory may move
+            # Drop the array first, so that its memory may move.
             self._rows = np.empty((0, self.width), np.float32)
             rows = self._memory.grow(rows * self.width * 4) // (self.width * 4)
             self._rows = self._memory.array(np.float32, rows * self.width).reshape(rows, self.width)
             self.address = self._rows.__array_interface__["data"][0]
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the values of `rows` (integers [n], all reserved): float32 [n, width], into `out` when given."""
+        """Return the values of `rows` (integers [n], all reserved): float32 [n, width], written to `out` if given."""
         if out is None:
             out = np.empty((len(rows), self.width), np.float32)
         self.read_part(rows, out)
@@ -71,15 +71,15 @@ class RowStore:
         rows = plain_rows(rows)
         if len(rows):
             with self.lock:
-                # never `np.take` from a slice of columns: it copies the whole slice first
+                # Not `np.take` on a slice of columns: it first copies the whole slice.
                 self._gather(self._rows, rows, out)
 
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Set `rows` (integers [n], different from each other) to `values`, float32 [n, width] or [width]."""
+        """Set `rows` (integers [n], all different) to `values`, float32 [n, width] or [width]."""
         with self.lock:
             self.preserve(rows)
             values = np.ascontiguousarray(np.broadcast_to(values, (len(rows), self.width)), np.float32)
-            # Whole rows as single items: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
+            # Rows as single items: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
             self._rows.view(self._item).reshape(-1).put(rows, values.view(self._item).reshape(-1))
 
     def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
@@ -92,18 +92,21 @@ class RowStore:
             self._rows[first:last, columns:] = slots
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Let frozen views copy those of `rows` (int32 [n]) they still need, before these change in place."""
+        """Let frozen views copy those of `rows` (int32 [n]) that they still need before an in-place change."""
         with self.lock:
             for view in self._views:
                 view.preserve(rows)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether any view still waits for rows as they are."""
+        """Whether any view still has rows to copy."""
         return bool(self._views)
 
     def view(self, chosen: np.ndarray) -> CopyOnWriteView:
-        """Freeze the present values of the rows where `chosen` (bool [n], kept) is True, without copying them now."""
+        """Freeze the present values of the rows where `chosen` (bool [n]) is True, without copying them now.
+
+        The view keeps a reference to `chosen`, so do not modify it.
+        """
         with self.lock:
             view = CopyOnWriteView(self, chosen)
             self._views = [*self._views, view]
@@ -119,9 +122,9 @@ class RowStore:
 
 
 class CopyOnWriteView:
-    """The values rows had at one moment, copied later: by `values`, or just before one of them is overwritten.
+    """A snapshot of rows, copied lazily: by `values`, or just before a row is overwritten.
 
-    Making one only remembers which rows are meant, so it takes no time to speak of.
+    Creating one only records which rows it covers, so it takes almost no time.
     """
 
     def __init__(self, store: RowStore, chosen: np.ndarray) -> None:
@@ -139,16 +142,19 @@ class CopyOnWriteView:
             return self._rows
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Copy those of `rows` that are still to be copied; called by the store before it overwrites them."""
+        """Copy those of `rows` not copied yet; the store calls this before it overwrites them."""
         inside = rows[rows < len(self._waiting)]
         due = inside[self._waiting[inside]]
         if len(due):
-            assert self.rows is not None  # known before the first of them is taken off the list
+            assert self.rows is not None  # set before the first row is removed from the list
             self._kept.append((due, self._store.read(due)))
             self._waiting[due] = False
 
     def values(self) -> np.ndarray:
-        """Return the frozen values, float32 [n, width]; copies what is left block by block, so writers wait briefly."""
+        """Return the frozen values, float32 [n, width].
+
+        Copies the remaining rows block by block, so that writers wait only briefly.
+        """
         store, rows = self._store, self.rows
         values = np.empty((len(rows), store.width), np.float32)
         for start in range(0, len(rows), _COPY_BLOCK):
@@ -164,6 +170,6 @@ class CopyOnWriteView:
         return values
 
     def release(self) -> None:
-        """Stop following the store, once the values are copied or not wanted."""
+        """Detach from the store, once the values are copied or no longer needed."""
         with self._store.lock:
             self._store._views = [view for view in self._store._views if view is not self]

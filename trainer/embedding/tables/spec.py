@@ -1,4 +1,4 @@
-"""What defines a sparse table, apart from its content: size, first values, admission, eviction."""
+"""`TableSpec`: what defines a sparse table apart from its contents: size, first values, admission, eviction."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from ...checks import choice, number, whole
 from .hashing import mix64, uniform64
 
-DEFAULT_ROW = 0  # what ids without a row of their own read
-PADDING = -1  # in place of a row, where there is no id
+DEFAULT_ROW = 0  # read by ids without a row of their own
+PADDING = -1  # row number where there is no id
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Eviction:
 
     @classmethod
     def of(cls, value: Eviction | str | None) -> Eviction | None:
-        """Return `value` as an `Eviction`; "lru" and "lfu" are short for ``Eviction(when_full=...)``."""
+        """Convert `value` to an `Eviction`; "lru" and "lfu" mean ``Eviction(when_full=...)``."""
         return cls(when_full=value) if isinstance(value, str) else value
 
 
 @dataclass
 class TableSpec:
-    """What defines a table, apart from its content.
+    """What defines a table apart from its contents.
 
     Attributes:
-        name: unique name; with `seed` it decides every first value.
+        name: unique name; together with `seed` it determines all first values.
         dim: columns of a weight.
         capacity: most ids with a row of their own, or None.
         initializer: "normal", "uniform" or "zeros".
@@ -70,13 +70,13 @@ class TableSpec:
 
     @property
     def keeps_every_id(self) -> bool:
-        """Whether every id gets a row of its own for good."""
+        """Whether every id gets a permanent row of its own."""
         return self.capacity is None and self.admission is None and self.eviction is None
 
 
 @dataclass(frozen=True)
 class MinSightings:
-    """An id gets a row at its `count`-th sighting, as estimated by a count-min sketch (never later, rarely earlier).
+    """Admits an id at its `count`-th sighting, estimated by a count-min sketch: never later, rarely earlier.
 
     Source: G. Cormode, S. Muthukrishnan, "An improved data stream summary: the count-min sketch", J. Algorithms 2005.
 
@@ -98,7 +98,7 @@ class MinSightings:
 
 @dataclass(frozen=True)
 class Probability:
-    """Every step with an unknown id gives it a row with probability `p`, decided by a hash, so that replay agrees.
+    """Admits an unknown id with probability `p` in each step; a hash decides, so that a replay agrees.
 
     Args:
         p: more than 0, at most 1.
@@ -111,7 +111,7 @@ class Probability:
 
 
 class Admission:
-    """Applies an admission policy to the unknown ids of one step, and can take the latest decisions back.
+    """Applies an admission policy to the unknown ids of a step; recent decisions can be undone.
 
     Args:
         policy: `MinSightings`, `Probability`, or None to admit all.
@@ -127,9 +127,9 @@ class Admission:
             self.sketch = np.zeros((policy.depth, width), np.uint32)
 
     def admit(self, ids: np.ndarray, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Decide about the distinct unknown `ids` (int64 [n]) seen `counts` times each in step number `step`.
+        """Decide on the distinct unknown `ids` (int64 [n]), each seen `counts` times in step `step`.
 
-        Returns (admitted, cells): a bool mask [n], and what `forget` needs to undo the counting.
+        Returns (admitted, cells): a bool mask [n], and the cells that `forget` needs to undo the counting.
         """
         if isinstance(self.policy, Probability):
             return uniform64(ids, self.seed + step & 0xFFFFFFFFFFFFFFFF) < self.policy.p, None
@@ -146,7 +146,7 @@ class Admission:
         return flat[cells].min(axis=0) >= self.policy.count, np.stack((cells.reshape(-1), np.tile(counts, depth)))
 
     def forget(self, cells: np.ndarray, sketch: np.ndarray | None = None) -> None:
-        """Take one `admit` back, or take it from a copy of the sketch; counting can be undone in any order."""
+        """Undo one `admit`, or remove it from a copy of the sketch; calls can be undone in any order."""
         sketch = self.sketch if sketch is None else sketch
         if sketch is not None:
             np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

@@ -1,8 +1,8 @@
-"""One sparse table on the host, planned ahead of its training.
+"""`SparseTable`: one sparse table on the host, planned ahead of training.
 
-Two threads use a table. The preparing thread runs ahead of training: `plan` gives ids their rows. The training thread
-confirms each plan with `commit` once its rows were trained and written back. Everything a plan changes is kept in a
-journal until then, so a snapshot shows the state after the last *trained* step, and `rollback` forgets the rest.
+Two threads use a table. The preparing thread runs ahead: `plan` assigns rows to ids. The training thread calls `commit`
+once a plan's rows are trained and written back. Until then, a journal keeps everything the plan changed, so that a
+snapshot shows the state after the last *trained* step and `rollback` undoes the rest.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .spec import DEFAULT_ROW, PADDING, TableSpec
 from .table_rows import TableRows
 
 _UNKNOWN = -2
-# cells of an outgrown id map that a plan moves at least, about 5 ms
+# Least number of cells of an outgrown id map that a plan moves, about 5 ms.
 CELLS_PER_PLAN = 1 << 15
 
 
 class SparseTable(TableRows):
-    """See the module's text and `TableRows`.
+    """A table with planning and training; see the module docstring and `TableRows`.
 
     Attributes:
-        pending: a record of every plan that was not committed, oldest first.
+        pending: the records of uncommitted plans, oldest first.
     """
 
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
@@ -36,13 +36,13 @@ class SparseTable(TableRows):
         self.pending: deque[UndoRecord] = deque()
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights that `ids` (int64 [n]) had after the last committed plan to `out`, float32 [n, dim].
+        """Write the weights of `ids` (int64 [n]) after the last committed plan to `out`, float32 [n, dim].
 
-        That is the default row where an id was unknown. At `padding` (bool [n]) nothing is written.
+        Unknown ids get the default row. Nothing is written where `padding` (bool [n]) is True.
         """
         with self.lock:
             self.store.read_part(self.lookup(ids, padding), out)
-            # plans ahead may have taken their rows already; the earliest such plan kept the trained values
+            # Later plans may have evicted them already; the earliest such plan holds the trained values.
             for evicted in (evicted for plan in reversed(self.pending) for evicted in reversed(plan.evicted)):
                 indices, same = find(evicted.ids, ids)
                 same &= ~padding
@@ -53,12 +53,12 @@ class SparseTable(TableRows):
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the rows to train for `ids` (int64 [steps, n]), int32 [steps, n]; new ids are admitted and given rows.
+        """Return the rows to train for `ids` (int64 [steps, n]), int32 [steps, n]; admits new ids.
 
         Args:
             ids: the ids of every step, in order.
             padding: bool [steps, n], True where there is no id; the rows there are -1.
-            now: time in seconds, for a time to live.
+            now: time in seconds, for time to live.
             steps: steps that the ids belong to, where they are given without regard to their step.
         """
         parts, n = ids.shape
@@ -66,7 +66,7 @@ class SparseTable(TableRows):
         flat = np.ascontiguousarray(ids).reshape(-1)
         with self.lock:
             record = self.begin_plan(steps)
-            # lookups are slower until it is done, so large plans do a larger part
+            # Lookups are slower until growing is done, so large plans do more of it.
             self.map.advance(max(CELLS_PER_PLAN, flat.size))
         rows = self.map.get(flat)
         if padding is not None:
@@ -75,19 +75,19 @@ class SparseTable(TableRows):
             rows = pin_and_expire(self, rows, record, now)
         unknown = np.flatnonzero(rows == -1)
         if self.spec.admission is None:
-            self._give_rows(flat, rows, unknown, record, None)
+            self._admit(flat, rows, unknown, record, None)
         else:
             for step in range(parts):
                 part = unknown[(unknown >= step * n) & (unknown < (step + 1) * n)]
                 rows[part] = self.map.get(flat[part])
-                self._give_rows(flat, rows, part[rows[part] < 0], record, self.step + step)
+                self._admit(flat, rows, part[rows[part] < 0], record, self.step + step)
         rows[rows == -1] = DEFAULT_ROW
         rows[rows == _UNKNOWN] = PADDING
         self.step += steps
         return rows.reshape(parts, n)
 
     def begin_plan(self, steps: int) -> UndoRecord:
-        """Return the record, kept until `commit`, of a plan for so many steps that is about to be made."""
+        """Start the record of a plan for `steps` steps, kept until `commit`."""
         record = UndoRecord(self.step, steps, self.numbering, next_row=self.next_row, last_sweep=self.last_sweep)
         self.pending.append(record)
         self.plans += 1
@@ -95,7 +95,7 @@ class SparseTable(TableRows):
         return record
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Note the sightings of the latest plan: its distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
+        """Record the sightings of the latest plan: distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
         with self.changing():
             record = self.pending[-1]
             record.rows = rows
@@ -110,12 +110,13 @@ class SparseTable(TableRows):
             if "frequency" in self.columns:
                 self.columns["frequency"][rows] += np.bincount(inverse.reshape(-1), minlength=len(rows) + 1)[1:]
             if "last_time" in self.columns:
-                self.columns["last_time"][rows] = now
+                # A late event or a clock set back must not make a row older.
+                self.columns["last_time"][rows] = np.maximum(self.columns["last_time"][rows], now)
 
-    def _give_rows(
+    def _admit(
         self, flat: np.ndarray, rows: np.ndarray, unknown: np.ndarray, record: UndoRecord, step: int | None
     ) -> None:
-        """Admit the ids at the indices `unknown` and write their rows into `rows`; refused ones keep -1."""
+        """Admit the ids at the indices `unknown` and write their rows into `rows`; rejected ids keep -1."""
         if not len(unknown):
             return
         ids, inverse, counts = np.unique(flat[unknown], return_inverse=True, return_counts=True)
@@ -126,18 +127,18 @@ class SparseTable(TableRows):
                 if cells is not None:
                     record.cells.append(cells)
             record.count("refused", len(ids) - admitted.sum())
-        given = np.full(len(ids), -1, np.int32)
-        given[admitted] = self._allocate(ids[admitted], record)
-        rows[unknown] = given[inverse]
+        assigned = np.full(len(ids), -1, np.int32)
+        assigned[admitted] = self._allocate(ids[admitted], record)
+        rows[unknown] = assigned[inverse]
 
     def _allocate(self, ids: np.ndarray, record: UndoRecord) -> np.ndarray:
-        """Give each of the new `ids` a row with its first value; int32 [n], -1 for those that find no room."""
+        """Allocate and initialize a row for each of the new `ids`; int32 [n], -1 for ids without room."""
         capacity = self.capacity
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         eviction = self.spec.eviction
         if capacity is not None and room < len(ids) and eviction is not None and eviction.when_full is not None:
             room += make_room(self, max(len(ids) - room, int(capacity * eviction.share)), record)
-        room = max(room, 0)  # fewer processes may have given this one more rows than it may hold
+        room = max(room, 0)  # after a restore with fewer processes, this one may exceed its share
         rows = np.full(len(ids), -1, np.int32)
         fitting = ids[:room]
         record.count("overflowed", len(ids) - len(fitting))
@@ -162,13 +163,13 @@ class SparseTable(TableRows):
     # -- training ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Note that the rows of the oldest plan are about to be trained in place."""
+        """Mark the oldest plan: its rows are about to be trained in place."""
         self.pending[0].started = True
 
     def commit(self, values: np.ndarray | None) -> None:
-        """Confirm the oldest plan: write back its trained rows, `values` float32 [u, width] in the plan's order.
+        """Commit the oldest plan and write its trained rows, `values` float32 [u, width] in the plan's order.
 
-        None where they were trained in place.
+        `values` is None if they were trained in place.
         """
         with self.lock:
             record = self.pending.popleft()
@@ -183,15 +184,15 @@ class SparseTable(TableRows):
                 self.counters[name] += amount
 
     def rollback(self) -> None:
-        """Undo every plan that was not committed; no other thread may be planning."""
+        """Undo all uncommitted plans; no other thread may be planning."""
         with self.changing():
             while self.pending:
                 undo(self, self.pending.pop())
             self.set_free_rows()
 
 
-def takes(table: Any) -> bool:
-    """Return whether it is a whole table of this process that gives every id a row of its own for good."""
+def can_plan_together(table: Any) -> bool:
+    """Return whether `table` is an unsharded table that gives every id a permanent row of its own."""
     return isinstance(table, SparseTable) and table.spec.keeps_every_id and table.spec.padding is None
 
 
@@ -201,7 +202,7 @@ def plan_together(
     """Return the rows to train for the ids of each table; see `SparseTable.plan`.
 
     Args:
-        tables: tables that `takes` accepts, all different.
+        tables: distinct tables that `can_plan_together` accepts.
         ids: int64 [steps, n] for each.
         now: time in seconds.
         steps: steps that the ids belong to, where they are given without regard to their step.
@@ -210,61 +211,63 @@ def plan_together(
     new: dict[tuple, list[tuple[SparseTable, int, np.ndarray]]] = {}
     for table, part in zip(tables, ids, strict=True):
         first = table.next_row
-        rows, fresh = _give_rows(table, part, steps)
-        if fresh is None:  # its map is being enlarged, or there are free rows to give out again
+        rows, new_ids = _get_or_add_rows(table, part, steps)
+        if new_ids is None:  # its map is growing, or it has free rows to reuse
             rows = table.plan(part, None, now, steps)
-        elif len(fresh):
+        elif len(new_ids):
             spec = table.spec
-            new.setdefault((spec.dim, spec.initializer, spec.scale), []).append((table, first, fresh))
+            new.setdefault((spec.dim, spec.initializer, spec.scale), []).append((table, first, new_ids))
         planned.append(rows)
     for (dim, initializer, scale), parts in new.items():
-        ids_of_all = np.concatenate([fresh for _, _, fresh in parts])
+        ids_of_all = np.concatenate([new_ids for _, _, new_ids in parts])
         seeds = np.repeat(np.array([table.seed for table, *_ in parts], np.uint64), [len(part[2]) for part in parts])
         values = first_rows(ids_of_all, dim, seeds, initializer, scale)
         start = 0
-        for table, first, fresh in parts:
-            table.store.write_range(first, values[start : start + len(fresh)], table.first_slots)
-            start += len(fresh)
+        for table, first, new_ids in parts:
+            table.store.write_range(first, values[start : start + len(new_ids)], table.first_slots)
+            start += len(new_ids)
     return planned
 
 
-def _give_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return (rows, new ids) of `ids` and note the plan; (.., None) where `SparseTable.plan` is needed."""
+def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return (rows, new ids) of `ids` and record the plan; (.., None) if `SparseTable.plan` is needed."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     rows = np.empty(len(flat), np.int32)
     with table.changing():
-        new = None if len(table.free) else table.map.give(flat, table.next_row, rows)
+        new = None if len(table.free) else table.map.get_or_add(flat, table.next_row, rows)
         if new is None:
             return flat, None
-        fresh = flat[new]
-        _note(table, fresh, steps or len(ids))
-    return rows.reshape(ids.shape), fresh
+        new_ids = flat[new]
+        _record_plan(table, new_ids, steps or len(ids))
+    return rows.reshape(ids.shape), new_ids
 
 
-def _note(table: SparseTable, fresh: np.ndarray, steps: int) -> None:
-    """Note a plan in which the new ids `fresh` got the next rows, in this order."""
-    first, last = table.next_row, table.next_row + len(fresh)
+def _record_plan(table: SparseTable, new_ids: np.ndarray, steps: int) -> None:
+    """Record a plan that assigned the next rows to `new_ids`, in this order."""
+    first, last = table.next_row, table.next_row + len(new_ids)
     pending = table.begin_plan(steps)
     table.step += steps
-    if len(fresh):
+    if len(new_ids):
         table.reserve(last)
         table.next_row, table.numbering = last, object()
-        new = np.arange(first, last, dtype=np.int32)
-        table.name_rows(new, fresh)
+        rows = np.arange(first, last, dtype=np.int32)
+        table.name_rows(rows, new_ids)
         for name in ("live", "uncommitted"):
             table.columns[name][first:last] = True
-        pending.allocated.append((new, fresh))
-        pending.count("admitted", len(fresh))
+        pending.allocated.append((rows, new_ids))
+        pending.count("admitted", len(new_ids))
 
 
-def plan_alike(table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: np.ndarray, now: float) -> np.ndarray:
-    """Return the rows of the ids of `leader`'s latest plan in a table that numbered its rows like it until then.
+def plan_same_rows(
+    table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: np.ndarray, now: float
+) -> np.ndarray:
+    """Plan `leader`'s latest ids in a table that has numbered its rows identically so far; return their rows.
 
-    Nothing is looked up: known ids have the rows that they have there, new ones get them.
+    There is no lookup: known ids have the same rows as in `leader`, and new ids get the same ones.
 
     Args:
-        table: one that `takes` accepts.
-        leader: another, fed with the same ids.
+        table: a table that `can_plan_together` accepts.
+        leader: another table, fed with the same ids.
         ids: the distinct ids of the plan, int64 [u].
         rows: their rows in `leader`, int32 [u].
         now: time in seconds.
@@ -272,17 +275,17 @@ def plan_alike(table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: n
     plan = leader.pending[-1]
     first = table.next_row
     new = sum(len(given) for given, _ in plan.allocated)
-    if leader.next_row - first != new:  # free rows were given out again
+    if leader.next_row - first != new:  # the leader reused free rows
         own = table.plan(ids[None], None, now, steps=plan.steps).reshape(-1)
     else:
         own, spec = rows, table.spec
-        fresh = np.concatenate([np.zeros(0, np.int64), *(new_ids for _, new_ids in plan.allocated)])
+        leader_ids = np.concatenate([np.zeros(0, np.int64), *(new_ids for _, new_ids in plan.allocated)])
         with table.changing():
-            _note(table, fresh, plan.steps)
+            _record_plan(table, leader_ids, plan.steps)
             table.map.advance(CELLS_PER_PLAN)
             if new:
-                table.map.add(fresh, np.arange(first, first + new, dtype=np.int32))
-                values = first_rows(fresh, spec.dim, table.seed, spec.initializer, spec.scale)
+                table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
+                values = first_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
                 table.store.write_range(first, values, table.first_slots)
     if np.array_equal(own, rows):
         table.numbering = leader.numbering

@@ -1,4 +1,4 @@
-"""The rows of one sparse table on the host: which id has which, their values, and which changed since a snapshot."""
+"""`TableRows`: ids, row values and change tracking of one sparse table on the host."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _FIRST_BLOCK = 1 << 15
 
 
 def dirty_column(consumer: str) -> str:
-    """Return the name of the column that says which rows changed since the consumer's last state."""
+    """Return the name of the column that marks rows changed since the consumer's last state."""
     return f"dirty.{consumer}"
 
 
 class TableRows:
-    """Ids, rows and bookkeeping of a table; `table.SparseTable` plans and trains them.
+    """Ids, rows and bookkeeping of a table; `table.SparseTable` adds planning and training.
 
     Args:
         spec: what defines the table.
         first_slots: optimizer slots of a new row, float32 [slots].
-        shards: the part of the ids that is kept here; the others are other processes'.
+        shards: the part of the ids that this process owns.
 
     Attributes:
-        columns: bookkeeping of every row by name; "live" and "uncommitted" (of a plan that is not trained) bool, and
-            what eviction needs: "id", "in_use" and the `meta_names`.
-        meta_names: columns that snapshots hold.
-        numbering: tables with the same one give every id the same row; see `numbers_like`.
-        ticket: number of the latest plan; unlike `plans` it never goes back, so rows of an undone plan are not in use.
-        deferred: readers of a snapshot to call before what they read changes.
-        tombstones: for every consumer of changes, ids that lost their row since its last delta.
+        columns: bookkeeping of every row by name: bool "live" and "uncommitted" (in an untrained plan), and for
+            eviction "id", "in_use" and the `meta_names`.
+        meta_names: columns saved in snapshots.
+        numbering: tables with equal `numbering` give every id the same row; see `numbers_like`.
+        ticket: number of the latest plan; unlike `plans` it never decreases, so rows of an undone plan are not in use.
+        deferred: snapshot readers to call before their data changes.
+        tombstones: per consumer, ids that lost their row since its last delta.
     """
 
     COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
@@ -92,17 +92,17 @@ class TableRows:
         return self.next_row * self.width * 4 + columns + self.map.nbytes + (0 if sketch is None else sketch.nbytes)
 
     def packed(self, weights: np.ndarray) -> np.ndarray:
-        """Return `weights` (float32 [n, dim]) with the slots of new rows behind them, [n, width]."""
+        """Append the slots of new rows to `weights` (float32 [n, dim]); returns [n, width]."""
         slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
         return np.concatenate((weights, slots), axis=1)
 
     def reset_default_row(self) -> None:
-        """Give the default row its first value, zeros."""
+        """Reset the default row to its first value, zeros."""
         self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, self.spec.dim), np.float32)))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lock for a change; readers of a snapshot read first."""
+        """Hold the lock for a change, after snapshot readers have read."""
         with self.lock:
             for read in self.deferred:
                 read()
@@ -110,7 +110,7 @@ class TableRows:
             yield
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows."""
+        """Reserve room for `rows` rows."""
         with self.lock:
             self.store.reserve(rows)
             self.columns.reserve(rows)
@@ -118,7 +118,7 @@ class TableRows:
     # -- ids -----------------------------------------------------------------------------------------------------
 
     def numbers_like(self, other: TableRows) -> bool:
-        """Return whether `other` gives every id the row it has here, and new ids will get the same rows."""
+        """Return whether `other` gives every id, known or new, the same row as this table."""
         if self.numbering is not other.numbering:
             if (self.next_row, len(self)) != (other.next_row, len(other)):
                 return False
@@ -129,7 +129,7 @@ class TableRows:
         return True
 
     def clear(self) -> None:
-        """Forget every id."""
+        """Remove every id."""
         with self.changing():
             self.map = IdMap()
             for column in self.columns.values():
@@ -140,7 +140,7 @@ class TableRows:
             self.set_free_rows()
 
     def take_rows(self, count: int) -> np.ndarray:
-        """Return `count` rows for new ids, int32: free ones first. The caller holds the lock."""
+        """Return `count` rows for new ids, int32, free ones first; the caller holds the lock."""
         free, self.free = self.free[:count], self.free[count:]
         rows = np.concatenate((free, np.arange(self.next_row, self.next_row + count - len(free), dtype=np.int32)))
         self.next_row += count - len(free)
@@ -149,9 +149,9 @@ class TableRows:
         return rows
 
     def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids are given rows.
+        """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids get rows.
 
-        Not for a table whose plans are under way. Ids whose rows other processes keep are left out.
+        Not allowed with uncommitted plans. Ids owned by other processes are skipped.
         """
         weights = np.asarray(weights, np.float32)
         if self.shards.size > 1:
@@ -170,9 +170,9 @@ class TableRows:
             self.mark_changed(rows)
 
     def rebuild(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
-        """Become an empty table with these slots and shards; return its former ids, int64 [n], and weights.
+        """Empty the table and set its slots and shards; return the former ids, int64 [n], and weights.
 
-        All holders of the table then see the new rows; not while plans are under way.
+        All users of the table see the new rows. Not allowed with uncommitted plans.
         """
         ids, rows = self.map.items()
         weights = np.empty((len(rows), self.spec.dim), np.float32)
@@ -180,12 +180,12 @@ class TableRows:
         default = np.empty((1, self.spec.dim), np.float32)
         self.store.read_part(np.array([DEFAULT_ROW]), default)
         self.store.close()
-        self.__init__(self.spec, first_slots, shards)
+        self.__init__(self.spec, first_slots, shards)  # type: ignore[misc]  # as if made now: subclasses add fields
         self.store.write(np.array([DEFAULT_ROW]), self.packed(default))
         return ids, weights
 
     def discard(self, ids: np.ndarray) -> None:
-        """Take the rows of `ids` (int64 [n]) from them; unknown ids are ignored. Not while plans are under way."""
+        """Remove `ids` (int64 [n]) and their rows; unknown ids are ignored. Not allowed with uncommitted plans."""
         ids = np.unique(ids)
         with self.changing():
             rows = self.map.get(ids)
@@ -195,16 +195,16 @@ class TableRows:
             self.set_free_rows()
 
     def set_free_rows(self) -> None:
-        """Derive the free rows from the live ones: ascending, so that a restored table gives out the same rows."""
+        """Compute the free rows from the live ones, ascending, so that a restored table assigns the same rows."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
     def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Note which `ids` (int64 [n]) `rows` (int32 [n]) belong to, where eviction or a consumer needs it."""
+        """Record the `ids` (int64 [n]) of `rows` (int32 [n]), if eviction or a consumer needs them."""
         if "id" in self.columns:
             self.columns["id"][rows] = ids
 
     def ids_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the ids that `rows` (int32 [n]) belong to, int64 [n]; any number where they belong to none."""
+        """Return the ids of `rows` (int32 [n]), int64 [n]; undefined for rows without an id."""
         if "id" in self.columns:
             return self.columns["id"][rows]
         ids, own = self.map.items()
@@ -213,7 +213,7 @@ class TableRows:
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of trained ids, int32 [n]: the default row where unknown, -1 where `padding` (bool [n])."""
+        """Return the rows of trained ids, int32 [n]: the default row if unknown, -1 at `padding` (bool [n])."""
         with self.lock:
             rows = self.map.get(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
@@ -222,7 +222,7 @@ class TableRows:
         return rows
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Give `rows` the first values of `ids`, slots included; block by block to keep memory small."""
+        """Set `rows` to the first values of `ids`, slots included; block by block to save memory."""
         spec = self.spec
         for start in range(0, len(rows), _FIRST_BLOCK):
             block = slice(start, start + _FIRST_BLOCK)
@@ -232,7 +232,7 @@ class TableRows:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def follow(self, consumer: str) -> None:
-        """Keep account of changed rows for `consumer` from now on; all present rows count as changed."""
+        """Track changed rows for `consumer` from now on; all present rows count as changed."""
         with self.lock:
             if consumer not in self.tombstones:
                 if "id" not in self.columns:
@@ -243,7 +243,7 @@ class TableRows:
                 self.columns[dirty_column(consumer)] = self.columns["live"] & ~self.columns["uncommitted"]
 
     def mark_changed(self, rows: np.ndarray) -> None:
-        """Count `rows` (int32 [n]) as changed for all consumers."""
+        """Mark `rows` (int32 [n]) as changed for all consumers."""
         for consumer in self.tombstones:
             self.columns[dirty_column(consumer)][rows] = True
 

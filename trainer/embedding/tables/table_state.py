@@ -1,7 +1,7 @@
-"""A table's state as arrays and JSON: all of it, or what changed since the last time; its checks; and back.
+"""A table's state as arrays and JSON, full or as a delta: capture, checks, restore.
 
-Taking a state happens between two steps and only remembers which rows are meant. They are read when a `Frozen` is
-turned into an array, while training goes on; what training is about to change is copied just before
+A state is taken between two steps, which only records which rows it covers. The rows are read when a `Frozen` is
+converted to an array, while training continues; rows that training is about to change are copied first
 (`row_store.CopyOnWriteView`). Saved states are checked before any table is changed.
 """
 
@@ -24,17 +24,17 @@ from .table import SparseTable
 from .table_rows import dirty_column
 
 Arrays = Mapping[str, np.ndarray]
-_MOST_HOLES = 10**7  # rows that evicted ids left, beyond a hundred for each that is saved: less memory than a lie costs
+_MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the arrays of one table, from those of all, whose keys begin with ``name/``."""
+    """Return one table's arrays from those of all tables, whose keys are prefixed by ``name/``."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 class _Capture:
-    """What `take` remembers of a table; the columns are read when first needed, or before they change."""
+    """What `take` records of a table; columns are read on first use, or before they change."""
 
     def __init__(self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]]) -> None:
         self._table = table
@@ -74,15 +74,15 @@ class _Capture:
 
 
 def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arrays, json) of the table after the last committed step; plans ahead of it do not show.
+    """Return (arrays, json) of the table after the last committed step; uncommitted plans do not show.
 
-    Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per kind of bookkeeping [n], all
+    Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per bookkeeping column [n], all
     `Frozen`; "removed" int64 (ids that lost their row), and "sketch".
 
     Args:
         table: the table; `follow` must have been called for `consumer`.
-        consumer: whose delta this is; its account of changes starts over.
-        full: all rows, instead of those changed since the consumer's last state.
+        consumer: whose delta this is; its change tracking starts over.
+        full: return all rows, not only those changed since the consumer's last state.
     """
     with table.lock:
         pending, columns = list(table.pending), table.columns
@@ -131,11 +131,11 @@ def _column(capture: _Capture, name: str) -> np.ndarray:
 
 
 def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> None:
-    """Check a full state and the deltas that build on it, as `SparseTables.take` returned them.
+    """Check a full state and its deltas, as returned by `SparseTables.take`.
 
     Raises:
-        CheckpointMismatchError: they belong to tables of other names, dimensions, optimizers or seeds.
-        CheckpointDamagedError: they are no states of tables, or a delta does not fit the states before it.
+        CheckpointMismatchError: the tables have other names, dimensions, optimizers or seeds.
+        CheckpointDamagedError: the states are malformed, or a delta does not fit the states before it.
     """
     for state in states:
         names = set(state["json"]) if isinstance(state["json"], Mapping) else set()
@@ -153,7 +153,7 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
             _check_chain(chain)
             most = _MOST_HOLES + 100 * sum(len(arrays["rows"]) for arrays, _ in chain)
             rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
-            if table.shards.size == 1:  # of many processes each takes a part, and there are no holes in it
+            if table.shards.size == 1:  # each of several processes takes a part, which has no holes
                 table.reserve(rows)
         except (CheckpointMismatchError, CheckpointDamagedError):
             raise
@@ -163,7 +163,7 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
 
 
 def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> None:
-    # a table that is only read has no slots and takes the weights alone
+    # A read-only table has no slots and takes only the weights.
     width = json["width"] if table.width == table.spec.dim else table.width
     checks = (("dim", table.spec.dim, "dim"), ("width", width, "optimizer"), ("seed", f"{table.seed:016x}", "name"))
     for key, own, reason in checks:
@@ -184,7 +184,7 @@ def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> 
 
 
 def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
-    """Check that arrays have the (dtype, shape) that is wanted of each; raise ValueError or KeyError."""
+    """Check the (dtype, shape) of arrays; raise ValueError or KeyError."""
     for key, (dtype, shape) in wanted.items():
         array = arrays[key]
         if array.dtype != dtype or array.shape != shape:
@@ -208,7 +208,7 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
 
 
 def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]]) -> None:
-    """Check that no delta gives an id another row, or a row to another id."""
+    """Check that no delta moves an id to another row, or a row to another id."""
     known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
     for arrays, json in chain:
         own = arrays["rows"] != DEFAULT_ROW
@@ -229,7 +229,7 @@ def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]]) -> None:
 
 
 def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
-    """Restore a checked state: a full one replaces all rows, a delta is applied to the state before it."""
+    """Restore a checked state: a full one replaces all rows, a delta is applied on top."""
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
@@ -256,12 +256,12 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
 
 
 def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
-    """Put the rows back to the values of earlier states while plans go on; every id keeps its row.
+    """Reset rows to the values of earlier states while planning continues; every id keeps its row.
 
-    Rows of ids that came later get their first value again.
+    Rows of ids added later get their first value again.
 
     Args:
-        table: the table; its preparing thread may go on meanwhile.
+        table: the table; its preparing thread may keep running.
         states: (arrays, json) of a full state and the deltas after it, in order.
     """
     with table.changing():

@@ -35,7 +35,7 @@ def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
-    """Return what is answered, by name, for the good rows."""
+    """Return the outputs of the good rows, by name."""
     return _columns(scored, logits)
 
 

@@ -1,4 +1,4 @@
-"""Requests become batches: one thread runs the model for as many requests at once as are waiting."""
+"""Dynamic batching: one thread runs the model on all waiting requests together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scored:
         count: rows of the request.
         good: numbers of the rows that were answered, int64 [g], ascending.
         outputs: the network's outputs for these, [g, ...] each.
-        probability: what the loss compares with the label, [g, ...], or None where the loss does not say.
+        probability: predictions in the unit of the label, [g, ...]; None if the loss does not define it.
         bad: row number -> why it was not answered.
         version, step: which version answered.
         published, event_time: when it was published, and its newest event; seconds since the epoch.
@@ -116,7 +116,7 @@ class Engine:
         return self._reader_of(self.model.graph)
 
     def close(self) -> None:
-        """Answer what waits, and end the thread."""
+        """Answer waiting requests and end the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -145,7 +145,8 @@ class Engine:
         self.ready.set()
 
     def _next_batch(self) -> list[_Job]:
-        options, jobs, rows = self._options, [], 0
+        options, rows = self._options, 0
+        jobs: list[_Job] = []
         with self._wake:
             while not self._jobs:
                 if self._closing:

@@ -64,7 +64,7 @@ class _Connection:
         self._task = asyncio.create_task(self._receive(reader))
 
     def send(self, call: Call) -> asyncio.Future[Reply]:
-        """Return what will be the reply; ConnectionError when the other process has ended."""
+        """Return a future of the reply; ConnectionError when the other process has ended."""
         if self.lost:
             raise ConnectionResetError
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
@@ -111,7 +111,7 @@ class RemoteHandler:
         self._connecting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Do nothing: connections are made when they are needed."""
+        """Do nothing: `send` connects when needed."""
 
     async def stop(self) -> None:
         """Close the connection."""

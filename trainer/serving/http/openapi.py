@@ -17,9 +17,13 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str, Any]:
     """Return the OpenAPI document of a server whose rows have these columns."""
     row = {"type": "object", "properties": {name: _value(column) for name, column in fields.items()}}
-    rows = {"type": "object", "required": ["rows"], "properties": {"rows": {"type": "array", "items": row}}}
+    rows: dict[str, Any] = {
+        "type": "object",
+        "required": ["rows"],
+        "properties": {"rows": {"type": "array", "items": row}},
+    }
     rows["properties"]["logits"] = {"type": "boolean", "default": False}
-    columns = {"type": "object", "required": ["columns"]}
+    columns: dict[str, Any] = {"type": "object", "required": ["columns"]}
     by_column = {name: {"type": "array", "items": _value(column)} for name, column in fields.items()}
     columns["properties"] = {
         "columns": {"type": "object", "properties": by_column},

@@ -133,7 +133,7 @@ class RowReader:
         self.fields: dict[str, Column] = self._schema.fields
 
     def read(self, requests: Sequence[RequestRows]) -> Decoded:
-        """Return the rows of all requests, numbered through; bad ones are in `reasons`.
+        """Return the rows of all requests in one numbering; `reasons` has the bad ones.
 
         Raises:
             DataError: a table has none of the columns.
@@ -193,7 +193,7 @@ class RowReader:
 
 
 def _with_reasons(decoded: Decoded, odd: Mapping[int, str]) -> Decoded:
-    """Return rows without those that are odd as a whole, each with its own reason."""
+    """Return rows without malformed ones, which get a reason each."""
     kept = decoded.where(~np.isin(decoded.row, list(odd)))
     bad = {b.row: b for b in kept.bad} | {number: BadRow(0, number, reason, None) for number, reason in odd.items()}
     return replace(kept, bad=[bad[number] for number in sorted(bad)])

@@ -1,4 +1,4 @@
-"""What a server answers to each kind of call: the one place where calls and the model meet."""
+"""Handlers of a server's calls; the only file that uses both calls and the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Service:
     """Answers calls from one published model.
 
     Args:
-        root: folder that `Publish` writes to.
+        root: folder that `Publish` writes to, or the URL of a mirror of it.
         options: sizes, times and names.
     """
 
-    def __init__(self, root: Path, options: ServeOptions) -> None:
+    def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
         self._traffic = Traffic()
         self._engine: Engine | None = None
@@ -49,7 +49,7 @@ class Service:
         """Open the model and compile its program.
 
         Raises:
-            CheckpointNotFoundError: nothing has been published, and the options do not say to wait for it.
+            CheckpointNotFoundError: no version is published, and the options do not wait for one.
             CheckpointDamagedError: it is damaged.
         """
         try:
@@ -74,7 +74,7 @@ class Service:
                 await asyncio.sleep(_POLL)
 
     async def stop(self) -> None:
-        """Answer what waits, and close the model."""
+        """Answer waiting requests and close the model."""
         if self._opening is not None:
             self._opening.cancel()
         if self._engine is not None:

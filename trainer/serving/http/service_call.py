@@ -75,14 +75,14 @@ class RefusalError(Exception):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a server listens, how it batches, and what it refuses.
+    """Address, batching and limits of a server.
 
     Args:
         host: address to listen on.
         port: TCP port; 0 takes a free one.
         name: the model's name in the Open Inference Protocol and in metrics.
         batch_rows: most rows of one batch.
-        batch_delay: seconds a batch waits for further requests after its first; 0 takes what is there.
+        batch_delay: seconds a batch waits for further requests after its first; 0 takes only waiting ones.
         request_rows: most rows of one request; more are answered with 413.
         body_bytes: most bytes of one request's body; more are answered with 413.
         queue_rows: most rows that wait; a request beyond them is answered with 429.
@@ -155,6 +155,7 @@ def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
     return token.strip() if token is not None else None
 
 
-def default_name(root: Path) -> str:
+def default_name(root: Path | str) -> str:
     """Return a model's name from its folder's: letters, digits, "-" and "_"."""
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in root.resolve().name) or "model"
+    name = root.resolve().name if isinstance(root, Path) else root.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or "model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,21 +21,22 @@ class Traffic:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        options = {"registry": self.registry}
         self._requests = Counter(
-            f"{PREFIX}_requests", "Requests by operation and status", ["operation", "status"], **options
+            f"{PREFIX}_requests", "Requests by operation and status", ["operation", "status"], registry=self.registry
         )
-        self._rows = Counter(f"{PREFIX}_rows", "Rows by outcome", ["outcome"], **options)
+        self._rows = Counter(f"{PREFIX}_rows", "Rows by outcome", ["outcome"], registry=self.registry)
         self._seconds = Histogram(
             f"{PREFIX}_request_seconds",
             "From a request's body to its answer",
             ["operation"],
             buckets=_SECONDS,
-            **options,
+            registry=self.registry,
         )
-        self._batch_rows = Histogram(f"{PREFIX}_batch_rows", "Rows of a batch", buckets=_ROWS, **options)
-        self._batch_seconds = Histogram(f"{PREFIX}_batch_seconds", "Seconds of a batch", buckets=_SECONDS, **options)
-        self._children: dict[tuple[str, ...], object] = {}
+        self._batch_rows = Histogram(f"{PREFIX}_batch_rows", "Rows of a batch", buckets=_ROWS, registry=self.registry)
+        self._batch_seconds = Histogram(
+            f"{PREFIX}_batch_seconds", "Seconds of a batch", buckets=_SECONDS, registry=self.registry
+        )
+        self._children: dict[tuple[str, ...], Any] = {}
 
     def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
         """Let gauges show the version of a model, and how many rows wait."""
@@ -74,7 +75,7 @@ class Traffic:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _child(self, metric: Counter | Histogram, *labels: str):
+    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
         key = (metric._name, *labels)
         child = self._children.get(key)
         if child is None:

@@ -1,4 +1,4 @@
-"""The web application: routes, the token, limits on bodies; what is asked goes on as a `Call`."""
+"""The web application: routes, token check, size limits of bodies; requests become `Call`s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Handler(Protocol):
         """Prepare."""
 
     async def stop(self) -> None:
-        """Answer what waits, and let go of everything."""
+        """Answer waiting requests and release the model."""
 
     async def handle(self, call: Call) -> Reply:
         """Return the answer to a call."""
@@ -61,6 +61,9 @@ def web_app(handler: Handler, options: ServeOptions) -> Starlette:
         reason = error.detail if isinstance(error, HTTPException) else type(error).__name__
         if status == 404:
             reason = f"{request.url.path} is not served; GET /docs lists what is"
+        if status == 405:
+            allowed = (getattr(error, "headers", None) or {}).get("Allow", "another method")
+            reason = f"{request.url.path} takes {allowed}; received {request.method}; GET /docs has an example"
         return _response(refused(RefusalError(status, reason)))
 
     model = "/v2/models/{model}"
@@ -108,7 +111,7 @@ async def _call(request: Request, operation: str, options: ServeOptions) -> Call
 
 
 async def _body(request: Request, options: ServeOptions) -> bytes:
-    """Return the body; RefusalError 413 for too many bytes, 408 where it does not come in time."""
+    """Return the body; RefusalError 413 for too many bytes, 408 after a timeout."""
     most = options.body_bytes
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > most:

@@ -56,13 +56,13 @@ def server_url(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve_one(root: Path, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
+def serve_one(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
     """Serve a published model from this process until a signal; return the signal's number.
 
     Open requests have `options.drain` seconds to end.
 
     Args:
-        root: folder that `Publish` writes to.
+        root: folder that `Publish` writes to, or the URL of a mirror of it.
         options: where and how.
         started: called with the server's URL when it takes requests.
 
@@ -77,7 +77,7 @@ def serve_one(root: Path, options: ServeOptions, *, started: Callable[[str], Non
         return run_loop(serve_socket(Service(root, options), options, listening, started))
 
 
-def serve(root: Path, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
+def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
     """Serve a published model, from one process or several; arguments, result and errors as of `serve_one`."""
     if options.workers == 1:
         return serve_one(root, options, started=started)
@@ -89,10 +89,11 @@ def serve(root: Path, options: ServeOptions, *, started: Callable[[str], None] |
 def run_loop(main: Any) -> int:
     """Run a coroutine in the fastest event loop there is."""
     try:
-        from uvloop import new_event_loop
+        import uvloop
+
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     except ImportError:
-        new_event_loop = asyncio.new_event_loop
-    loop = new_event_loop()
+        loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
@@ -118,7 +119,8 @@ async def serve_socket(
         server_header=False,
         timeout_keep_alive=75,  # clients that keep a connection must not find it closed under their hands
     )
-    server, received = _server_of(config), []
+    server = _server_of(config)
+    received: list[int] = []
     loop = asyncio.get_running_loop()
 
     def stop(number: int) -> None:

@@ -36,7 +36,7 @@ _READY, _WATCH = "ready\n", 0.1
 _LONGEST_PAUSE = 30.0
 
 
-def serve_many(root: Path, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
+def serve_many(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
     """Serve a published model from `options.workers` processes until a signal; return the signal's number.
 
     Arguments and errors as of `web_server.serve_one`.
@@ -71,7 +71,7 @@ class _Child:
         self.process.stdin.flush()
 
     def wait_until_ready(self) -> bool:
-        """Return whether it says that it is ready before it ends."""
+        """Wait for the ready message; return False if the process ends first."""
         return self.process.stdout.readline() == _READY
 
     def ended(self) -> str | None:
@@ -105,7 +105,7 @@ class _Child:
 
 
 class _Supervisor:
-    def __init__(self, root: Path, options: ServeOptions, listening: socket.socket, link: Path) -> None:
+    def __init__(self, root: Path | str, options: ServeOptions, listening: socket.socket, link: Path) -> None:
         self._options, self._listening = options, listening
         role = {"root": str(root), "link": str(link), "options": asdict(options), "path": sys.path}
         self._model = _Child("the process that runs the model", {**role, "role": "model"})
@@ -164,7 +164,7 @@ _START_ERRORS: dict[int, type[TrainerError]] = {2: ConfigurationError, 3: Checkp
 
 
 def child(role: Mapping[str, Any]) -> int:
-    """Be one of the processes, as its supervisor says; return the exit code."""
+    """Run one process of the server; return its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     options = ServeOptions(**role["options"])
     try:
@@ -197,7 +197,7 @@ async def _model(role: Mapping[str, Any], options: ServeOptions) -> None:
     loop.add_reader(sys.stdin.fileno(), stopping.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    service = Service(Path(role["root"]), options)
+    service = Service(role["root"], options)
     link = Path(role["link"])
     try:
         await service.start()

@@ -1,1 +1,1 @@
-"""From bytes to columns: schemas, JSON, CSV, Arrow, and readers of segment files."""
+"""Decoding of bytes to columns: schemas, JSON, CSV, Arrow, and readers of segment files."""

@@ -1,4 +1,4 @@
-"""Arrow tables to NumPy columns. Needs pyarrow, the extra ``arrow``."""
+"""Conversion of Arrow tables to NumPy columns. Needs pyarrow, the extra ``arrow``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError
+from ...storage.location import RemoteFile
 from .column import MISSING, Column
 from .ragged_column import Ragged
 from .schema import Decoded, Schema
 
-_SHORT, _ASCII_END = 32, 128  # longest text that is worth padding, in characters; the first code that is not ASCII
+_SHORT, _ASCII_END = 32, 128  # maximum characters of text worth padding; first non-ASCII code point
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def require() -> Any:
-    """Return the module pyarrow.
+    """Import pyarrow.
 
     Raises:
-        ConfigurationError: it is missing, or does not work with the NumPy installed.
+        ConfigurationError: it is missing, or incompatible with the installed NumPy.
     """
     try:
         import pyarrow
@@ -40,24 +41,26 @@ def errors() -> tuple[type[BaseException], ...]:
 
 
 def is_of_system(error: BaseException) -> bool:
-    """Return whether an exception is the system's (a disk that fails) and not about what was read."""
+    """Return whether an exception is a system error (such as a disk failure), not damaged data."""
     return isinstance(error, OSError) and error.errno is not None
 
 
-def sound(table: Any) -> Any:
-    """Return a Table or RecordBatch that came as Arrow IPC, once its contents are known to hold together.
+def validated(table: Any) -> Any:
+    """Validate a Table or RecordBatch from Arrow IPC and return it.
 
-    IPC is used as it lies in memory: an offset outside its buffer would end the process where it is followed.
+    IPC data are used in place: following an offset outside its buffer would crash the process.
 
     Raises:
-        pyarrow.ArrowInvalid: it is damaged.
+        pyarrow.ArrowInvalid: the data are damaged.
     """
     table.validate(full=True)
     return table
 
 
-def open_parquet(path: Path) -> Any:
-    """Return the open Parquet file; pages that were written with a checksum are compared with it when they are read.
+def open_parquet(path: Path | RemoteFile) -> Any:
+    """Open a Parquet file, local or in a store.
+
+    Page checksums, if present, are verified on read.
 
     Raises:
         pyarrow.ArrowException, OSError, ValueError: it is damaged, or cannot be read.
@@ -65,7 +68,9 @@ def open_parquet(path: Path) -> Any:
     require()
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    remote = isinstance(path, RemoteFile)
+    source = path.open() if remote else path
+    file = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=remote)
     if sum(group_rows(file)) != file.metadata.num_rows:
         held = f"{sum(group_rows(file)):,} rows in {file.metadata.num_row_groups} row groups"
         raise ValueError(f"the footer lists {held}; it says {file.metadata.num_rows:,} rows")
@@ -73,17 +78,17 @@ def open_parquet(path: Path) -> Any:
 
 
 def group_rows(file: Any) -> list[int]:
-    """Return the rows of each row group of a Parquet file, as the footer says."""
+    """Return the number of rows of each row group, from the footer of a Parquet file."""
     return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
 def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
-    """Return columns of one row group of a Parquet file, with as many rows as the footer says.
+    """Return columns of one row group of a Parquet file; checks the row count against the footer.
 
     Raises:
         pyarrow.ArrowException, OSError, ValueError: it is damaged.
     """
-    table = sound(file.read_row_group(number, columns=list(columns), use_threads=False))
+    table = validated(file.read_row_group(number, columns=list(columns), use_threads=False))
     expected = file.metadata.row_group(number).num_rows
     if table.num_rows != expected:
         raise ValueError(f"row group {number} holds {table.num_rows:,} rows; the footer says {expected:,}")
@@ -91,10 +96,10 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
 
 
 def convert(schema: Schema, table: Any) -> Decoded:
-    """Convert a pyarrow Table or RecordBatch; nulls and lists of another length are bad rows.
+    """Convert a pyarrow Table or RecordBatch; nulls and lists of the wrong length make bad rows.
 
     Raises:
-        pyarrow.ArrowException, ValueError: it is damaged, or has two columns of a name.
+        pyarrow.ArrowException, ValueError: it is damaged, or has duplicate column names.
     """
     values: dict[str, Any] = {}
     for name, column in schema.fields.items():
@@ -107,12 +112,12 @@ def convert(schema: Schema, table: Any) -> Decoded:
 
 
 def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
-    """Return values that `Column.convert` takes; nulls become the column's default, or `MISSING` without one.
+    """Return values for `Column.convert`; nulls become the column's default, or `MISSING` without one.
 
     Args:
         array: a pyarrow array.
-        column: what it is to be.
-        time_unit: seconds in one unit of the column, where timestamps are to be numbers.
+        column: the target column.
+        time_unit: seconds per unit of the column, for converting timestamps to numbers.
     """
     pyarrow = require()
     if isinstance(array, pyarrow.ChunkedArray):
@@ -136,10 +141,10 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
 
 
 def seconds(array: Any) -> Any:
-    """Return numbers, or texts that are all numbers or all times, as float64 seconds since the epoch.
+    """Convert numbers, or strings that are all numbers or all times, to float64 seconds since the epoch.
 
     Raises:
-        ArrowException: they are neither; or some have a zone and some none.
+        ArrowException: they are neither, or only some have a time zone.
     """
     pyarrow = require()
     if not pyarrow.types.is_string(array.type):
@@ -159,7 +164,7 @@ def seconds(array: Any) -> Any:
 
 
 def _filled(array: Any, column: Column) -> Any:
-    """Return the array with the column's default in place of nulls, as far as Arrow can fill it in."""
+    """Replace nulls by the column's default, if Arrow can do it."""
     pyarrow = require()
     try:
         if column.dtype.kind == "f" and pyarrow.types.is_integer(array.type):
@@ -170,7 +175,7 @@ def _filled(array: Any, column: Column) -> Any:
 
 
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
-    """Return rows of this shape, [rows, *shape] or `Ragged`, where all are and none is null; else None."""
+    """Return rows as [rows, *shape] or `Ragged` if all have this shape and none is null; else None."""
     if shape[:1] != (None,):
         values = flat(array, int(np.prod(shape)))
         return None if values is None else values.reshape(len(array), *shape)
@@ -189,7 +194,7 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def flat(array: Any, size: int) -> np.ndarray | None:
-    """Return the leaf values when every row has `size` of them and none is null; else None."""
+    """Return the leaf values if every row has `size` of them and none is null; else None."""
     pyarrow = require()
     types = pyarrow.types
     rows = len(array)
@@ -203,7 +208,7 @@ def flat(array: Any, size: int) -> np.ndarray | None:
             return None
     if len(array) != rows * size:
         return None
-    # Text comes as objects, which the schema would take for mixed values.
+    # Arrow text converts to objects, which the schema would treat as mixed values.
     return (
         text(array)
         if types.is_string(array.type) or types.is_large_string(array.type)
@@ -212,18 +217,18 @@ def flat(array: Any, size: int) -> np.ndarray | None:
 
 
 def text(array: Any) -> np.ndarray:
-    """Return strings, none of them null, as NumPy text."""
+    """Convert strings without nulls to NumPy text."""
     short = _short_ascii(array)
     if short is not None:
         return short
-    # each distinct one is converted once
+    # convert each distinct string once
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(str)
     return distinct[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
 def _short_ascii(array: Any) -> np.ndarray | None:
-    """Return strings of a few ASCII characters as NumPy text, straight from the buffers; None if they are others."""
+    """Convert short ASCII strings to NumPy text directly from the buffers; None for other strings."""
     count = len(array)
     _, offsets, data = array.buffers()
     if not count or offsets is None or data is None:

@@ -1,9 +1,9 @@
-"""Arrow IPC data as messages: kind, end and number of rows of each.
+"""Reads Arrow IPC data as messages, with kind, end and number of rows of each.
 
-pyarrow stops where a length says so, and a wrong length may end the data early. Here rows are counted by the metadata
-of the messages, so that missing ones are noticed: a message must end where its buffers end, nothing may follow the
-end-of-stream mark, and a footer must list as many record batches as there are. Changed values are not noticed; a
-checksum beside the file finds these (`trainer.streams.sources.segment`).
+pyarrow trusts lengths in the data, and a wrong length may end the data early. Here rows are counted from the message
+metadata, so that missing rows are detected: a message must end where its buffers end, nothing may follow the
+end-of-stream mark, and a footer must list as many record batches as there are. Changed values are not detected here but
+by a checksum file (`trainer.streams.sources.segment`).
 
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
@@ -22,8 +22,8 @@ from . import arrow
 SCHEMA, DICTIONARY, BATCH, END = 1, 2, 3, 0
 MAGIC = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
-_PADDING = 64  # bytes; buffers are aligned to so many at most
-_START = 8  # of the messages of a file with a footer
+_PADDING = 64  # maximum alignment of buffers in bytes
+_START = 8  # first message of a file with a footer
 _UNFINISHED = (
     "it ends before its end-of-stream mark, so rows may be missing. Close the writer of a stream; one that is known to "
     "be whole is mended by appending the bytes ff ff ff ff 00 00 00 00"
@@ -31,7 +31,7 @@ _UNFINISHED = (
 
 
 class Message(NamedTuple):
-    """A message: its kind (`SCHEMA`, `DICTIONARY`, `BATCH` or `END`), its first byte, the byte after it, its rows."""
+    """A message: its kind (`SCHEMA`, `DICTIONARY`, `BATCH` or `END`), start and end in bytes, and number of rows."""
 
     kind: int
     start: int
@@ -40,12 +40,12 @@ class Message(NamedTuple):
 
 
 def messages(source: Any, start: int, size: int) -> Iterator[Message]:
-    """Yield the messages from byte `start` on; the last one is of kind `END` where an end-of-stream mark is there.
+    """Yield the messages from byte `start` on; an end-of-stream mark is yielded as kind `END`.
 
     Args:
-        source: a file to read and seek in.
-        start: where a message begins.
-        size: bytes of the file that may belong to messages.
+        source: a seekable file.
+        start: start of a message.
+        size: end of the bytes that can hold messages.
 
     Raises:
         ValueError: a message is incomplete or damaged.
@@ -63,7 +63,7 @@ def messages(source: Any, start: int, size: int) -> Iterator[Message]:
 def _message(source: Any, start: int, size: int) -> Message:
     source.seek(start)
     prefix = source.read(8)
-    before = 8 if prefix.startswith(_CONTINUATION) else 4  # earlier versions wrote the length alone
+    before = 8 if prefix.startswith(_CONTINUATION) else 4  # earlier versions wrote only the length
     if len(prefix) < before:
         raise ValueError(f"the message at byte {start:,} is incomplete")
     (length,) = struct.unpack_from("<i", prefix, before - 4)
@@ -87,7 +87,7 @@ def _message(source: Any, start: int, size: int) -> Message:
 
 
 def _rows(batch: _Table, body: int) -> int:
-    """Return the rows of a record batch: those of its first column, whose buffers must fill its `body` of bytes."""
+    """Return the rows of a record batch, from its first column; checks that the buffers fill the `body` bytes."""
     rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
     if rows < 0 or (nodes[:1, 0] != rows).any() or not 0 <= body - int(buffers.sum(axis=1).max(initial=0)) < _PADDING:
         raise struct.error
@@ -95,7 +95,7 @@ def _rows(batch: _Table, body: int) -> int:
 
 
 class _Table:
-    """A table of a flatbuffer; struct.error where an offset leads out of it."""
+    """A table of a flatbuffer; raises struct.error if an offset points outside."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -115,7 +115,7 @@ class _Table:
         return _Table(self._data, self._follow(slot))
 
     def pairs(self, slot: int) -> np.ndarray:
-        """Return a vector of two int64 each, [n, 2]."""
+        """Return a vector of pairs of int64, [n, 2]."""
         at = self._follow(slot)
         count = self._read("<I", at)
         if at + 4 + 16 * count > len(self._data):
@@ -136,7 +136,7 @@ class _Table:
         return struct.unpack_from(code, self._data, self._within(at))[0]
 
     def _within(self, at: int) -> int:
-        if at < 0:  # counted from the end by struct
+        if at < 0:  # struct would count it from the end
             raise struct.error
         return at
 
@@ -145,14 +145,14 @@ class FooterFile:
     """The record batches of an Arrow file, which has a footer.
 
     Args:
-        source: a pyarrow.NativeFile, which may be seeked in.
+        source: a seekable pyarrow.NativeFile.
 
     Attributes:
         rows: number of rows of each batch.
         schema: the pyarrow.Schema.
 
     Raises:
-        pyarrow.ArrowException, OSError, ValueError: it is damaged, or footer and messages do not agree.
+        pyarrow.ArrowException, OSError, ValueError: the file is damaged, or footer and messages disagree.
     """
 
     def __init__(self, source: Any) -> None:
@@ -182,12 +182,14 @@ class FooterFile:
 
 
 class StreamFile:
-    """The record batches of an Arrow stream file, which may grow. It is read, not mapped: it may shrink at any time.
+    """The record batches of a growing Arrow stream file.
+
+    It is not memory-mapped, because it may shrink at any time.
 
     Attributes:
         rows: number of rows of each batch.
         ends: byte at which each batch ends.
-        problem: why the stream is not complete, or None.
+        problem: why the stream is incomplete, or None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,16 +197,16 @@ class StreamFile:
         self.rows: list[int] = []
         self.ends: list[int] = []
         self.problem: str | None = None
-        self._heads: list[bytes] = []  # schema and dictionaries, which batches need to be read
-        self._batches: list[tuple[Message, int]] = []  # each with the number of heads before it
+        self._heads: list[bytes] = []  # schema and dictionaries, needed to read batches
+        self._batches: list[tuple[Message, int]] = []  # each with the number of preceding heads
 
     def extend(self) -> None:
-        """Index the batches that have been added."""
+        """Index newly appended batches."""
         with self.path.open("rb") as file:
             size = file.seek(0, 2)
             self.problem = _UNFINISHED
             heads: list[bytes] = []
-            first = 0 if self.rows else 1  # the schema stands alone where there are no batches
+            first = 0 if self.rows else 1  # without batches there is only the schema
             try:
                 for message in messages(file, self.ends[-1] if self.ends else 0, size):
                     if message.kind == END:
@@ -248,7 +250,7 @@ def read_payload(payload: bytes) -> Any:
         file = FooterFile(source)
         return pyarrow.Table.from_batches([file.batch(number) for number in range(len(file.rows))], file.schema)
     parts = list(messages(source, 0, len(payload)))
-    # Where a message ends is known without the mark, which may be missing.
+    # The end of a message is known without the end-of-stream mark, which is optional.
     if not parts or parts[-1].end != len(payload):
         raise ValueError("bytes follow the end-of-stream mark" if parts else "there is no message in it")
     source.seek(0)
@@ -256,7 +258,7 @@ def read_payload(payload: bytes) -> Any:
 
 
 def _counted(table: Any, rows: int) -> Any:
-    """Return a sound table or batch of so many rows."""
-    if arrow.sound(table).num_rows != rows:
+    """Validate a table or batch and its number of rows."""
+    if arrow.validated(table).num_rows != rows:
         raise ValueError(f"{table.num_rows:,} rows could be read; its metadata says {rows:,}")
     return table

@@ -1,6 +1,6 @@
-"""Values of any table as a column's own type: missing ones filled in, numbers as text and the other way round.
+"""Coerces table values to a column's type: fills missing values, converts between numbers and text.
 
-A JSON number, an integer column of a frame and a CSV cell give the same text; a time gives its seconds.
+A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .ragged_column import Ragged
 if TYPE_CHECKING:
     from .column import Column
 
-MISSING_NUMBER = int(np.iinfo(np.int64).min)  # among integers of a list
+MISSING_NUMBER = int(np.iinfo(np.int64).min)  # marks a missing integer in a list
 
 
 class Missing:
-    """Stands for a value that a record does not have."""
+    """Marks a value missing from a record."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -30,7 +30,7 @@ MISSING = Missing()
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a Python value stands for nothing: None, NaN, NA, NaT."""
+    """Return whether a Python value is missing: None, NaN, NA, NaT."""
     return (
         value is None
         or (isinstance(value, float) and value != value)
@@ -40,13 +40,13 @@ def is_missing(value: Any) -> bool:
 
 
 def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
-    """Return values that `column` takes as far as they can be read as its own; others stay as they are.
+    """Convert values to the type of `column` where possible; others are returned unchanged.
 
     Args:
-        column: what they are to be.
-        values: a list or array of values, one a row; or a `Ragged` column.
+        column: the target column.
+        values: a list or array with one value per row, or a `Ragged` column.
         text: the values are cells of text.
-        missing: what stands for a missing row.
+        missing: replacement for a missing row.
     """
     if isinstance(values, Ragged) and not column.ragged:
         rows: Any = values
@@ -78,7 +78,7 @@ def _element_missing(kind: str) -> Any:
 
 
 def _row(row: Any, column: Column, text: bool) -> Any:
-    """Return the values of one list; what is no list stays as it is."""
+    """Convert the values of one list; anything else is returned unchanged."""
     if text or not isinstance(row, list | tuple | np.ndarray):
         return row
     if len(column.shape) > 1:
@@ -100,16 +100,16 @@ def _scalars(kind: str, values: Any, missing: Any) -> Any:
 
 
 def _array(kind: str, values: np.ndarray, missing: Any) -> np.ndarray | None:
-    """Convert an array as a whole; None where its values have to be looked at one by one."""
-    given = values.dtype.kind
-    if given == "M":
+    """Convert an array as a whole; None if values must be converted one by one."""
+    source_kind = values.dtype.kind
+    if source_kind == "M":
         seconds = times_in_seconds(values)
         return seconds if kind == "f" else None
-    if given == kind or (kind == "f" and given in "iub") or (kind in "iu" and given in "iub"):
+    if source_kind == kind or (kind == "f" and source_kind in "iub") or (kind in "iu" and source_kind in "iub"):
         return values
-    if given in "iu" and kind == "U":
+    if source_kind in "iu" and kind == "U":
         return values.astype(np.str_)
-    if given == "f" and kind in "iuU":
+    if source_kind == "f" and kind in "iuU":
         absent = np.isnan(values)
         numbers = np.where(absent, 0, values)
         if isinstance(missing, int | str) and (np.abs(numbers) < 2**53).all() and (np.floor(numbers) == numbers).all():
@@ -125,7 +125,7 @@ def times_in_seconds(values: np.ndarray) -> np.ndarray:
 
 
 def _read_times(values: Any, text: bool) -> Any:
-    """Return values with texts that are times as seconds since the epoch, or with `text` as text that spells them."""
+    """Convert time strings to seconds since the epoch, or with `text` to text of these seconds."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         return values
     parsed: dict[str, Any] = {}
@@ -137,11 +137,11 @@ def _read_times(values: Any, text: bool) -> Any:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a date or time of ISO 8601, in UTC unless it says otherwise, as seconds since the epoch; else None."""
+    """Convert an ISO 8601 date or time (UTC without a zone) to seconds since the epoch; else None."""
     if not _DATE.match(text):
         return None
     try:
-        text = _FRACTION.sub(lambda digits: digits[0][:7].ljust(7, "0"), text.strip())  # Python 3.10 takes 3 or 6
+        text = _FRACTION.sub(lambda digits: digits[0][:7].ljust(7, "0"), text.strip())  # Python 3.10 needs 3 or 6
         time = datetime.datetime.fromisoformat(_ZULU.sub("+00:00", text))
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""One column of a schema: dtype, shape of a row, and the vectorised check that values fit it."""
+"""One column of a schema: dtype, row shape, and vectorised validation and conversion."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .coercion import MISSING as MISSING
 from .coercion import coerced, is_missing
 from .ragged_column import Ragged
 
-# Above this a float64 no longer tells neighbouring integers apart.
+# Above this float64 cannot represent every integer.
 _EXACT = float(2**53)
 
 
 class MisfitError(Exception):
-    """Values that are not what their column takes; the message says why."""
+    """Values do not fit their column; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Column:
 
     @property
     def ragged(self) -> bool:
-        """Whether rows are lists of any length."""
+        """Whether rows are lists of variable length."""
         return self.shape[:1] == (None,)
 
     def blank(self, rows: int) -> Any:
-        """Return a column of `rows` zeros, or empty lists."""
+        """Return a column of `rows` zeros, or of empty lists."""
         if self.ragged:
             options: dict[str, Any] = {
                 "padding": self.padding,
@@ -105,7 +105,7 @@ class Column:
         return np.zeros((rows, *self.shape), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
-        """Return the values of a list written as text; an empty text is an empty list, or missing where none fits."""
+        """Split a list written as text; empty text is an empty list, or a missing value if the shape is fixed."""
         if not cell and (self.ragged or self.coerce):
             return [] if self.ragged else MISSING
         return cell.split(delimiter)
@@ -115,15 +115,15 @@ class Column:
 
         Args:
             values: a list or array of n values.
-            text: the values are strings that spell numbers, or lists of such (CSV cells).
-            refuse_bools: whether True is no number (as in JSON, where 1 would have been written).
+            text: the values are numeric strings, or lists of them (CSV cells).
+            refuse_bools: reject True as a number (as in JSON, which distinguishes true from 1).
 
         Returns:
-            An array, shape [n, *shape] and the column's dtype (a `Ragged` one for lists of any length), and a mask of
-            bad rows, shape [n], or None when all are good.
+            An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and a mask of bad
+            rows, shape [n], or None if all are good.
 
         Raises:
-            MisfitError: something among the values has another type or shape.
+            MisfitError: a value has the wrong type or shape.
         """
         if self.coerce:
             values = coerced(self, values, text, MISSING if self.default is None else self.default)
@@ -147,7 +147,7 @@ class Column:
             lengths, values = rows.lengths, rows[:].values
         else:
             for row in rows:
-                # np.ndim raises for lists of other lengths within a list
+                # np.ndim raises for nested lists of unequal length
                 if not isinstance(row, list | tuple | np.ndarray) or (isinstance(row, np.ndarray) and not row.ndim):
                     raise MisfitError(f"takes lists of {self.dtype}; received {_kind(np.asarray(row))}")
             lengths = np.array([len(row) for row in rows], np.int64)
@@ -164,7 +164,7 @@ class Column:
     def _parse(self, array: np.ndarray) -> np.ndarray:
         if array.dtype.kind != "U":
             raise MisfitError(f"takes {self.dtype}; received {_kind(array)}")
-        if not _spells_numbers(array):
+        if not _is_plain_number_text(array):
             raise MisfitError(f"takes {self.dtype}; received text that is no number")
         if self.dtype.kind == "b":
             lowered = np.char.lower(array)
@@ -182,7 +182,7 @@ class Column:
         if self.dtype.kind == "U":
             if kind != "U":
                 raise MisfitError(f"takes text; received {_kind(array)}")
-            # NumPy turns numbers among text into text.
+            # NumPy converts numbers among strings to strings.
             if isinstance(values, list) and not all(isinstance(v, str) for v in np.array(values, dtype=object).flat):
                 raise MisfitError("takes text; received text among other values")
             return array, _unless(array != "") if self.coerce and self.default is None else None
@@ -208,15 +208,15 @@ class Column:
         return (0, 1) if self.dtype.kind == "b" else (int(np.iinfo(self.dtype).min), int(np.iinfo(self.dtype).max))
 
     def reason(self, value: Any) -> str:
-        """Return why `value`, for which `convert` set the mask, does not fit."""
+        """Return why `value`, masked by `convert`, does not fit."""
         if self.coerce and (value == "" if isinstance(value, str) else is_missing(value)):
             return "is missing"
         low, high = self.minimum, self.maximum
         finite = "finite " if self.dtype.kind == "f" and not self.allow_nan else ""
         if self.dtype.kind != "f":
-            least, most = self._integer_range()
-            low = least if low is None else max(least, low)
-            high = most if high is None else min(most, high)
+            minimum, maximum = self._integer_range()
+            low = minimum if low is None else max(minimum, low)
+            high = maximum if high is None else min(maximum, high)
         within = "" if low is None and high is None else f" from {low} to {high}"
         return f"takes {finite}{self.dtype}{within}; received {short(value)}"
 
@@ -234,22 +234,22 @@ def as_column(value: Any) -> Column:
     return Column(value)
 
 
-def known_arguments(what: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
-    """Return `value` when all its keys are `accepted` and the one that is `needed` is among them.
+def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
+    """Return `value` if all its keys are `accepted` and the `needed` one is present.
 
     Raises:
         ConfigurationError: they are not.
     """
     for name in value:
         if name not in accepted:
-            raise ConfigurationError(f"{what} takes {accepted}; received {name!r}{did_you_mean(name, accepted)}")
+            raise ConfigurationError(f"{owner} takes {accepted}; received {name!r}{did_you_mean(name, accepted)}")
     if needed not in value:
-        raise ConfigurationError(f"{what} needs {needed}; received {dict(value)!r}")
+        raise ConfigurationError(f"{owner} needs {needed}; received {dict(value)!r}")
     return value
 
 
-def _spells_numbers(array: np.ndarray) -> bool:
-    """Return whether text holds none of what only Python takes for numbers: 1_0, digits of other scripts."""
+def _is_plain_number_text(array: np.ndarray) -> bool:
+    """Return whether text is free of number forms that only Python accepts: 1_0, non-ASCII digits."""
     codes = np.ascontiguousarray(array).view(np.uint32)
     return not ((codes == ord("_")) | (codes > ord("~")) | ((codes < ord(" ")) & (codes != 0) & (codes != 9))).any()
 
@@ -287,6 +287,6 @@ def _kind(array: np.ndarray) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value in at most 80 characters."""
+    """Return the repr of a value, cut to 80 characters."""
     text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
     return text if len(text) <= 80 else text[:77] + "..."

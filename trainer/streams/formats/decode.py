@@ -1,4 +1,4 @@
-"""From message payloads to columns: JSON or Arrow, one row or many to a message, bad rows set aside."""
+"""Decodes message payloads (JSON or Arrow, one or many rows each) to columns, and sets bad rows aside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
 def json_loader() -> Callable[[bytes], Any]:
     """Return the fastest JSON parser available: orjson's, else the standard library's.
 
-    Which of them is installed changes no row: what orjson refuses, as NaN, the standard library is asked again.
+    Results do not depend on the parser: payloads that orjson rejects, such as NaN, are retried with the standard
+    library.
     """
     try:
         import orjson
@@ -43,7 +44,7 @@ _scan = json.JSONDecoder().raw_decode
 
 
 def _loads(payload: bytes) -> Any:
-    """Parse like `json.loads`, without its guesses at encodings, which cost a fifth of the time."""
+    """Parse like `json.loads` without its encoding detection, which takes a fifth of the time."""
     text = payload.decode("utf-8").strip(" \t\r\n")
     value, end = _scan(text)
     if end != len(text):
@@ -52,10 +53,10 @@ def _loads(payload: bytes) -> Any:
 
 
 class Decoder:
-    """Turns payloads into batches after a schema and reports bad rows.
+    """Decodes payloads to batches by a schema and reports bad rows.
 
     Args:
-        schema: what the columns are to be; None: `declare` says so before the first payload.
+        schema: the columns; None: `declare` sets them before the first payload.
         dead_letter: where bad rows go.
         source: name of the stream, for the dead-letter file.
         format: "json", "arrow" or "auto" (by the first bytes of each payload).
@@ -80,10 +81,10 @@ class Decoder:
 
     @property
     def schema(self) -> Schema:
-        """What the columns are to be.
+        """The declared schema.
 
         Raises:
-            ConfigurationError: nothing has said so.
+            ConfigurationError: no schema was declared.
         """
         if self.declared is None:
             raise ConfigurationError(
@@ -92,7 +93,7 @@ class Decoder:
         return self.declared
 
     def declare(self, schema: Schema) -> Schema:
-        """Take what the columns are to be where the constructor was not told; return what holds."""
+        """Set the schema unless the constructor got one; return the schema in use."""
         if self.declared is None:
             self.declared = schema
         return self.declared
@@ -101,7 +102,7 @@ class Decoder:
         """Convert messages: each a JSON object (one row, or columns of many), a list of objects, or Arrow IPC."""
         arrow = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
         texts = (payload for payload, is_arrow in zip(payloads, arrow, strict=True) if not is_arrow)
-        # looking at every value takes longer than looking for the words
+        # searching for the words is faster than checking every value
         messages = _Messages(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
         for number, (payload, is_arrow) in enumerate(zip(payloads, arrow, strict=True)):
             if is_arrow:
@@ -111,7 +112,7 @@ class Decoder:
         return messages.decoded()
 
     def decode_fields(self, messages: Sequence[Mapping[bytes, bytes]], list_delimiter: str) -> Decoded:
-        """Convert messages that are one row each, given as fields of text."""
+        """Convert messages of one row each, given as text fields."""
         bad, numbers = [], []
         for number, message in enumerate(messages):
             try:
@@ -168,15 +169,15 @@ class Decoder:
     def batch(
         self, decoded: Decoded, origins: Sequence[Span], rows_read: Mapping[int, int] | None = None
     ) -> Batch | None:
-        """Return decoded messages as a batch; report and count their bad rows.
+        """Convert decoded messages to a batch; report and count their bad rows.
 
         Args:
             decoded: rows of the messages.
-            origins: for each message the span of its first row: partition, offset and the offset after it.
-            rows_read: message number -> rows of it that were read before and are dropped.
+            origins: for each message the span of its first row: partition, offset and next offset.
+            rows_read: message index -> number of its rows to drop because they were read before.
 
         Raises:
-            StreamError: too many bad rows, or they cannot be set aside.
+            StreamError: too many bad rows, or they cannot be written to the dead letters.
         """
         bad = decoded.bad
         if rows_read:
@@ -209,24 +210,24 @@ def _spans(decoded: Decoded, origins: Sequence[Span]) -> tuple[Span, ...]:
 
 
 class _Messages:
-    """Collects the rows of a run of messages; single rows are converted together, for speed."""
+    """Collects the rows of consecutive messages; single rows are converted together for speed."""
 
     def __init__(self, schema: Schema, payloads: Sequence[bytes], refuse_bools: bool) -> None:
         self.schema, self.payloads, self.refuse_bools = schema, payloads, refuse_bools
         self.probe, self._depth = schema.probe
         self.counts = np.ones(len(payloads), dtype=np.int64)
         self._bad: list[BadRow] = []
-        # rows not yet converted, with message and number of each
+        # rows not yet converted, with message and row index of each
         self._rows: list[dict[str, Any]] = []
         self._messages: list[int] = []
         self._numbers: list[int] = []
-        # rows converted, with message and number of all of them, bad ones included
+        # converted rows, with message and row index of each, bad ones included
         self._parts: list[Decoded] = []
         self._message: list[Any] = [np.empty(0, np.int64)]
         self._number: list[Any] = [np.empty(0, np.int64)]
 
     def is_columnar(self, record: dict[str, Any]) -> bool:
-        """Return whether a record holds columns: all fields are lists, the probe one level deeper than in a row."""
+        """Return whether a record is columnar: all fields are lists, the probe one level deeper than in a row."""
         if not all(isinstance(record[name], list) for name in self.schema.fields if name in record):
             return False
         value = record[self.probe]
@@ -237,7 +238,7 @@ class _Messages:
         return isinstance(value, list)
 
     def unreadable(self, message: int, reason: str) -> None:
-        """Set a whole message aside; it counts as one row."""
+        """Record a whole message as bad; it counts as one row."""
         self._bad.append(BadRow(message, 0, reason, self.payloads[message]))
 
     def row(self, message: int, number: int, row: Any) -> None:
@@ -250,7 +251,7 @@ class _Messages:
         self._numbers.append(number)
 
     def table(self, message: int, values: dict[str, Any], rows: int) -> None:
-        """Add a message that holds columns of `rows` values."""
+        """Add a columnar message of `rows` rows."""
         held = [name for name in self.schema.fields if name in values]
         for name in held:
             if len(values[name]) != rows:
@@ -268,7 +269,7 @@ class _Messages:
         self.add_table(message, self.schema.convert(values, rows, refuse_bools=self.refuse_bools, raw=raw))
 
     def add_table(self, message: int, decoded: Decoded) -> None:
-        """Add a message of which all rows have been converted."""
+        """Add a message whose rows have all been converted."""
         self._convert_rows()
         rows = int(decoded.counts[0])
         self.counts[message] = rows
@@ -286,7 +287,7 @@ class _Messages:
             self._rows, self._messages, self._numbers = [], [], []
 
     def decoded(self) -> Decoded:
-        """Return everything added."""
+        """Return all rows added."""
         self._convert_rows()
         rows = joined(self._parts or [self.schema.convert({}, 0)])
         return rows.as_rows_of(np.concatenate(self._message), np.concatenate(self._number), self.counts, self._bad)

@@ -1,10 +1,10 @@
-"""A compiled parser of lines that differ in their numbers alone: most JSON lines and CSV of numbers.
+"""A compiled parser of lines that differ only in their numbers: most JSON lines and numeric CSV.
 
-It is kept beside pyarrow because it is 2.4 to 7 times as fast (JSON lines with 16 numbers in a list: 1,160,000 rows/s
-on a core; pyarrow 250,000, orjson and NumPy 144,000).
+It complements pyarrow because it is 2.4 to 7 times as fast (JSON lines with 16 numbers in a list: 1,160,000 rows/s on a
+core; pyarrow 250,000, orjson and NumPy 144,000).
 
 A number becomes the float64 nearest to it, as Python and pyarrow read it: its digits are multiplied by a 128-bit power
-of ten, which decides the rounding unless the result is too near to the middle between two floats. The parser refuses
+of ten, which determines the rounding unless the result is too close to the midpoint of two floats. The parser rejects
 such a result, a line of another shape, more than 19 digits, and numbers too large for exact integers in a float64.
 """
 
@@ -32,12 +32,12 @@ _100, _1E4, _1E8 = map(np.uint64, (100, 10**4, 10**8))
 _UPPER, _LOWER, _SIXES, _THREES = (np.uint64(byte * 0x0101010101010101) for byte in (0xF0, 0x0F, 0x06, 0x33))
 _BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _ZERO, _ONE, _NINE, _10, _11, _CHAR_0 = map(np.uint64, (0, 1, 9, 10, 11, ord("0")))
-_MOST_DIGITS = np.uint64(19)  # that always fit into 64 bits
-_LONGEST, _LONGEST_POWER = np.uint64(48), np.uint64(4)  # characters before an exponent, and of one
+_MOST_DIGITS = np.uint64(19)  # digits that always fit into 64 bits
+_LONGEST, _LONGEST_POWER = np.uint64(48), np.uint64(4)  # maximum characters before an exponent, and of an exponent
 _LOW_32, _FRACTION, _LARGEST_INTEGER = (np.uint64((1 << bits) - 1) for bits in (32, 52, 63))
-_REST, _HALF = np.uint64(0x7FF), np.uint64(0x400)  # the bits below a float's 53, and half a unit of the last of those
-_CARRIED = np.uint64(0x1FF)  # where all are set, the second word of a power of ten may carry into the bits above
-_NEAR = np.uint64(2**64 - 4)  # the product is too small by at most four units of its second word
+_REST, _HALF = np.uint64(0x7FF), np.uint64(0x400)  # the bits below a float's 53, and half a unit in the last place
+_CARRIED = np.uint64(0x1FF)  # if all are set, the second word of a power of ten may carry into the higher bits
+_NEAR = np.uint64(2**64 - 4)  # the product is low by at most four units of its second word
 _MINUS, _POINT, _PLUS, _LITTLE_E, _BIG_E, _LINE_END = (np.uint64(ord(character)) for character in "-.+eE\n")
 
 
@@ -52,7 +52,7 @@ def _product(a, b):
 
 @inlined
 def _float_bits(digits, power, tens):
-    """Return the bits of the float64 nearest to digits * 10**power, uint64; 1 where undecided or too large."""
+    """Return the bits of the float64 nearest to digits * 10**power, uint64; 1 if undecided or too large."""
     bits = _ONE
     if digits == _ZERO:
         bits = _ZERO
@@ -69,7 +69,7 @@ def _float_bits(digits, power, tens):
             middle += more
             if middle < more:
                 high += _ONE
-        less = _ONE - (high >> _63)  # without a branch, which would be mispredicted for every other number
+        less = _ONE - (high >> _63)  # branchless: a branch would be mispredicted for every other number
         high = (high << less) | (middle >> _63) * less
         middle <<= less
         rest = high & _REST
@@ -85,7 +85,7 @@ def _float_bits(digits, power, tens):
 
 
 def _load(bits: int) -> Any:
-    """Return a function of an address that loads an integer of so many bits; both are uint64."""
+    """Return a function that loads an integer of `bits` bits from an address; both are uint64."""
 
     @intrinsic
     def load(typing, address):
@@ -99,19 +99,19 @@ def _load(bits: int) -> Any:
     return load
 
 
-# By address: Numba counts references to arrays that are passed to a function, even to an inlined one.
+# By address, because Numba reference-counts array arguments even of inlined functions.
 _byte, _word = _load(8), _load(64)
 
 
 @inlined
 def _digits(at, number):
-    """Append the digits from address `at` on to `number`: (address after them, the number)."""
+    """Append the digits at address `at` to `number`; return (address after them, number)."""
     while True:
         word = _word(at)
         if (word & _UPPER) | (((word + _SIXES) & _UPPER) >> _4) != _THREES:  # not all are digits
             break
         word &= _LOWER
-        word = (word * _10 + (word >> _8)) & _BYTES  # pairs of digits, then fours of them
+        word = (word * _10 + (word >> _8)) & _BYTES  # pairs of digits, then groups of four
         word = (word * _100 + (word >> _16)) & _PAIRS
         number = number * _1E8 + (word & _LOW_32) * _1E4 + (word >> _32)
         at += _8
@@ -126,14 +126,14 @@ def _digits(at, number):
 
 @inlined
 def _scan(begin):
-    """Parse the number at address `begin`: (address after it or 0 where there is none, digits, power of ten, kind).
+    """Parse the number at address `begin`; return (address after it, or 0 if none; digits; power of ten; kind).
 
-    Addresses and digits are uint64. Bits of the kind: 2 for an integer, 1 for a minus sign.
+    Addresses and digits are uint64. Bit flags of the kind: 2 for an integer, 1 for a minus sign.
     """
     kind = np.int64(_byte(begin) == _MINUS)
     begin += np.uint64(kind)
     at, number = _digits(begin, _ZERO)
-    # leading zeros do not count as digits; before the point there is one at most
+    # leading zeros do not count as digits; at most one is allowed before the point
     count, power = at - begin, 0
     wrong = at == begin or (_byte(begin) == _CHAR_0 and count > _ONE)
     if _byte(at) == _POINT:
@@ -168,7 +168,7 @@ _bytes = nt.Array(nt.uint8, 1, "C", readonly=True)
 
 @compiled(nt.int64(_bytes, nt.uint64[:, ::1], nt.int64[::1], nt.bool_[::1], nt.uint64[:, ::1], nt.uint64[:, ::1]))
 def read_lines(data, pieces, ends, integers, tens, out):
-    """Parse `data`, whole lines of one shape, into `out`; return the number of lines, or -1 for a refusal.
+    """Parse `data`, whole lines of one shape, into `out`; return the number of lines, or -1 if rejected.
 
     Args:
         data: uint8 [bytes + 8]; the last eight are padding.
@@ -177,14 +177,14 @@ def read_lines(data, pieces, ends, integers, tens, out):
         ends: int64 [numbers + 1], index after the last piece of each text.
         integers: bool [numbers], whether a number becomes an int64; else a float64.
         tens: see `_tens`.
-        out: uint64 [lines, numbers], receives the bits of the numbers.
+        out: uint64 [lines, numbers], receives the bit patterns of the numbers.
     """
     at, powers = np.uint64(data.ctypes.data), np.uint64(tens.ctypes.data)
     end, numbers, rows = at + np.uint64(len(data)) - _8, len(integers), len(out)
     for row in range(rows):
         piece = 0
         for number in range(numbers + 1):
-            # a line end is in no text and in no number, so nothing is read beyond the last one
+            # no text or number contains a line end, so nothing is read beyond the last one
             while piece < ends[number]:
                 if (_word(at) ^ pieces[piece, 0]) & pieces[piece, 1] != _ZERO:
                     return -1
@@ -211,7 +211,7 @@ def read_lines(data, pieces, ends, integers, tens, out):
 
 
 def _pieces(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as `read_lines` takes them: (pieces, uint64 [pieces, 3]; ends, int64 [texts])."""
+    """Encode texts for `read_lines`: (pieces, uint64 [pieces, 3]; ends, int64 [texts])."""
     pieces, ends = [], []
     for text in texts:
         for start in range(0, len(text), 8):
@@ -238,7 +238,7 @@ def _tens() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LineShape:
-    """The text that all lines share, and the fields between.
+    """The text shared by all lines, and the fields between.
 
     Attributes:
         literals: the text before each number, and after the last one.
@@ -249,7 +249,7 @@ class LineShape:
     indices: dict[str, Any]
 
     def read(self, data: bytes, integers: Sequence[str]) -> dict[str, np.ndarray] | None:
-        """Return the fields of lines, float64 or, of `integers`, int64 [lines, ...]; None where a line is refused."""
+        """Parse the fields of lines: float64, or int64 for `integers`, [lines, ...]; None if a line is rejected."""
         whole = np.zeros(len(self.literals) - 1, np.bool_)
         for name in self.indices.keys() & set(integers):
             whole[self.indices[name]] = True
@@ -267,7 +267,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*')
 
 
 def json_shape(line: bytes, shapes: dict[str, tuple[int, ...]]) -> LineShape | None:
-    """Return the shape of a line that is a JSON object with fields of these shapes, some may be absent; else None."""
+    """Return the shape of a JSON object line with fields of these shapes, some optional; else None."""
     counter = itertools.count()
     try:
         row = json.loads(line.decode("utf-8"), parse_int=lambda _: next(counter), parse_float=lambda _: next(counter))
@@ -282,7 +282,7 @@ def json_shape(line: bytes, shapes: dict[str, tuple[int, ...]]) -> LineShape | N
         if own.shape != shapes[name] or not all(type(index) is int for index in own.flat):
             return None
         own = own.astype(np.int64)
-        neighbours = own.ndim == 1 and (np.diff(own) == 1).all()  # a slice needs no copy of the values
+        neighbours = own.ndim == 1 and (np.diff(own) == 1).all()  # a slice avoids copying the values
         indices[name] = slice(int(own[0]), int(own[-1]) + 1) if neighbours else own
     begins, ends = [0, *(end for _, end in spans)], [*(begin for begin, _ in spans), len(line)]
     return LineShape([line[begin:end] for begin, end in zip(begins, ends, strict=True)], indices)
@@ -291,7 +291,7 @@ def json_shape(line: bytes, shapes: dict[str, tuple[int, ...]]) -> LineShape | N
 def csv_shape(
     line: bytes, names: Sequence[str], shapes: dict[str, tuple[int, ...]], between: bytes, within: bytes
 ) -> LineShape:
-    """Return the shape of CSV lines with these fields that end like `line`; `between` fields, `within` lists."""
+    """Return the shape of CSV lines that end like `line`; delimiters are `between` fields and `within` lists."""
     literals, indices = [b""], {}
     for name in names:
         count = shapes[name][0] if shapes.get(name) else 1

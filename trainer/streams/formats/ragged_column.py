@@ -1,4 +1,4 @@
-"""A column whose rows have different lengths, as Arrow holds lists: all values one after another, and offsets."""
+"""A column of variable-length rows in Arrow's list layout: concatenated values and offsets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_PER_OCTAVE = 16
 
 
 class Ragged:
-    """Rows of different lengths.
+    """Rows of variable length.
 
     Args:
-        values: all rows' values one after another, [n, ...].
+        values: concatenated values of all rows, [n, ...].
         offsets: int64 [rows + 1]; row i is ``values[offsets[i]:offsets[i + 1]]``.
-        padding: value that fills up rows. None: 0, or the empty text where the values are text, or -1, which
-            `EmbeddingBag` passes over, after integers that are handed over with offsets.
-        max_length: longer rows lose their first values, the oldest of a history; None keeps all.
-        per_octave: padded lengths between a power of two and the next, 1 to 16: more pad less and compile more.
+        padding: value that pads rows. None: 0, or empty text for text values, or -1, which `EmbeddingBag` ignores,
+            after integers passed with offsets.
+        max_length: longer rows are cut from the front, losing the oldest values of a history; None: no limit.
+        per_octave: number of padded lengths per power of two, 1 to 16; more means less padding but more compilations.
 
     Raises:
-        ConfigurationError: an argument out of range, or offsets that do not fit the values.
+        ConfigurationError: an argument out of range, or offsets inconsistent with the values.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Any, **options: Any) -> Ragged:
-        """Return the column of a list, object array or series of lists, or of an Arrow list array.
+        """Create a column from a list, object array or series of lists, or an Arrow list array.
 
         Args:
             rows: one sequence of values per row; None is an empty row.
             options: further arguments of `Ragged`.
 
         Raises:
-            DataError: rows that are not lists of numbers or text.
+            DataError: rows are not lists of numbers or text.
         """
         if isinstance(rows, Ragged):
             return cls(rows.values, rows.offsets, **{**rows.options, **options})
@@ -75,22 +75,22 @@ class Ragged:
 
     @classmethod
     def of_empty(cls, array: np.ndarray) -> Ragged:
-        """Return an array of rows without values, [rows, 0, ...], as a column of lists."""
-        dtype = object if array.dtype == np.float64 else array.dtype  # what NumPy makes of empty lists
+        """Create a column of empty lists from an array [rows, 0, ...]."""
+        dtype = object if array.dtype == np.float64 else array.dtype  # NumPy's default dtype for empty lists
         return cls(np.empty((0, *array.shape[2:]), dtype), np.zeros(len(array) + 1, np.int64))
 
     @property
     def typed(self) -> bool:
-        """Whether the dtype of the values is known: lists of Python without any value do not tell."""
+        """Whether the dtype of the values is known; it is not for empty Python lists."""
         return self.values.dtype != object
 
     def as_values_of(self, values: np.ndarray) -> Ragged:
-        """Return the rows, none of which has a value, with dtype and shape of other `values`."""
+        """Return these rows, all empty, with the dtype and shape of `values`."""
         return self._like(values[:0], np.zeros_like(self.offsets))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments beside values and offsets."""
+        """The arguments besides values and offsets."""
         return {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
 
     def _like(self, values: np.ndarray, offsets: np.ndarray) -> Ragged:
@@ -98,22 +98,22 @@ class Ragged:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the values."""
+        """Dtype of the values."""
         return self.values.dtype
 
     @property
     def ndim(self) -> int:
-        """Number of axes once padded."""
+        """Number of axes when padded."""
         return self.values.ndim + 1
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """As once padded, with None for the length."""
+        """Shape when padded, with None for the length."""
         return (len(self), None, *self.values.shape[1:])
 
     @property
     def nbytes(self) -> int:
-        """Of values and offsets."""
+        """Bytes of values and offsets."""
         return self.values.nbytes + self.offsets.nbytes
 
     @property
@@ -149,27 +149,27 @@ class Ragged:
         parts = [part if isinstance(part, Ragged) else Ragged.of(part) for part in args[0]]
         ends = np.cumsum([len(part.values) for part in parts])
         moved = [part.offsets[1:] + end - len(part.values) for part, end in zip(parts, ends, strict=True)]
-        values = [part[:].values for part in parts]  # a view may start in the middle of its values
-        # parts without values may lack the dtype and shape of the others
+        values = [part[:].values for part in parts]  # normalizes views whose offsets do not start at 0
+        # empty parts may lack the dtype and shape of the others
         known = [part for part in values if len(part)] or [part for part in values if part.dtype != object]
         return self._like(np.concatenate(known or values), np.concatenate([[0], *moved]))
 
     def astype(self, dtype: Any) -> Ragged:
-        """Return the column with values of another dtype."""
+        """Return the column with values converted to another dtype."""
         return self._like(self.values.astype(dtype), self.offsets)
 
     def copy(self) -> Ragged:
-        """Return the column with values of its own."""
+        """Return a copy of the column."""
         return self._like(self.values.copy(), self.offsets.copy())
 
     def cut(self) -> Ragged:
-        """Return the rows with at most the last `max_length` values."""
+        """Return the rows cut to their last `max_length` values."""
         if self.max_length is None or not (self.lengths > self.max_length).any():
             return self
         return self._taken(self.offsets[1:] - self.cut_lengths, self.cut_lengths)
 
     def padded(self, length: int) -> np.ndarray:
-        """Return the rows filled up to `length` at their ends, [rows, length, ...]; none may be longer."""
+        """Pad the rows at the end to `length`, [rows, length, ...]; none may be longer."""
         padding = self.padding
         if padding is None:
             padding = "" if self.values.dtype.kind == "U" else 0
@@ -183,25 +183,25 @@ def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
         array = array.combine_chunks()
         array = array.chunk(0) if hasattr(array, "chunk") else array
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = array.flatten().to_numpy(zero_copy_only=False)  # without the values under nulls
+    values = array.flatten().to_numpy(zero_copy_only=False)  # excludes values hidden under nulls
     return values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _no_values(rows: Any) -> np.ndarray:
-    """Return no values, of the dtype of rows that are typed arrays; of dtype object if that is unknown."""
+    """Return an empty array with the dtype of rows that are typed arrays; object if unknown."""
     dtypes = {row.dtype for row in rows if isinstance(row, np.ndarray)} - {np.dtype(np.float64)}
     return np.empty(0, dtypes.pop() if len(dtypes) == 1 else object)
 
 
 def rows_of(value: Any) -> Any:
-    """Return a column of many rows as an array, or as a `Ragged` one where its rows are lists of different lengths.
+    """Convert a column to an array, or to `Ragged` if its rows are lists of different lengths.
 
     Raises:
         DataError: rows that are neither all lists nor all single values.
     """
     if isinstance(value, Ragged):
         return value
-    if hasattr(value, "asnumpy"):  # a tensor of MindSpore, without importing it
+    if hasattr(value, "asnumpy"):  # a MindSpore tensor, without importing MindSpore
         return value.asnumpy()
     try:
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""The shape of a record: names, dtypes and row shapes of columns, and the vectorised check that data fit them."""
+"""The schema of records: names, dtypes and row shapes of columns, and vectorised validation of data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import choice
+from ...checks import choice, number
 from ...errors import ConfigurationError, did_you_mean
 from ..dead_letter import BadRow
+from ..event_times import MAX_FUTURE, far_ahead
+from .aligned_lists import AlignedLists, as_aligned
 from .column import MISSING, Column, MisfitError, as_column, known_arguments, short
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -23,10 +25,10 @@ class Decoded:
     Attributes:
         columns: name -> array of the good rows.
         event_time: their event times in seconds, float64, or None.
-        message: for each good row, which of the messages it is from, int64.
-        row: for each good row, its number within the message, bad rows counted, int64.
+        message: for each good row, the index of its message, int64.
+        row: for each good row, its index within the message (bad rows included), int64.
         counts: rows in each message, bad ones included, int64 [messages].
-        bad: the rows set aside.
+        bad: the bad rows.
     """
 
     columns: dict[str, np.ndarray]
@@ -38,11 +40,11 @@ class Decoded:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Why rows of a single message are bad, by row number."""
+        """Why rows of a single message are bad, by row index."""
         return {bad.row: bad.reason for bad in self.bad}
 
     def where(self, mask: np.ndarray) -> Decoded:
-        """Return the good rows for which `mask` is True, and all bad ones."""
+        """Return the good rows where `mask` is True, and all bad rows."""
         times = None if self.event_time is None else self.event_time[mask]
         columns = {name: column[mask] for name, column in self.columns.items()}
         return replace(self, columns=columns, event_time=times, message=self.message[mask], row=self.row[mask])
@@ -50,12 +52,12 @@ class Decoded:
     def as_rows_of(
         self, message: Sequence[int], row: Sequence[int], counts: np.ndarray, bad: Sequence[BadRow] = ()
     ) -> Decoded:
-        """Return rows of one message as rows of others.
+        """Reassign rows of one message to several messages.
 
         Args:
-            message: for each row, good or bad, which of the messages it is from.
-            row: its number within that message.
-            counts: rows in each of those messages.
+            message: for each row, good or bad, the index of its message.
+            row: its index within that message.
+            counts: number of rows in each of those messages.
             bad: further bad rows of those messages.
         """
         moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
@@ -65,7 +67,7 @@ class Decoded:
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
-    """Return the rows of all parts, numbered through as rows of one message."""
+    """Concatenate the rows of all parts and renumber them as one message."""
     if len(parts) == 1 and len(parts[0].counts) == 1:
         return parts[0]
     counts = np.concatenate([part.counts for part in parts])
@@ -88,7 +90,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
-    """Return arrays one after another; a single one as it is."""
+    """Concatenate arrays; a single array is returned unchanged."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
@@ -102,7 +104,11 @@ class Schema:
         event_time: name of the field with the event's time; it becomes `Batch.event_time` and is a column
             only when `columns` lists it.
         event_time_unit: "s", "ms", "us" or "ns".
+        max_future: seconds that an event time may lie ahead of this machine's clock; a row beyond is bad, for windows
+            and times to live would follow it. None: any number.
         key: name of the column by which streams are joined, or None.
+        aligned: columns of lists that describe one sequence: its name -> their names. A row where their lengths differ
+            is bad. Of lists written as one text, a mapping from the columns' names to their separators.
 
     Raises:
         ConfigurationError: no columns, or a name that is not among them.
@@ -112,8 +118,11 @@ class Schema:
     label: str | None = None
     event_time: str | None = None
     event_time_unit: str = "s"
+    max_future: float | None = MAX_FUTURE
     key: str | None = None
+    aligned: Mapping[str, Any] = field(default_factory=dict)
     fields: dict[str, Column] = field(init=False, repr=False)
+    sequences: tuple[AlignedLists, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping) or not self.columns:
@@ -130,19 +139,21 @@ class Schema:
                     f"{role}={name!r} is not among the columns {list(columns)}{did_you_mean(name, columns)}"
                 )
         choice("event_time_unit", self.event_time_unit, _TIME_UNITS)
+        number("max_future", self.max_future, least=0, optional=True, what="seconds")
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
             fields[self.event_time] = Column(np.float64)
         object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
 
     @property
     def seconds_per_unit(self) -> float:
-        """Seconds in one unit of the event time field."""
+        """Seconds per unit of the event time field."""
         return _TIME_UNITS[self.event_time_unit]
 
     @property
     def probe(self) -> tuple[str, int]:
-        """The field, and the depth of its lists in one row, which distinguish many-row records from single rows."""
+        """A field, and its list depth in one row, by which columnar records differ from single rows."""
         name = min(self.fields, key=lambda name: len(self.fields[name].shape))
         return name, len(self.fields[name].shape)
 
@@ -154,32 +165,36 @@ class Schema:
         refuse_bools: bool = False,
         raw: Callable[[int], Any] = lambda row: None,
     ) -> Decoded:
-        """Convert columns of raw values, as one message; a row that does not fit loses only itself.
+        """Convert columns of raw values as one message; rows that do not fit are returned as bad.
 
         Args:
             values: field name -> list or array of `rows` values; an absent field is missing
                 from every row.
             rows: number of rows.
-            text: the values are strings that spell numbers (CSV cells).
-            refuse_bools: whether True is no number.
-            raw: returns a bad row as it was read.
+            text: the values are numeric strings (CSV cells).
+            refuse_bools: reject True as a number.
+            raw: returns the original form of a bad row, by index.
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
         for name, column in self.fields.items():
-            given, absent = values.get(name), values.get(name) is None
+            column_values, absent = values.get(name), values.get(name) is None
             if absent:
-                given = [MISSING if column.default is None else column.default] * rows
-            arrays[name], misfits = _convert(column, given, text and not absent, refuse_bools)
+                column_values = [MISSING if column.default is None else column.default] * rows
+            arrays[name], misfits = _convert(column, column_values, text and not absent, refuse_bools)
             for row, reason in misfits.items():
                 reasons.setdefault(row, f"column {name!r} {reason}")
+        for lists in self.sequences:
+            reasons = {**lists.misfits(arrays), **reasons}
+        times = None
+        if self.event_time is not None:
+            times = arrays[self.event_time].astype(np.float64) * self.seconds_per_unit
+            reasons = {**far_ahead(times, self.max_future), **reasons}
         good = np.arange(rows, dtype=np.int64)
         if reasons:
             good = np.delete(good, list(reasons))
             arrays = {name: array[good] for name, array in arrays.items()}
-        times = None
-        if self.event_time is not None:
-            times = arrays[self.event_time].astype(np.float64) * self.seconds_per_unit
+            times = None if times is None else times[good]
         columns = {
             name: arrays[name] if column.ragged else np.require(arrays[name], requirements=("C", "W"))
             for name, column in self.columns.items()
@@ -188,7 +203,7 @@ class Schema:
         return Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Decoded:
-        """Convert rows given as mappings of field name to value."""
+        """Convert rows given as mappings from field name to value."""
         try:
             values = {name: [row[name] for row in rows] for name in self.fields}
         except KeyError:
@@ -205,21 +220,21 @@ def as_schema(value: Any) -> Schema:
     """
     if isinstance(value, Schema):
         return value
-    accepted = ["columns", "label", "event_time", "event_time_unit", "key"]
+    accepted = ["columns", "label", "event_time", "event_time_unit", "max_future", "key", "aligned"]
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"schema takes a Schema or a mapping of {accepted}; received {value!r}")
     return Schema(**known_arguments("a schema", value, accepted, "columns"))
 
 
 def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
-    """Convert as a whole; where that fails, halve, so that k bad rows of n cost about k log n vector calls."""
+    """Convert as a whole; on failure in halves, so that k bad rows of n cost about k log n vector calls."""
     if len(values) == 0:
         return column.blank(0), {}
     try:
         array, mask = column.convert(values, text, refuse_bools)
     except MisfitError as error:
         if len(values) == 1:
-            return _convert_one(column, values[0], text, str(error))
+            return _convert_value(column, values[0], text, str(error))
         half = len(values) // 2
         first, first_bad = _convert(column, values[:half], text, refuse_bools)
         second, second_bad = _convert(column, values[half:], text, refuse_bools)
@@ -230,7 +245,7 @@ def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tup
     return array, {int(row): column.reason(values[row]) for row in np.flatnonzero(mask)}
 
 
-def _convert_one(column: Column, value: Any, text: bool, reason: str) -> tuple[np.ndarray, dict[int, str]]:
+def _convert_value(column: Column, value: Any, text: bool, reason: str) -> tuple[np.ndarray, dict[int, str]]:
     absent = value is None or value is MISSING or (text and value == "")
     if absent and column.default is not None:
         return column.convert([column.default])[0], {}

@@ -1,8 +1,8 @@
-"""Readers of one segment file: text by byte offset, tables by row number.
+"""Readers of a segment file: text by byte offset, tables by row number.
 
-`read` returns the rows after an address as a `Piece`, or None when nothing complete follows; `finished` says that the
-segment will not grow. The same address gives the same rows whatever was read before. `bytes_before` is how many of
-the file's first bytes must stay as they are for the rows before an address to stay.
+`read` returns the rows after an address as a `Piece`, or None if nothing complete follows; `finished` means that the
+segment will not grow. The same address always gives the same rows. `bytes_before` is the length of the file prefix that
+determines the rows before an address.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from .text_blocks import BlockParser
 
 BLOCK_BYTES = 1 << 20
 _TABLE_ROWS = 65_536
-_LEAST_BYTES = 1 << 13  # of a piece that is still tried as a whole
+_LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a segment (one message), and the address at which reading goes on."""
+    """Rows of a segment (one message), and the address to continue reading at."""
 
     decoded: Decoded
     end: int
 
 
 class TextReader:
-    """Reads whole lines; an unfinished last line waits until its newline arrives or the segment is finished."""
+    """Reads whole lines; an unfinished last line waits for its newline or the end of the segment."""
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
         self.path = path
         self.decoder = decoder
         self._file = path.open("rb")
         self._parsers: Sequence[BlockParser] | None = None
-        self._halves = True  # whether halves of a block are worth trying: some part of the last one could be parsed
+        self._halves = True  # whether to try halves of a block: some part of the last block could be parsed
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the lines of about one block from byte `address` on."""
@@ -69,7 +69,7 @@ class TextReader:
         return text_blocks.json_parsers(self.decoder.schema)
 
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
-        """Parse `data` as a whole, else (if `halves`) in halves, small pieces line by line; did any part parse?"""
+        """Parse `data` as a block, else (if `halves`) in halves, else by line; return whether any block parsed."""
         for parse in self._parsers:
             decoded = parse(data)
             if decoded is not None:
@@ -82,7 +82,7 @@ class TextReader:
         return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
 
     def decode(self, lines: list[bytes]) -> Decoded:
-        """Convert lines, none of them empty, to rows."""
+        """Convert non-empty lines to rows."""
         return self.decoder.decode(lines)
 
     def size(self) -> int:
@@ -99,14 +99,14 @@ class TextReader:
 
 
 class CsvReader(TextReader):
-    """Reads CSV lines. Quoted fields must not contain line ends, so that every line stands for itself.
+    """Reads CSV lines. Quoted fields must not contain line ends, so every line is independent.
 
     Args:
         path: the segment.
-        decoder: with the schema.
-        names: names of the fields; None: the first line of each segment has them.
-        delimiter: between fields.
-        list_delimiter: between the values of a field that holds a list.
+        decoder: decoder with the schema.
+        names: field names; None: from the first line of each segment.
+        delimiter: field delimiter.
+        list_delimiter: delimiter of values in a list field.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CsvReader(TextReader):
         self._read_header = names is None
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return the rows of about one block from byte `address` on, the header skipped."""
+        """Return the rows of about one block from byte `address` on, without the header."""
         if self._read_header:
             self._file.seek(0)
             header = self._file.readline()
@@ -139,7 +139,7 @@ class CsvReader(TextReader):
         return text_blocks.csv_parsers(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
 
     def decode(self, lines: list[bytes]) -> Decoded:
-        """Convert lines, none of them empty, to rows of one message, cell by cell."""
+        """Convert non-empty lines to rows of one message, cell by cell."""
         rows = [self._cells(line) for line in lines]
         whole = [number for number, row in enumerate(rows) if row is not None]
         reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
@@ -178,8 +178,8 @@ class TableReader:
         self.schema = decoder.schema
         self._arrow, self._messages = arrow, arrow_messages
         self._starts: list[int] = [0]
-        self._ends: list[int] = [0]  # bytes of the file that the rows before each start depend on
-        self._stream: Any = None  # of an Arrow stream its StreamFile
+        self._ends: list[int] = [0]  # file prefix in bytes that determines the rows before each start
+        self._stream: Any = None  # the StreamFile of an Arrow stream
         self._group: Callable[[int], Any] | None = None
         self._seen_bytes = -1
         self._table: tuple[int, Any] = (-1, None)
@@ -211,7 +211,7 @@ class TableReader:
         except FileNotFoundError:
             if self._seen_bytes < 0:
                 raise
-            return  # deleted; what is open can still be read to its end
+            return  # deleted; the open file can still be read to its end
         if size == self._seen_bytes:
             return
         pyarrow = self._arrow.require()
@@ -237,11 +237,11 @@ class TableReader:
         return counts, [size] * len(counts)
 
     def size(self) -> int:
-        """Return the number of rows known."""
+        """Return the number of rows known so far."""
         return self._starts[-1]
 
     def bytes_before(self, address: int) -> int:
-        """Return where the record batch that holds the row before `address` ends; of a file with a footer, its size."""
+        """Return the end of the record batch before `address`; for a file with a footer, the file size."""
         return self._ends[int(np.searchsorted(self._starts, address, side="left"))]
 
     def close(self) -> None:

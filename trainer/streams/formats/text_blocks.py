@@ -1,10 +1,10 @@
-"""Parses blocks of CSV or JSON lines as a whole: by `number_lines` where they are numbers, by pyarrow otherwise.
+"""Parses blocks of CSV or JSON lines at once: numeric ones by `number_lines`, others by pyarrow.
 
-Where there is text, pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, the checks below included.
+For text, pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, including the checks below.
 
-A parser here returns what reading line by line gives, to the bit, or None; the block is then read in smaller pieces
-and at last line by line. So text that pyarrow reads differently from Python is refused first: text that is not UTF-8,
-quotes, lone carriage returns, hexadecimal integers, lines that are no row or several.
+A parser here returns exactly what reading line by line gives, or None; the block is then split, and finally read line
+by line. So input that pyarrow reads differently from Python is rejected first: invalid UTF-8, quotes, lone carriage
+returns, hexadecimal integers, and lines that do not hold exactly one row.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .column import Column
 from .schema import Decoded, Schema
 
 BlockParser = Callable[[bytes], Decoded | None]
-_LONGEST_FIELD = 131_072  # bytes; Python's csv module refuses longer fields
-_EXACT = float(2**53)  # a float64 does not tell larger integers apart
+_LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
+_EXACT = float(2**53)  # float64 cannot represent every larger integer
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
-_LEAST_SHAPED = 1 << 14  # bytes; smaller blocks are not worth the compilation of a kernel
-_LONGEST_LIST = 2000  # numbers, which are never a field of more than _LONGEST_FIELD
+_LEAST_SHAPED = 1 << 14  # bytes; smaller blocks do not justify compiling a kernel
+_LONGEST_LIST = 2000  # numbers; such a field never exceeds _LONGEST_FIELD
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
 _IN_NUMBERS = b"+-.0123456789eE"
 
 
 class UnusualError(ValueError):
-    """The block has to be read line by line."""
+    """The block must be read line by line."""
 
 
 def json_parsers(schema: Schema) -> list[BlockParser]:
-    """Return the parsers of lines that are one JSON object each, the fastest first."""
+    """Return the parsers of JSON lines, fastest first."""
     shapes = {name: column.shape for name, column in schema.fields.items()}
     if any(len(shape) > 1 for shape in shapes.values()):
         return []
@@ -63,18 +63,18 @@ def json_parsers(schema: Schema) -> list[BlockParser]:
 
 
 def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> list[BlockParser]:
-    """Return the parsers of CSV lines with these fields, the fastest first."""
+    """Return the parsers of CSV lines with these fields, fastest first."""
     fields = schema.fields
     between, within = delimiter.encode(), list_delimiter.encode()
     required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
     odd = [b'"', b"\0"]
     odd += [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
-    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow takes nan(1)
+    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow accepts nan(1)
     if (
         not (set(fields) <= set(names) and len(set(names)) == len(names) > 1 and len(between) == len(within) == 1)
         or any(column.ragged or len(column.shape) > 1 for column in fields.values())
         or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
-        or (delimiter.isspace() and not required)  # a line of nothing but delimiters is no row
+        or (delimiter.isspace() and not required)  # a line of only delimiters is not a row
     ):
         return []
     shapes = {name: column.shape for name, column in fields.items()}
@@ -136,7 +136,7 @@ def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delim
 
 
 def _or_none(parse: Callable[[bytes], Decoded]) -> BlockParser:
-    """Return a parser by way of pyarrow that returns None where it fails."""
+    """Wrap a pyarrow parser to return None on failure."""
 
     def parser(data: bytes) -> Decoded | None:
         try:
@@ -148,26 +148,26 @@ def _or_none(parse: Callable[[bytes], Decoded]) -> BlockParser:
 
 
 def _objects(data: bytes, rows: int) -> bool:
-    """Return whether `rows` lines hold one JSON object each, or are no JSON at all.
+    """Return whether `rows` lines hold one JSON object each, or are not JSON at all.
 
-    `pyarrow.json` ends the process where the first value is null, and takes a later null for a row. So no value but an
-    object may stand at the top: what follows a closing brace stays inside an object, unless it is the next line.
-    Lines with a brace in a text may fail the test; they are then read one by one.
+    `pyarrow.json` crashes the process if the first value is null, and reads a later null as a row. So every top-level
+    value must be an object: after a closing brace the text continues inside an object or with the next line. Lines with
+    braces in strings may fail the test; they are then read one by one.
     """
     if not data.startswith(b"{") or not data.endswith((b"}\n", b"}\r\n")):
         return False
-    # A line end between } and { lies in no JSON value.
+    # A line end between } and { is never inside a JSON value.
     if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
         return False
     return len(_AFTER_BRACE.findall(data)) == rows - 1
 
 
 def _number_parser(schema: Schema, shape_of: Callable[[Any, bytes], Any]) -> list[BlockParser]:
-    """Return the parser of lines of one shape, numbers between the same text; none where columns are no numbers.
+    """Return the parser of lines that differ only in their numbers; empty if a column is not numeric.
 
     Args:
-        schema: of the columns.
-        shape_of: returns, of the module `number_lines` and a line, its `LineShape`, or None.
+        schema: schema of the columns.
+        shape_of: function of the module `number_lines` and a line that returns its `LineShape`, or None.
     """
     fields = schema.fields
     if any(column.dtype.kind not in "iuf" or column.ragged for column in fields.values()):
@@ -177,7 +177,7 @@ def _number_parser(schema: Schema, shape_of: Callable[[Any, bytes], Any]) -> lis
     def parse(data: bytes) -> Decoded | None:
         if len(data) < _LEAST_SHAPED:
             return None
-        from . import number_lines  # brings Numba along
+        from . import number_lines  # imports Numba
 
         data = data if data.endswith(b"\n") else data + b"\n"
         shape = shape_of(number_lines, data[: data.index(b"\n")])
@@ -193,10 +193,10 @@ def _number_parser(schema: Schema, shape_of: Callable[[Any, bytes], Any]) -> lis
 
 
 def _lines(data: bytes) -> bytes:
-    """Return whole lines of UTF-8 text, the last one with its end.
+    """Return whole lines of UTF-8 text, the last one with a line end.
 
     Raises:
-        UnicodeDecodeError, UnusualError: it is other text.
+        UnicodeDecodeError, UnusualError: not such text.
     """
     data.decode("utf-8")
     if data.startswith(_BYTE_ORDER_MARK):  # pyarrow drops it
@@ -207,11 +207,11 @@ def _lines(data: bytes) -> bytes:
 def _cells_of(
     fields: Mapping[str, Column], names: Sequence[str], between: bytes, within: bytes
 ) -> tuple[dict[str, list[str]], bytes]:
-    """Return each field's cells, one or those of its list, and the delimiters of a line with its end."""
+    """Return the cell names of each field (one, or those of its list), and a line's delimiters with its end."""
     cells = {}
     for name in names:
         count = fields[name].shape[0] if name in fields and fields[name].shape else 1
-        cells[name] = [f"{name}\n{index}" for index in range(count)]  # no header holds a line end
+        cells[name] = [f"{name}\n{index}" for index in range(count)]  # unique: no header contains a line end
     return cells, between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
 
 
@@ -226,10 +226,10 @@ def _type_of(column: Column, listed: bool = True) -> Any:
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert Arrow columns, or lists of them, of `rows` rows of which none is bad; `json`: the text, if it is JSON.
+    """Convert Arrow columns, or lists of columns, of `rows` good rows; `json`: the text, if it is JSON.
 
     Raises:
-        UnusualError: another number of rows, or a value that is missing or does not fit.
+        UnusualError: wrong number of rows, or a missing or unfit value.
     """
     arrays = {}
     for name, value in values.items():
@@ -240,12 +240,12 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
             arrays[name] = _array(value, column, rows)
         numbers = arrays[name].values if column.ragged else arrays[name]
         if column.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= _EXACT:
-            raise UnusualError  # JSON integers, which Python reads as such
+            raise UnusualError  # JSON integers, which Python reads as integers
         if json and column.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
-            raise UnusualError  # an integer too, which Python reads without the sign
+            raise UnusualError  # an integer as well, which Python reads without the sign
     decoded = schema.convert(arrays, rows)
     if decoded.bad:
-        raise UnusualError  # line by line the reasons show the text as it stands
+        raise UnusualError  # read line by line so that reasons show the original text
     return decoded
 
 

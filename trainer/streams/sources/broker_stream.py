@@ -1,4 +1,4 @@
-"""Common part of the streams that read messages from a server."""
+"""Base of the streams that read messages from a server."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 _ON_MISSING = ("error", "skip")
 _MAX_WAIT = 10.0
-# How long `position` waits for a server that has not answered yet.
+# How long `position` waits for a server's first answer.
 _START_SECONDS = 30.0
 
 
 class BrokerStream(BufferedStream):
-    """Payloads fetched from a server that may be down, decoded by a schema; bad ones go to the dead letters.
+    """Payloads from a server that may be down, decoded by a schema; bad rows go to the dead letters.
 
-    A subclass implements `_fetch`, `_failed` and `_disconnect`, and sets `_errors`. It holds `_lock` during calls of a
-    client that must not be closed meanwhile.
+    A subclass implements `_fetch`, `_failed` and `_disconnect`, and sets `_errors`. It holds `_lock` during client
+    calls that must not overlap with closing the client.
 
     Args:
         source: name of the stream in dead letters ("kafka clicks").
@@ -47,6 +47,7 @@ class BrokerStream(BufferedStream):
     """
 
     sharing = Sharing.PARTITIONED
+    counts_rows = True
     dead_letter: DeadLetter
     _errors: tuple[type[Exception], ...] = ()
 
@@ -70,25 +71,25 @@ class BrokerStream(BufferedStream):
         self.schema = self._decoder.declared
         self._retry = Retry(server, cap=_MAX_WAIT, give_up_after=give_up_after)
         self._lock = Lock()
-        self._begun: dict[str, Cursor] = {}  # messages of which rows were read before the position sought
+        self._resume_rows: dict[str, Cursor] = {}  # messages partially read before the sought position
 
     def _failed(self, error: Any) -> None:
-        """Note a failure of the server for the back-off.
+        """Record a server failure for the back-off.
 
         Raises:
-            StreamError: it refuses, or has failed for too long.
+            StreamError: the server rejects the request, or has failed for too long.
         """
         raise NotImplementedError
 
     def declare(self, schema: Schema) -> None:
-        """Take what the columns are to be, where the stream was given no schema."""
+        """Set the schema unless the stream already has one."""
         self.schema = self._decoder.declare(schema)
 
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
-        """Call the server once its back-off allows; return whether that was done.
+        """Call the server if the back-off allows; return whether the call succeeded.
 
         Raises:
-            StreamError: it refuses, or has failed for too long.
+            StreamError: the server rejects the request, or has failed for too long.
         """
         if not self._retry.wait(timeout):
             return False
@@ -104,8 +105,8 @@ class BrokerStream(BufferedStream):
         """Close the client; called once, with `_lock` held."""
         raise NotImplementedError
 
-    def _insist(self, action: Callable[[], None], done: Callable[[], bool], unknown: str) -> None:
-        """Repeat `action` until `done`, which the first position needs.
+    def _retry_until(self, action: Callable[[], None], done: Callable[[], bool], unknown: str) -> None:
+        """Repeat `action` until `done`, for the first position.
 
         Raises:
             StreamError: the server did not answer, so something is `unknown`.
@@ -114,19 +115,19 @@ class BrokerStream(BufferedStream):
         while not done():
             left = max(0.0, deadline - monotonic())
             if not self._attempt(action, left) and left == 0:
-                raise StreamError(f"{self._retry.what} did not answer for {_START_SECONDS:.0f} s; {unknown}")
+                raise StreamError(f"{self._retry.label} did not answer for {_START_SECONDS:.0f} s; {unknown}")
 
     def _push_messages(self, decoded: Decoded, origins: Sequence[Span]) -> None:
-        """Push decoded messages, of those begun before the position sought only the rows after it."""
+        """Push decoded messages; drop rows before the sought position."""
         rows_read = {}
-        for number, origin in enumerate(origins if self._begun else ()):
-            begun = self._begun.pop(origin.partition, None)
-            if begun is not None and begun.offset == origin.offset:
-                rows_read[number] = begun.row
+        for number, origin in enumerate(origins if self._resume_rows else ()):
+            cursor = self._resume_rows.pop(origin.partition, None)
+            if cursor is not None and cursor.offset == origin.offset:
+                rows_read[number] = cursor.row
         self._push(self._decoder.batch(decoded, origins, rows_read))
 
     def _lost(self, message: str) -> None:
-        """Report messages that were removed before they were read.
+        """Warn of messages that were removed before they were read, or raise.
 
         Raises:
             StreamError: `on_missing` is "error".
@@ -136,7 +137,7 @@ class BrokerStream(BufferedStream):
         logger.warning("%s; going on there", message)
 
     def close(self) -> None:
-        """Close the client and the dead-letter file; a `poll` under way returns soon."""
+        """Close the client and the dead-letter file; a running `poll` returns soon."""
         already = self._closed
         super().close()
         self._retry.stop()

@@ -11,6 +11,8 @@ from typing import Any
 
 from ...checks import choice, number
 from ...errors import ConfigurationError, StreamError
+from ...storage.cached_segments import CachedSegments
+from ...storage.location import is_url
 from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
@@ -29,29 +31,30 @@ _FORMATS = ("jsonl", "csv", "parquet", "arrow")
 
 
 class FileStream(BufferedStream):
-    """Rows of a folder's files, one after another in the order of their names.
+    """Rows of a folder's files, in the order of file names.
 
-    A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which
-    also ends the stream. Until then it is followed: new whole lines (or record batches) are read as they appear, a
-    last line without its newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. What
-    else the folder holds and `pattern` leaves out, or cannot be read (a folder, a name whose format is not known), is
-    ignored, with one warning that names it.
+    A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which also
+    ends the stream. Until then it is followed: new complete lines (or record batches) are read as they appear, and a
+    last line without a newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. Other
+    entries, which `pattern` excludes or which cannot be read (folders, unknown formats), are ignored with one warning
+    that names them.
 
-    A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``; the address is a byte offset in text files
-    and a row number in Parquet and Arrow files, so seeking reads nothing of what lies before. The fingerprint is of
-    the bytes read so far. Segments must only grow: one that was replaced or written again is noticed by it, while it
-    is followed and at a resume, and `on_change` says what then. (A change that leaves the first 16 KiB and the last
-    4 KiB read as they were is not seen.) A segment that has been read to its end may be emptied or deleted, safely
-    once a checkpoint lies behind it; deleting one that has not raises StreamError.
+    A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``; the address is a byte offset in text files and
+    a row number in Parquet and Arrow files, so seeking reads no earlier data. The fingerprint covers the bytes read so
+    far. Segments must only grow: the fingerprint detects a replaced or rewritten segment, while it is followed and on
+    resume, and `on_change` decides what happens then. (A change that preserves the first 16 KiB and the last 4 KiB read
+    is not detected.) A segment that was read to its end may be emptied or deleted, safely once a later checkpoint
+    exists; deleting an unread segment raises StreamError.
 
-    A segment ``NAME`` with a file ``NAME.sha256`` beside it (`trainer.streams.write_checksum`) is compared with that
-    checksum before its first row is read, and again at a resume; one that does not match raises StreamError.
+    A segment ``NAME`` with a file ``NAME.sha256`` beside it (`trainer.streams.write_checksum`) is verified before its
+    first row is read and again on resume; a mismatch raises StreamError.
 
-    Several processes share a folder segment by segment (`streams.sources.folder_segments`): consecutive numbers in the
-    names go to them in turn. A position then has one partition ``files:<lane>`` for every lane begun.
+    Several processes divide a folder by segments (`streams.sources.folder_segments`): consecutive numbers in the names
+    go to the processes in turn. A position then has one partition ``files:<lane>`` for every lane begun.
 
     Args:
-        path: the folder, or a single file.
+        path: the folder, or a single file, or the URL of one, such as ``s3://bucket/folder``: each segment is then
+            copied to the local disk while it is read.
         schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
         pattern: shell pattern of segment names; None: every name with a suffix that segments have (.jsonl, .ndjson,
             .json, .csv, .tsv, .parquet, .arrow, .arrows, .feather; with `format` one of its own, or no suffix).
@@ -71,10 +74,12 @@ class FileStream(BufferedStream):
         list_delimiter: between the values of a CSV field that holds a list.
 
     Raises:
-        ConfigurationError: an unknown option, a path that does not exist, or pyarrow is needed and missing.
+        ConfigurationError: an unknown option, a path that does not exist, a URL that cannot be used, or pyarrow is
+            needed and missing.
     """
 
     sharing = Sharing.PARTITIONED
+    counts_rows = True
     dead_letter: DeadLetter
 
     def __init__(
@@ -100,27 +105,26 @@ class FileStream(BufferedStream):
         choice("format", format, _FORMATS, optional=True)
         choice("on_missing", on_missing, ("error", "skip"))
         choice("on_change", on_change, ("error", "restart"))
-        self.path = Path(path)
-        try:
-            if not self.path.exists():
-                raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
-        except OSError as error:
-            raise ConfigurationError(f"FileStream cannot look for {str(path)!r}: {error.strerror}") from error
-        self.folder, self._single = (self.path, None) if self.path.is_dir() else (self.path.parent, self.path.name)
-        self._segments = SegmentNames(self.folder, self._single, pattern, format)
+        self._copies = CachedSegments(str(path)) if is_url(path) else None
+        if self._copies is not None:
+            self.path, self.folder, self._single = Path(path), self._copies.folder, self._copies.single
+        else:
+            self.path = Path(path)
+            self.folder, self._single = _folder_and_name(self.path)
+        self._segments = SegmentNames(self.folder, self._single, pattern, format, self._copies)
         self.pattern, self.format, self.end = pattern, format, end
         self.on_missing, self.on_change = on_missing, on_change
         self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
-        self._decoder = Decoder(schema, self.dead_letter, f"files {self.path}", "json")
+        self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json")
         self.schema = self._decoder.declared
         if format in ("parquet", "arrow"):
             from ..formats import arrow
 
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
-        self._retry = Retry(f"folder {self.folder}", give_up_after=give_up_after)
+        self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
         self._listing: list[str] = []
         self._done = False
         self._finished: dict[str, tuple[int, str]] = {}
@@ -129,12 +133,17 @@ class FileStream(BufferedStream):
         self._segment: OpenSegment | None = None
         self._lanes: Lanes | None = None
 
+    @property
+    def _where(self) -> str:
+        """The folder, for messages."""
+        return str(self.folder) if self._copies is None else self._copies.location.shown("")
+
     def declare(self, schema: Schema) -> None:
-        """Take what the columns are to be, where the stream was given no schema."""
+        """Set the schema unless the stream already has one."""
         self.schema = self._decoder.declare(schema)
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only the segments of process `rank` of `world`, by the numbers in their names.
+        """Read only the segments of rank `rank` of `world`, by the numbers in their names.
 
         Raises:
             ConfigurationError: there are more processes than lanes.
@@ -148,11 +157,11 @@ class FileStream(BufferedStream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last segment has been read to its end and no other will follow."""
+        """Whether the last segment has been read to its end and none will follow."""
         return self._ended and not self._ready
 
     def _start_at(self, begin: Progress | None) -> None:
-        """Continue in a segment; None: before the first."""
+        """Continue in a segment; None: start before the first."""
         if self._segment is not None:
             self._segment.close()
         restart = self.on_change == "restart"
@@ -161,31 +170,31 @@ class FileStream(BufferedStream):
 
     @property
     def _name(self) -> str:
-        """Name of the segment under way; "" before the first."""
+        """Name of the current segment; "" before the first."""
         return self._segment.name if self._segment is not None else ""
 
     def _list(self) -> None:
-        """Look at the folder.
+        """List the folder.
 
         Raises:
-            StreamError: a segment that was seen and not read is gone.
-            OSError: the folder cannot be read for now.
+            StreamError: a known unread segment is gone.
+            OSError: the folder cannot be read at the moment.
         """
         names, entries = self._segments.look()
         self._done = self.end == "at_last" or DONE in entries
         present, known = set(names), set(self._listing)
-        gone = [name for name in self._listing if name not in present and self._wants(name)]
-        if gone:
-            raise StreamError(f"segment {gone[0]} in {self.folder} was deleted before it was read")
+        missing = [name for name in self._listing if name not in present and self._wants(name)]
+        if missing:
+            raise StreamError(f"segment {missing[0]} in {self._where} was deleted before it was read")
         new = [name for name in names if name not in known and name != self._name] if self._listing else []
         late = [name for name in new if self._is_past(name)]
         if late:
-            begun = self._name if self._lanes is None else self._lanes.progress(late[0]).name
-            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], begun)
+            open_segment = self._name if self._lanes is None else self._lanes.progress(late[0]).name
+            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], open_segment)
         self._listing = names
 
     def _wants(self, name: str) -> bool:
-        """Return whether a segment is to be read after the one under way."""
+        """Return whether a segment is to be read after the current one."""
         if self._lanes is None:
             return name > self._name
         return name != self._name and self._lanes.wants(name)
@@ -199,7 +208,7 @@ class FileStream(BufferedStream):
         return next((name for name in self._listing if self._wants(name)), None)
 
     def _is_finished(self) -> bool:
-        """Return whether the segment under way will not grow: a later one exists, in any lane."""
+        """Return whether the current segment will not grow: a later one exists, in any lane."""
         return self._done or any(name > self._name for name in self._listing)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
@@ -212,8 +221,8 @@ class FileStream(BufferedStream):
                     if moved:
                         continue
             except OSError as error:
-                if error.filename is None and self._name:  # a read names no file
-                    error = OSError(error.errno, error.strerror or str(error), str(self.folder / self._name))
+                if error.filename is None and self._name:  # errors of a read have no file name
+                    error = OSError(error.errno, error.strerror or str(error), f"{self._where}/{self._name}")
                 self._retry.failed(error)
             left = deadline - monotonic()
             if self._ended or left <= 0:
@@ -221,10 +230,10 @@ class FileStream(BufferedStream):
             self._retry.pause(min(self.poll_interval, left))
 
     def _step(self) -> bool:
-        """Read one piece or move to the next segment; return False when there is nothing to do for now."""
+        """Read one piece or move to the next segment; return False if there is nothing to do now."""
         if self._segment is not None and self._read():
             return True
-        # Listed before the segment is read again, so that rows written before a later one appears are not missed.
+        # List before reading again, so that rows written before a later segment appeared are not missed.
         self._list()
         if self._segment is not None and self._read(finished=self._is_finished()):
             return True
@@ -232,14 +241,18 @@ class FileStream(BufferedStream):
         if self._segment is not None and (later is not None or (self._lanes is not None and self._is_finished())):
             self._remember_end(later or "")
         if later is not None:
-            begun = None if self._lanes is None else self._lanes.progress(later)
-            self._start_at(begun if begun is not None and begun.name == later and not begun.done else Progress(later))
+            progress = None if self._lanes is None else self._lanes.progress(later)
+            self._start_at(
+                progress if progress is not None and progress.name == later and not progress.done else Progress(later)
+            )
             return True
         self._ended = self._done
         return False
 
     def _remember_end(self, later: str) -> None:
         self._finished[self._name] = (self._segment.address, later)
+        if self._copies is not None:
+            self._copies.forget(self._name)
         if len(self._finished) > 1000:
             del self._finished[next(iter(self._finished))]
         if self._lanes is not None:
@@ -250,16 +263,18 @@ class FileStream(BufferedStream):
         """Read one piece of the current segment; return whether there was one.
 
         Raises:
-            StreamError: the segment is gone before it was read, is damaged, or holds too many bad records.
-            OSError: it cannot be read for now.
+            StreamError: the segment disappeared before it was read, is damaged, or has too many bad rows.
+            OSError: it cannot be read at the moment.
         """
         segment = self._segment
         try:
+            if self._copies is not None:
+                self._copies.fetch(segment.name)
             piece = segment.read(finished)
         except FileNotFoundError:
             if self.on_missing == "skip":
                 return False
-            raise StreamError(f"segment {segment.name} in {self.folder} was deleted before it was read") from None
+            raise StreamError(f"segment {segment.name} in {self._where} was deleted before it was read") from None
         if piece is None:
             return False
         start, skip = segment.address, segment.row
@@ -271,7 +286,7 @@ class FileStream(BufferedStream):
         partition = PARTITION if self._lanes is None else f"{PARTITION}:{lane_of(segment.name)}"
         batch = self._decoder.batch(piece.decoded, [Span(partition, at, 0, 0, after)], {0: skip} if skip else None)
         if batch is not None:
-            # Added here: offsets in the dead-letter file do not depend on the rows read together.
+            # Added only here, so that offsets in the dead-letter file do not depend on how rows were batched.
             at, after = f"{at}:{segment.fingerprint}", f"{after}:{segment.fingerprint}"
             spans = [span._replace(offset=at, next_offset=span.next_offset and after) for span in batch.spans]
             self._push(replace(batch, spans=tuple(spans)))
@@ -287,7 +302,7 @@ class FileStream(BufferedStream):
         return CsvReader(path, self._decoder, self.names, delimiter, self.list_delimiter)
 
     def seek(self, position: Position) -> None:
-        """Go on reading at `position`.
+        """Continue reading at `position`.
 
         Raises:
             StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
@@ -295,40 +310,42 @@ class FileStream(BufferedStream):
         self._clear()
         self._listing = []
         if self._lanes is None and is_laned(position):
-            self._lanes = Lanes()  # several processes have read it; this process goes on alone
+            self._lanes = Lanes()  # several processes have read it; this process continues alone
         if self._lanes is not None:
             self._position = self._lanes.seek(position)
             self._start_at(None)
-            for begun in self._lanes.begun():
-                self._check_begun(begun)
+            for progress in self._lanes.open_segments():
+                self._check_open_segment(progress)
             return
         cursors = cursors_of(self, position, (PARTITION,))
         self._position = dict(position)
         self._start_at(None)
         if PARTITION in cursors:
-            self._check_begun(Progress.of(cursors[PARTITION]))
+            self._check_open_segment(Progress.of(cursors[PARTITION]))
 
-    def _check_begun(self, begun: Progress) -> None:
-        """Check that the segment of a position is there; without lanes, start there."""
-        if not self._segments.takes(begun.name):
+    def _check_open_segment(self, progress: Progress) -> None:
+        """Check that the segment of a position exists; without lanes, start there."""
+        if not self._segments.takes(progress.name):
             raise StreamError(
-                f"the position is in {begun.name!r}, which is no segment of {self.folder} (pattern={self.pattern!r}, "
-                f"format={self.format!r})"
+                f"the position is in {progress.name!r}, which is no segment of {self._where} (pattern="
+                f"{self.pattern!r}, format={self.format!r})"
             )
         if self._lanes is None:
-            self._start_at(begun)
-        path = self.folder / begun.name
+            self._start_at(progress)
+        path = self.folder / progress.name
         try:
+            if self._copies is not None:
+                self._copies.fetch(progress.name)
             exists = path.is_file()
             if exists and path.stat().st_size > 0:
-                if self._segment is not None and begun.read.bytes:
+                if self._segment is not None and progress.read.bytes:
                     self._segment.is_unchanged()
                 return
-        except OSError:  # unknown for now; reading looks again
+        except OSError:  # unknown at the moment; reading checks again
             return
-        if begun.address or begun.row:
+        if progress.address or progress.row:
             message = (
-                f"segment {begun.name} in {self.folder}, read up to {begun.address} row {begun.row}, is "
+                f"segment {progress.name} in {self._where}, read up to {progress.address} row {progress.row}, is "
                 f"{'empty' if exists else 'gone'}"
             )
             if self.on_missing == "error":
@@ -338,7 +355,7 @@ class FileStream(BufferedStream):
             logger.warning("%s; going on with the next one", message)
 
     def resolve(self, position: Position) -> Position:
-        """Return `position`, moved to the next segment where it is the end of a finished one."""
+        """Return `position`, moved to the next segment if it is the end of a finished one."""
         resolved = dict(position)
         for partition, value in position.items():
             if partition.startswith("@"):
@@ -351,7 +368,7 @@ class FileStream(BufferedStream):
         return resolved
 
     def lag(self) -> int | None:
-        """Return the rows waiting: estimated from bytes in text files; None while that is unknown."""
+        """Return the rows waiting, estimated from bytes for text files; None while unknown."""
         segment = self._segment
         address = 0 if segment is None else segment.address
         if segment is not None and isinstance(segment.reader, TableReader):
@@ -360,7 +377,10 @@ class FileStream(BufferedStream):
             return None
         try:
             unread = [name for name in self._listing if name == self._name or self._wants(name)]
-            sizes = [(self.folder / name).stat().st_size for name in unread]
+            size_of = (
+                self._copies.size if self._copies is not None else lambda name: (self.folder / name).stat().st_size
+            )
+            sizes = [size_of(name) for name in unread]
         except OSError:
             return None
         waiting = max(0, sum(sizes) - address)
@@ -371,3 +391,16 @@ class FileStream(BufferedStream):
         super().close()
         self._retry.stop()
         self.dead_letter.close()
+        if self._copies is not None:
+            self._start_at(None)
+            self._copies.close()
+
+
+def _folder_and_name(path: Path) -> tuple[Path, str | None]:
+    """Return the folder of `path`, and the file name if it is a single file."""
+    try:
+        if not path.exists():
+            raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
+    except OSError as error:
+        raise ConfigurationError(f"FileStream cannot look for {str(path)!r}: {error.strerror}") from error
+    return (path, None) if path.is_dir() else (path.parent, path.name)

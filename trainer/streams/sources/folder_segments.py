@@ -1,4 +1,4 @@
-"""Which entries of a folder are segments, of which kind, and which of them a process reads."""
+"""Determines the segments of a folder, their kind, and which of them a process reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from ...errors import ConfigurationError, StreamError
+from ...storage.cached_segments import CachedSegments
 from ..batch import Cursor, Position, cursors_of
 from .segment import CHECKSUM_SUFFIX, Progress
 
@@ -24,26 +25,35 @@ _SHOWN = 5
 
 
 def kind_of(name: str, format: str | None) -> str | None:
-    """Return "jsonl", "csv" or "table" for a segment, or None when neither suffix nor `format` decides."""
+    """Return "jsonl", "csv" or "table" by suffix and `format` of a segment; None if they do not determine it."""
     if format is not None:
         return "table" if format in ("parquet", "arrow") else format
     return _SUFFIXES.get(Path(name).suffix.lower())
 
 
 class SegmentNames:
-    """Picks the segments of a folder; names everything else in one warning.
+    """Selects the segments of a folder; lists all other entries in one warning.
 
     Args:
         folder: the folder.
-        single: name of the one file that is read, or None.
-        pattern: shell pattern; None: names with a known suffix, with a `format` one of its own or none.
+        single: name of the single file to read, or None.
+        pattern: shell pattern; None: names with a known suffix (with `format`, one of its suffixes or no suffix).
         format: format of all segments; None: by suffix.
+        copies: lists a store whose segments are copied to the folder; None: list the folder itself.
 
     Raises:
-        ConfigurationError: the single file's suffix, or one spelled out in the pattern, says nothing of the format.
+        ConfigurationError: the suffix of the single file or of the pattern does not determine the format.
     """
 
-    def __init__(self, folder: Path, single: str | None, pattern: str | None, format: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        single: str | None,
+        pattern: str | None,
+        format: str | None,
+        copies: CachedSegments | None = None,
+    ) -> None:
+        self._copies = copies
         self.folder, self.single, self.pattern, self.format = folder, single, pattern, format
         self._warned: set[str] = set()
         wanted = single or pattern
@@ -56,13 +66,16 @@ class SegmentNames:
                 )
 
     def look(self) -> tuple[list[str], AbstractSet[str]]:
-        """Return the names of the segments, in order, and of everything in the folder.
+        """Return the names of the segments, in order, and of all entries in the folder.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        with os.scandir(self.folder) as entries:
-            present = {entry.name: entry.is_file() for entry in entries}
+        if self._copies is not None:
+            present = self._copies.look()
+        else:
+            with os.scandir(self.folder) as entries:
+                present = {entry.name: entry.is_file() for entry in entries}
         if self.single:
             return [name for name in (self.single,) if present.get(name)], present.keys()
         names = sorted(name for name, is_file in present.items() if is_file and self.takes(name))
@@ -96,14 +109,14 @@ def _private(name: str) -> bool:
 
 
 PARTITION = "files"
-LANES = 251  # a prime: numbers that grow by a fixed step (minutes, thousands) still go to all lanes
+LANES = 251  # a prime, so that numbers with a fixed step (minutes, thousands) still cover all lanes
 
 
 def lane_of(name: str) -> int:
-    """Return the lane of a segment, 0 to `LANES` - 1: its digits read as one number, or a sum of a name without any.
+    """Return the lane of a segment: the number in its name, else a hash, modulo `LANES`.
 
-    It follows from the name alone, so every process knows it of segments to come, and it stays when others are deleted.
-    Consecutive numbers go to the processes in turn.
+    It depends only on the name, so every process knows it for future segments, and deleting other segments does not
+    change it. Consecutive numbers go to the processes in turn.
     """
     digits = "".join(re.findall(r"\d", name))
     return (int(digits) if digits else zlib.crc32(name.encode("utf-8"))) % LANES
@@ -112,11 +125,11 @@ def lane_of(name: str) -> int:
 class Lanes:
     """The lanes that a process reads, each an ordered part of the folder with a `Progress` of its own.
 
-    In a position a lane is the partition ``files:<lane>``; the offset ``<name>@end`` says that all its segments up to
+    In a position a lane is the partition ``files:<lane>``; the offset ``<name>@end`` means that all its segments up to
     that name have been read. The partition ``files`` stands for the lanes that are not named.
 
     Args:
-        rank, world: which lanes are read: those whose number leaves `rank` when divided by `world`.
+        rank, world: lanes with ``lane % world == rank`` are read.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
@@ -125,7 +138,7 @@ class Lanes:
         self.progress_of: dict[int, Progress] = {}
 
     def seek(self, position: Position) -> Position:
-        """Begin at `position`; return the part of it that is about these lanes."""
+        """Begin at `position`; return the part of it for these lanes."""
         self._floor, self.progress_of = None, {}
         kept: Position = {}
         for partition, cursor in cursors_of(self, position, position).items():
@@ -141,7 +154,7 @@ class Lanes:
         return kept
 
     def _begin_everywhere(self, progress: Progress, kept: Position) -> None:
-        """Go on after a process that read the whole folder alone."""
+        """Continue from a process that read the whole folder alone."""
         self._floor = Progress(progress.name, done=True)
         kept[PARTITION] = self._floor.to_json()
         lane = lane_of(progress.name)
@@ -150,26 +163,26 @@ class Lanes:
             kept.setdefault(f"{PARTITION}:{lane}", progress.to_json())
 
     def reads(self, lane: int) -> bool:
-        """Return whether a lane is read here."""
+        """Return whether this process reads a lane."""
         return lane % self.world == self.rank
 
     def progress(self, name: str) -> Progress | None:
-        """Return how far the lane of a segment has been read, or None where it has not been begun."""
+        """Return how far the lane of a segment has been read, or None if not begun."""
         return self.progress_of.get(lane_of(name), self._floor)
 
     def wants(self, name: str) -> bool:
-        """Return whether a segment, or the rest of it, is to be read here."""
+        """Return whether this process has to read a segment, or the rest of it."""
         if not self.reads(lane_of(name)):
             return False
         progress = self.progress(name)
         return progress is None or name > progress.name or (name == progress.name and not progress.done)
 
     def finish(self, name: str) -> None:
-        """Note that a segment has been read to its end."""
+        """Record that a segment has been read to its end."""
         self.progress_of[lane_of(name)] = Progress(name, done=True)
 
-    def begun(self) -> list[Progress]:
-        """Return the progress_of in the middle of a segment."""
+    def open_segments(self) -> list[Progress]:
+        """Return the progress of lanes inside a segment."""
         return [
             progress
             for progress in self.progress_of.values()
@@ -178,7 +191,7 @@ class Lanes:
 
 
 def is_laned(position: Position) -> bool:
-    """Return whether a position is about several lanes."""
+    """Return whether a position has lanes."""
     if PARTITION in position and Progress.of(Cursor.of(position[PARTITION])).done:
         return True
     return any(key.startswith(f"{PARTITION}:") for key in position)

@@ -1,4 +1,4 @@
-"""Anything that can be iterated over, as a stream: lists, generators, factories of them, MindSpore datasets."""
+"""Any iterable as a stream: lists, generators, factories of them, MindSpore datasets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 PARTITION = "iterable"
 _STATE = "@state"
-_UNKNOWN = np.dtype(object)  # of lists without any value
-# States are kept from the row trained on to the row read; prefetching reads far less ahead than this.
+_UNKNOWN = np.dtype(object)  # dtype of empty lists
+# States are kept from the last trained row to the last read row; prefetching reads far less ahead than this.
 _MAX_STATES = 65_536
 
 
@@ -33,14 +33,14 @@ class IterableStream(BufferedStream):
     """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
 
     An item is a mapping of name to array, a frame, or a tuple or list of arrays named by `names`. It holds many rows
-    (every value has a first axis of one length) or a single one. A column whose rows are lists of different lengths
-    becomes a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy and never
-    asked for its size; it may be endless.
+    (all values have a first axis of the same length) or a single one. A column whose rows are lists of different
+    lengths becomes a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy
+    arrays; its size is never requested, so it may be infinite.
 
-    How `seek` gets back to an item, the first that serves: a source with ``state_dict`` and ``load_state_dict`` is
-    restored; a factory (a callable returning an iterator) or a container is iterated again and its items are skipped;
-    a plain iterator can only stay where it is. An item is taken within `poll`, which therefore waits as long as the
-    source does: `timeout` is kept between items only.
+    `seek` returns to an item in the first way that applies: a source with ``state_dict`` and ``load_state_dict`` is
+    restored; a factory (a callable returning an iterator) or a container is iterated again and its items are skipped; a
+    plain iterator cannot move. `poll` takes items from the source and blocks as long as the source does: `timeout` is
+    checked only between items.
 
     Args:
         source: the iterable, the factory, or the dataset.
@@ -97,7 +97,7 @@ class IterableStream(BufferedStream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the iterable has ended and every row been returned."""
+        """Whether the iterable has ended and every row has been returned."""
         return self._ended and not self._ready
 
     def _iterate(self) -> Iterator[Any]:
@@ -109,7 +109,7 @@ class IterableStream(BufferedStream):
 
     @property
     def _once(self) -> bool:
-        """Whether the source is a plain iterator, which yields its items a single time."""
+        """Whether the source is a plain iterator, which yields its items only once."""
         return isinstance(self._source, Iterator) and not self._stateful
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
@@ -125,7 +125,7 @@ class IterableStream(BufferedStream):
             except Exception as error:
                 if not singles:
                     raise
-                self._failure = error  # raised by the next call, after the rows before it were returned
+                self._failure = error  # raised by the next call, after the preceding rows are returned
                 break
             if item is None:
                 break
@@ -197,13 +197,13 @@ class IterableStream(BufferedStream):
         known = self._shapes = self._shapes or dict(shapes)
         for name in shapes.keys() & known.keys():
             (shape, dtype), (before, dtype_before) = shapes[name], known[name]
-            if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # no row of this item has a value
+            if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # this item has only empty lists
                 known[name] = shapes[name] = (None, *before[1:]), dtype_before
-            elif dtype_before == _UNKNOWN and shape:  # no row before this item had one
+            elif dtype_before == _UNKNOWN and shape:  # all rows before this item were empty lists
                 known[name] = shapes[name] = (None, *shape[1:]), dtype
                 columns[name] = Ragged.of(columns[name])
             elif shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]:
-                # lists that have been equally long so far, or are so by chance in this item
+                # lists of equal length so far, or by chance in this item
                 known[name] = shapes[name] = (None, *shape[1:]), dtype
                 columns[name] = Ragged.of(columns[name])
         if shapes != self._shapes:
@@ -238,7 +238,7 @@ class IterableStream(BufferedStream):
         self._push(self._batch(columns, spans))
 
     def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
-        """Return single rows as a column; a `Ragged` one where they are, or have been, lists of different lengths."""
+        """Stack single rows to a column; `Ragged` if their lists have, or had before, different lengths."""
         if self._shapes is None or name not in self._shapes:
             before = next((value.shape for value in values if value.size), values[0].shape)
         else:
@@ -255,10 +255,10 @@ class IterableStream(BufferedStream):
         return Batch(columns, times, spans)
 
     def seek(self, position: Position) -> None:
-        """Go on at `position`.
+        """Continue at `position`.
 
         Raises:
-            StreamError: the source is a plain iterator that has gone past it, or has fewer items.
+            StreamError: the source is a plain iterator already past it, or has fewer items.
         """
         if position != self._position:
             self._read_from(position)
@@ -302,7 +302,7 @@ class IterableStream(BufferedStream):
             self._states = {} if state is None else {item: copy.deepcopy(state)}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the source's own state at that item, where it offers one."""
+        """Return `position` with the source's own state at that item, if it has one."""
         if not self._stateful:
             return position
         item = int(Cursor.of(position[PARTITION]).offset) if PARTITION in position else 0

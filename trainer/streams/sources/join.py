@@ -1,9 +1,9 @@
-"""Labels that come later: impressions joined with their outcomes by key, within a time limit.
+"""Delayed labels: impressions joined with their outcomes by key, within a time limit.
 
-How long to wait is a trade: a short limit is fresh and takes late positives for negatives, a long one is right
-and stale (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). Here an impression waits at most
-`within` seconds of event time; it leaves as a positive when its outcome comes and as a negative when the limit has
-passed.
+The time limit is a trade-off: a short one gives fresh data but labels late positives as negatives; a long one gives
+correct but stale labels (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). Here an impression
+waits at most `within` seconds of event time; it is returned as a positive when its outcome arrives, and as a negative
+after the limit.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .pending import Outcome, OutcomeBuffer, PendingRows, Side, keep_share, pack
 PARTITION = "join"
 _STATE = "@state"
 _SLICE_SECONDS = 0.05
-# Rows returned for which `resolve` can still be called; prefetching reads less ahead.
+# Returned rows for which `resolve` can still be called; prefetching reads less ahead.
 _KEPT_ROWS = 131_072
 
 
 class DelayedLabelJoin(BufferedStream):
-    """Impressions with the labels that their outcomes give them, itself a stream.
+    """A stream of impressions labelled by their outcomes.
 
-    An impression with key k and event time t is positive when an outcome with key k has an event time from t to
-    t + `within`; it is returned then, else as a negative once event time has passed t + `within` + `lateness`. The
-    streams are merged by event time, so the rows come in an order that depends on the two streams' contents
-    alone, provided that neither is idle for longer than `idle_timeout` before its end.
+    An impression with key k and event time t is positive when an outcome with key k has an event time from t to t +
+    `within`; it is returned at once; otherwise it is returned as a negative once event time has passed t + `within` +
+    `lateness`. The streams are merged by event time, so the row order depends only on the contents of the two streams,
+    provided that neither is idle for longer than `idle_timeout` before its end.
 
-    Columns are those of the impressions, and `label` (1 or 0) and `weight`, both float32. With a
-    `negative_sampling_rate` r below 1, negatives are kept when a hash of key and seed says so, with weight 1/r, so
-    that a weighted loss stays an unbiased estimate (McMahan et al., "Ad Click Prediction: a View from the Trenches",
-    KDD 2013).
+    The columns are those of the impressions plus `label` (1 or 0) and `weight`, both float32. With a
+    `negative_sampling_rate` r below 1, negatives are sampled by a hash of key and seed and get weight 1/r, so that a
+    weighted loss remains an unbiased estimate (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD
+    2013).
 
-    The rows that wait are part of the position: `resolve` adds them, compressed.
+    Waiting rows are part of the position: `resolve` adds them, compressed.
 
     Args:
         impressions: a stream with event time and the key column.
@@ -94,11 +94,11 @@ class DelayedLabelJoin(BufferedStream):
         self._begin(1, None)
 
     def _begin(self, round_number: int, record: dict[str, Any] | None) -> None:
-        """Start without waiting rows, in round `round_number`; `record` is the state at the end of the one before."""
+        """Start without waiting rows, in round `round_number`; `record` is the state after the previous round."""
         self._clear()
         self.unmatched_outcomes = 0
         self._round = round_number
-        # Highest event time merged, and the time below which an outcome meets no impression to come.
+        # Latest merged event time, and the time below which an outcome cannot match a future impression.
         self._reached = self._closed_until = float("-inf")
         self._rows = PendingRows()
         self._waiting: dict[Any, list[tuple[float, int]]] = {}
@@ -116,7 +116,7 @@ class DelayedLabelJoin(BufferedStream):
         return self._flushed and not self._ready
 
     def position(self) -> Position:
-        """Return round and row; `resolve` adds the rows that wait."""
+        """Return round and row; `resolve` adds the waiting rows."""
         self._first_record()
         return dict(self._position)
 
@@ -170,7 +170,7 @@ class DelayedLabelJoin(BufferedStream):
         clock = clock.tolist()
         for row in order.tolist():
             if row < impression_rows:
-                if self._outcomes.meet(keys[row], times[row], times[row] + self.within):
+                if self._outcomes.match(keys[row], times[row], times[row] + self.within):
                     leaving.append((number + row, True))
                 else:
                     self._wait(keys[row], times[row], number + row)
@@ -186,14 +186,14 @@ class DelayedLabelJoin(BufferedStream):
 
     def _outcome(self, key: Any, time: float, leaving: list[tuple[int, bool]]) -> None:
         waiting = self._waiting.get(key, ())
-        met = [(since, number) for since, number in waiting if since <= time <= since + self.within]
-        for since, number in met:
+        matches = [(since, number) for since, number in waiting if since <= time <= since + self.within]
+        for since, number in matches:
             leaving.append((number, True))
             self._stop_waiting(key, since, number)
-        self._outcomes.add(Outcome(key, time, self._round, bool(met)))
+        self._outcomes.add(Outcome(key, time, self._round, bool(matches)))
 
     def _stop_waiting(self, key: Any, time: float, number: int) -> bool:
-        """Take an impression off the list; return whether it was still on it."""
+        """Remove an impression from the waiting list; return whether it was still on it."""
         held = self._waiting.get(key, [])
         if (time, number) not in held:
             return False
@@ -203,7 +203,7 @@ class DelayedLabelJoin(BufferedStream):
         return True
 
     def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, bool]]) -> None:
-        """Drop, after a row at `time`, impressions past their limit and outcomes too old to be met."""
+        """After a row at `time`, release impressions past their limit and drop outcomes too old to match."""
         self._reached = max(self._reached, time)
         expiry, now = self._expiry, self._reached - self.lateness
         while expiry and expiry[0][0] + self.within < now:
@@ -214,7 +214,7 @@ class DelayedLabelJoin(BufferedStream):
         self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round)
 
     def _flush(self) -> bool:
-        """Return the impressions that still wait when both streams have ended."""
+        """Release the impressions still waiting after both streams have ended."""
         waiting = sorted(number for held in self._waiting.values() for _, number in held)
         self._waiting, self._expiry = {}, []
         if self.at_end == "negative":
@@ -223,7 +223,7 @@ class DelayedLabelJoin(BufferedStream):
         return True
 
     def _emit(self, leaving: list[tuple[int, bool]]) -> None:
-        """Return rows that have their label, the negatives sampled, as the output of a round."""
+        """Emit labelled rows, with negatives sampled, as the output of a round."""
         if not leaving:
             return
         numbers = np.array([number for number, _ in leaving], dtype=np.int64)
@@ -261,10 +261,10 @@ class DelayedLabelJoin(BufferedStream):
         self._records = {number: record for number, record in self._records.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the state of the join at that point; older states are forgotten.
+        """Return `position` with the state of the join at that point; older states are discarded.
 
         Raises:
-            StreamError: the position lies too far back.
+            StreamError: the position is too far back.
         """
         if _STATE in position:
             return position
@@ -298,7 +298,7 @@ class DelayedLabelJoin(BufferedStream):
         return [{name: pack(column) for name, column in columns.items()}, pack(times)]
 
     def seek(self, position: Position) -> None:
-        """Go on at `position`, as `resolve` returned it.
+        """Continue at `position`, as returned by `resolve`.
 
         Raises:
             StreamError: it has no state and is not from this process, or is not a position of a join.
@@ -346,13 +346,13 @@ class DelayedLabelJoin(BufferedStream):
             self._position = {PARTITION: cursor.to_json()}
 
     def commit(self, position: Position) -> None:
-        """Commit both streams at their positions in `position`, as `resolve` returned it."""
+        """Commit both streams at their positions in `position`, as returned by `resolve`."""
         if _STATE in position:
             for side, at in zip(self._sides, position[_STATE]["positions"], strict=True):
                 side.stream.commit(at)
 
     def lag(self) -> int | None:
-        """Return the rows waiting in both streams, without those whose label is awaited; None if unknown."""
+        """Return the unread rows of both streams, without impressions waiting for a label; None if unknown."""
         lags = [side.stream.lag() for side in self._sides]
         if any(lag is None for lag in lags):
             return None
@@ -361,7 +361,7 @@ class DelayedLabelJoin(BufferedStream):
 
     @property
     def pending(self) -> int:
-        """Impressions whose label is awaited."""
+        """Number of impressions waiting for a label."""
         return sum(map(len, list(self._waiting.values())))
 
     def close(self) -> None:

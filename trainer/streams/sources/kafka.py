@@ -14,8 +14,17 @@ from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream
-from .kafka_client import connect, content_of, ends_of, library, partitions_of
-from .read_marks import Mark, ReadMarks, checksum, to_mark
+from .kafka_client import (
+    PausedPartitions,
+    commit_offsets,
+    connect,
+    content_of,
+    ends_of,
+    library,
+    partitions_of,
+    weak_callback,
+)
+from .read_marks import Mark, ReadMarks, checksum, indices_to_mark
 from .round_robin_merger import RoundRobinMerger
 
 logger = logging.getLogger(__name__)
@@ -23,33 +32,31 @@ logger = logging.getLogger(__name__)
 _START = "@start"
 _STARTS = ("earliest", "latest", "committed")
 _ORDERS = ("round_robin", "arrival")
-# How long a call blocks at most, so that `close` is noticed.
+# Maximum blocking time of a call, so that `close` takes effect.
 _BLOCK_SECONDS = 0.2
 _ASK_SECONDS = 3.0
-# Between looks for partitions that were added to the topic, and at whether it is still the same one.
+# Interval of checks for added partitions and for a recreated topic.
 _LOOK_SECONDS = 60.0
-# Messages, of which eight times as many of a partition are held before it is paused.
+# Messages; a partition is paused when it has buffered eight times as many.
 _AHEAD = 1000
 
 
 class KafkaStream(BrokerStream):
     """Messages of a topic's partitions, JSON or Arrow IPC.
 
-    Partitions are assigned, not subscribed to, and offsets sought: a position is ``{"topic:0": [offset, row], ...}``,
-    and what the broker's group holds is written by `commit` as a hint. Several processes that train together share the
-    partitions: in the order of their numbers they go to the processes in turn.
+    Partitions are assigned, not subscribed to, and reading starts from explicit offsets: a position is ``{"topic:0":
+    [offset, row], ...}``. `commit` writes offsets to the consumer group only as a hint. The ranks of a group divide the
+    partitions in turn, in numeric order.
 
-    Order: with "round_robin", the default, partitions take turns of `quota` offsets each. Turns are counted from the
-    offsets alone (the position keeps where they began under ``"@start"``), so the same logs give the same row order
-    whenever and from wherever they are read, as long as every partition has something to read. A partition that has
-    nothing is waited for `turn_timeout` seconds, then passed over until it has caught up; None waits for ever, and
-    makes the order depend on the logs alone. With "arrival" rows come as the client delivers them, fastest and in
-    no fixed order.
+    Order: with "round_robin", the default, partitions take turns of `quota` offsets each. Turns are derived from the
+    offsets (the position stores the first offsets under ``"@start"``), so the same logs give the same row order in
+    every run, as long as every partition has messages. The stream waits up to `turn_timeout` seconds for an empty
+    partition, then skips it until it has caught up; with None it waits forever, so the order depends only on the logs.
+    With "arrival" rows come as the client delivers them, which is fastest but has no fixed order.
 
-    A topic that was deleted and created again is known by its end, where that lies before the position, else by a
-    message before the position: a checkpoint keeps the checksum of one (``"@mark:topic:0": [offset, checksum]``). It is
-    read again at a resume, and once a minute while nothing is waiting. Where that message is gone by retention or
-    compaction, another topic is taken for the one that was read.
+    A recreated topic is detected if it ends before the position, else by a message before the position: a checkpoint
+    stores the checksum of one (``"@mark:topic:0": [offset, checksum]``), which is compared on resume, and once a minute
+    while idle. If retention or compaction removed that message, a recreated topic is not detected.
 
     Args:
         topic: the topic.
@@ -115,37 +122,37 @@ class KafkaStream(BrokerStream):
         self._trouble: Any = None
         self._kafka = library()
         self._errors = (self._kafka.KafkaException,)
-        own = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        own = {"error_cb": weak_callback(self._on_error), "on_commit": weak_callback(self._on_commit)}
         self._consumer = connect(servers, group, {**own, **(config or {})})
         self._target: dict[str, Cursor] = {}
         self._assigned = False
         self._look_at = 0.0
         self._ends: dict[int, int] = {}
         self._turns = RoundRobinMerger({}, {}, quota, turn_timeout)
-        self._paused: set[int] = set()
+        self._paused = PausedPartitions(self._consumer, topic, 8 * max(quota, _AHEAD))
         self._marks = ReadMarks()
-        self._unverified: dict[int, Mark] = {}  # records that are read again, to see whether the log is the same
+        self._unverified: dict[int, Mark] = {}  # records to read again, to check that the log is the same
 
     def _on_error(self, error: Any) -> None:
         self._trouble = error
 
     def _on_commit(self, error: Any, partitions: Any) -> None:
         if error is not None:
-            logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+            logger.warning("%s: the position could not be committed: %s", self._retry.label, error)
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only every `world`-th partition in the order of numbers, from number `rank` on."""
+        """Read only every `world`-th partition in numeric order, from index `rank` on."""
         share = slice(rank, None, world)
         if share != self._share:
             self._share, self._assigned = share, False
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Return the position of all partitions, with the offsets at which their turns began."""
+        """Return the position of all partitions, with their first offsets."""
         joined = super().join(positions)
-        begun = [position[_START] for position in positions if _START in position]
-        if begun:
-            offsets = {name: offset for start in begun for name, offset in start["offsets"].items()}
-            joined[_START] = {"quota": begun[0]["quota"], "offsets": offsets}
+        starts = [position[_START] for position in positions if _START in position]
+        if starts:
+            offsets = {name: offset for start in starts for name, offset in start["offsets"].items()}
+            joined[_START] = {"quota": starts[0]["quota"], "offsets": offsets}
         return joined
 
     def _name(self, partition: int) -> str:
@@ -154,16 +161,16 @@ class KafkaStream(BrokerStream):
     def position(self) -> Position:
         """Return the position after the rows returned so far.
 
-        The first call asks the brokers where the partitions begin, and waits for them up to 30 seconds.
+        The first call asks the brokers for the first offsets, and waits up to 30 seconds for an answer.
 
         Raises:
             StreamError: they did not answer, or there is no such topic.
         """
-        self._insist(self._assign, lambda: self._assigned, f"the first offsets of {self.topic!r} are unknown")
+        self._retry_until(self._assign, lambda: self._assigned, f"the first offsets of {self.topic!r} are unknown")
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
-        """Go on reading at `position`; partitions it lacks begin at `start`. Done with the next `poll` or `position`.
+        """Continue reading at `position`; missing partitions begin at `start`. Takes effect on the next call.
 
         Raises:
             StreamError: it is not one of this stream's.
@@ -177,7 +184,7 @@ class KafkaStream(BrokerStream):
         self._target, self._position, self._assigned = cursors, dict(position), False
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the mark of a message before it in every partition, to know the topic again."""
+        """Return `position` with the mark of a message before it in every partition, to recognize the topic."""
         return self._marks.resolve(position)
 
     def _failed(self, error: Any) -> None:
@@ -186,15 +193,15 @@ class KafkaStream(BrokerStream):
         code, codes = error.code(), self._kafka.KafkaError
         lasting = (codes.TOPIC_AUTHORIZATION_FAILED, codes.GROUP_AUTHORIZATION_FAILED, codes._AUTHENTICATION)
         if error.fatal() or code in lasting:
-            raise StreamError(f"{self._retry.what} refuses: {error.str()}")
+            raise StreamError(f"{self._retry.label} refuses: {error.str()}")
         self._retry.failed(error.str())
 
     def _assign(self) -> None:
-        """Look up the partitions and where each begins, and assign them."""
+        """Look up the partitions and their start offsets, and assign them."""
         mine = partitions_of(self._consumer, self.topic, self._partitions, _ASK_SECONDS)[self._share]
         topics = [self._kafka.TopicPartition(self.topic, number) for number in mine]
         position: Position = {}
-        begun: dict[str, Cursor] = {}
+        resume_rows: dict[str, Cursor] = {}
         marked: dict[int, Mark] = {}
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -218,7 +225,7 @@ class KafkaStream(BrokerStream):
             position[name] = cursor.to_json()
             starts[tp.partition] = tp.offset = int(cursor.offset)
             if cursor.row:
-                begun[name] = cursor
+                resume_rows[name] = cursor
             mark = self._marks.before(name, cursor)
             if mark is not None and low <= int(mark.offset):
                 marked[tp.partition], tp.offset = mark, int(mark.offset)
@@ -229,25 +236,24 @@ class KafkaStream(BrokerStream):
         position[_START] = {"quota": turns["quota"], "offsets": offsets}
         with self._lock:
             if not self._closed:
-                if self._paused:  # which outlasts an assignment
-                    self._consumer.resume([self._kafka.TopicPartition(self.topic, number) for number in self._paused])
+                self._paused.resume_all()  # pausing survives an assignment
                 self._consumer.assign(topics)
         self._clear()
         self._turns = RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, self.order == "round_robin")
-        self._begun, self._paused, self._unverified = begun, set(), marked
+        self._resume_rows, self._unverified = resume_rows, marked
         self._position, self._ends = position, ends
         self._assigned = True
         self._look_at = monotonic() + _LOOK_SECONDS
 
     def _first(self, tp: Any, low: int, high: int) -> int:
-        """Return the offset at which a partition without a position begins."""
+        """Return the start offset of a partition without a position."""
         if self.start == "committed":
             (held,) = self._consumer.committed([tp], timeout=_ASK_SECONDS)
             return low if held.offset < 0 else max(low, held.offset)
         return high if self.start == "latest" else low
 
     def _missing(self, name: str, offset: int, low: int, high: int) -> None:
-        """Report that `offset` is not available and that reading goes on at `low`."""
+        """Report that `offset` is not available and that reading continues at `low`."""
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         if offset > high:
             lost = (
@@ -258,19 +264,19 @@ class KafkaStream(BrokerStream):
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         if self._assigned and monotonic() >= self._look_at:
-            self._attempt(self._look, 0.0)
+            self._attempt(self._check_topic, 0.0)
         if self._assigned or self._attempt(self._assign, timeout):
             try:
                 self._consume(min(timeout, _BLOCK_SECONDS))
             except self._kafka.KafkaException as error:
-                self._go_back()  # messages that had come are fetched again
+                self._go_back()  # buffered messages are fetched again
                 self._failed(error)
                 return
-            if self._assigned:  # otherwise messages that had come are fetched again
+            if self._assigned:  # otherwise buffered messages are fetched again
                 self._deliver(max_rows)
 
-    def _look(self) -> None:
-        """Read partitions that were added to the topic, too, and when idle look whether it is still the same topic."""
+    def _check_topic(self) -> None:
+        """Start reading partitions added to the topic; when idle, check that it is still the same topic."""
         self._look_at = monotonic() + _LOOK_SECONDS
         again = not any(self._turns.held(number) for number in self._turns.next)
         if self._partitions is None:
@@ -280,16 +286,16 @@ class KafkaStream(BrokerStream):
             self._go_back()
 
     def _consume(self, timeout: float) -> None:
-        """Move what the client has into the partitions' buffers."""
+        """Move the client's messages into the partitions' buffers."""
         if self._turns.ready:
             timeout = 0.0
         with self._lock:
             if self._closed:
                 return
-            # A call waits until it has all that it was asked for, so the wait is for one message.
+            # A call waits until it has all requested messages, so wait for only one.
             messages = self._consumer.consume(2000, 0)
             if not messages and timeout:
-                messages = self._consumer.consume(1, timeout)  # without partitions too: it waits, and serves callbacks
+                messages = self._consumer.consume(1, timeout)  # also without partitions: it waits and serves callbacks
             self._note_ends()
             self._commit_now()
         for message in messages:
@@ -305,21 +311,21 @@ class KafkaStream(BrokerStream):
         elif messages and not messages[-1].error():
             self._retry.succeeded()
         elif self._retry.failures:
-            # The client says that brokers are gone, but on a quiet topic not that they are back: ask.
+            # On a quiet topic the client reports that brokers are gone, but not that they are back, so ask.
             self._attempt(lambda: self._consumer.list_topics(self.topic, timeout=1.0), 0.0)
-        self._balance()
+        self._paused.balance({number: self._turns.held(number) for number in self._turns.next})
 
     def _is_new(self, message: Any) -> bool:
-        """Compare a message with the one read at its offset before; return whether it is to be read.
+        """Compare a message with the one read earlier at its offset; return whether it is new and to be read.
 
         Raises:
-            StreamError: it is another one, and `on_missing` is "error".
+            StreamError: the messages differ, and `on_missing` is "error".
         """
         partition, offset = message.partition(), message.offset()
         mark = self._unverified.get(partition)
         if mark is not None and offset >= int(mark.offset):
             del self._unverified[partition]
-            # a later offset: that message was compacted, which says nothing
+            # at a later offset the marked message was compacted, which is inconclusive
             if offset == mark.offset and checksum(content_of(message)) != mark.checksum:
                 name = self._name(partition)
                 low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
@@ -332,7 +338,7 @@ class KafkaStream(BrokerStream):
         return self._assigned and offset >= self._turns.next[partition]
 
     def _restart(self, name: str, low: int) -> None:
-        """Read a partition from offset `low` on, the others from where they are."""
+        """Read a partition from offset `low` on; the others continue."""
         self._marks.forget(name)
         self.seek({**self.resolve(self._position), name: Cursor(low).to_json()})
 
@@ -346,24 +352,12 @@ class KafkaStream(BrokerStream):
         partition = message.partition()
         low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
         fetched = self._turns.fetched(partition)
-        if low <= fetched <= high:  # only the mark is gone, or the topic was created again and has grown since
+        if low <= fetched <= high:  # only the mark is gone, or the topic was recreated and has grown since
             self._go_back()
             return
         name = self._name(partition)
         self._missing(name, fetched, low, high)
         self._restart(name, low)
-
-    def _balance(self) -> None:
-        """Pause partitions that are far ahead of their turn; resume those that have been used up."""
-        limit = 8 * max(self.quota, _AHEAD)
-        held = {number: self._turns.held(number) for number in self._turns.next}
-        for action, chosen in (
-            (self._consumer.pause, {n for n, count in held.items() if count > limit} - self._paused),
-            (self._consumer.resume, {n for n in self._paused if held[n] < limit // 2}),
-        ):
-            if chosen:
-                action([self._kafka.TopicPartition(self.topic, number) for number in chosen])
-                self._paused ^= chosen
 
     def _deliver(self, max_rows: int) -> None:
         taken: list[Any] = []
@@ -376,7 +370,7 @@ class KafkaStream(BrokerStream):
             return
         names = {number: self._name(number) for number in self._turns.next}
         origins = [Span(names[m.partition()], m.offset(), 0, 0, m.offset() + 1) for m in taken]
-        for index in to_mark(origins):
+        for index in indices_to_mark(origins):
             self._marks.add(origins[index].partition, origins[index].offset, content_of(taken[index]))
         self._push_messages(self._decoder.decode([m.value() or b"" for m in taken]), origins)
 
@@ -385,8 +379,8 @@ class KafkaStream(BrokerStream):
         if self._closed:
             return
         self._uncommitted = dict(position)
-        # Never during a call of the reading thread, whose callback into Python could deadlock with this one between the
-        # interpreter's lock and the client's. The reading thread commits after its call.
+        # Never during a call of the reading thread: its callback into Python could deadlock with this call on the GIL
+        # and the client's lock. The reading thread commits after its call.
         if self._lock.acquire(blocking=False):
             try:
                 self._commit_now()
@@ -394,20 +388,16 @@ class KafkaStream(BrokerStream):
                 self._lock.release()
 
     def _commit_now(self) -> None:
-        """Commit the last position passed to `commit`; `_lock` is held."""
+        """Commit the last position passed to `commit`; the caller holds `_lock`."""
         position, self._uncommitted = self._uncommitted, {}
-        offsets = []
-        for name in (name for name in position if not name.startswith("@")):
-            number, cursor = int(name.rpartition(":")[2]), Cursor.of(position[name])
-            offsets.append(self._kafka.TopicPartition(self.topic, number, cursor.offset, metadata=f"row {cursor.row}"))
-        if offsets:
-            try:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
-            except self._kafka.KafkaException as error:
-                logger.warning("%s: the position could not be committed: %s", self._retry.what, error)
+        cursors = {int(n.rpartition(":")[2]): Cursor.of(c) for n, c in position.items() if not n.startswith("@")}
+        try:
+            commit_offsets(self._consumer, self.topic, cursors)
+        except self._kafka.KafkaException as error:
+            logger.warning("%s: the position could not be committed: %s", self._retry.label, error)
 
     def lag(self) -> int | None:
-        """Return the messages waiting, by the ends of the partitions as last seen; None before anything was fetched."""
+        """Return the messages waiting, by the last known ends of the partitions; None before the first fetch."""
         if not self._assigned:
             return None
         ends = self._ends
@@ -415,7 +405,7 @@ class KafkaStream(BrokerStream):
         return self._ready_rows + sum(max(0, count) for count in behind)
 
     def _note_ends(self) -> None:
-        # Not in `lag`, which other threads call: a call while the client consumes can deadlock, as in `commit`.
+        # Not in `lag`, which other threads call: a client call during a consume can deadlock, as in `commit`.
         for partition in self._ends:
             tp = self._kafka.TopicPartition(self.topic, partition)
             _, high = self._consumer.get_watermark_offsets(tp, cached=True)
@@ -426,4 +416,4 @@ class KafkaStream(BrokerStream):
         try:
             self._consumer.close()
         except self._kafka.KafkaException as error:
-            logger.warning("%s: the client could not be closed: %s", self._retry.what, error)
+            logger.warning("%s: the client could not be closed: %s", self._retry.label, error)

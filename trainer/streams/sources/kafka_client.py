@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigurationError, StreamError, did_you_mean
 from ...masking import is_secret, remember_secret
+from ..batch import Cursor
 
 
 def library() -> Any:
-    """Return confluent_kafka.
+    """Import confluent_kafka.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -22,11 +24,11 @@ def library() -> Any:
     return confluent_kafka
 
 
-def connect(servers: str, group: str, given: Mapping[str, Any]) -> Any:
-    """Return a consumer with the stream's settings, of which `given` changes some.
+def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
+    """Return a consumer with the stream's settings, overridden by `options`.
 
     Raises:
-        ConfigurationError: the client is missing or refuses its settings.
+        ConfigurationError: the client is missing or rejects its settings.
     """
     kafka = library()
     settings = {
@@ -41,7 +43,7 @@ def connect(servers: str, group: str, given: Mapping[str, Any]) -> Any:
         "queued.max.messages.kbytes": 16_384,
         "fetch.queue.backoff.ms": 20,
         "log_level": 2,
-        **given,
+        **options,
     }
     for name, value in settings.items():
         if is_secret(name):
@@ -52,8 +54,23 @@ def connect(servers: str, group: str, given: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
 
 
+def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls `method` while its object is alive, as a callback of a client the object owns.
+
+    Otherwise both would wait for the garbage collector, and a process has room for about 1,000 clients.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*arguments)
+
+    return call
+
+
 def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeout: float) -> list[int]:
-    """Return the numbers of the partitions of `topic` to be read: those `chosen`; None: all.
+    """Return the numbers of the partitions of `topic` to read: those `chosen`; None: all.
 
     Raises:
         StreamError: there is no such topic or partition.
@@ -75,10 +92,10 @@ def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeo
 
 
 def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[int, int]:
-    """Return the first offset of a partition and the one after its last.
+    """Return the first offset of a partition and the offset after its last message.
 
-    Not `get_watermark_offsets`, which asks for both at once and, when one answer is an error, may give the other one
-    twice: an empty partition, whose messages would be passed over.
+    Does not use `get_watermark_offsets`: it requests both at once and, if one request fails, may return the other
+    twice, which looks like an empty partition whose messages would be skipped.
 
     Raises:
         KafkaException: the brokers did not answer within `timeout` seconds, or with an error.
@@ -93,6 +110,52 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
     return ends[0], ends[1]
 
 
+def commit_offsets(consumer: Any, topic: str, cursors: Mapping[int, Cursor]) -> None:
+    """Commit the offsets of partitions to the consumer group, in the background.
+
+    Raises:
+        KafkaException: the client refused.
+    """
+    partition = library().TopicPartition
+    offsets = [partition(topic, number, c.offset, metadata=f"row {c.row}") for number, c in cursors.items()]
+    if offsets:
+        consumer.commit(offsets=offsets, asynchronous=True)
+
+
+class PausedPartitions:
+    """Pauses partitions whose messages pile up in the buffer, so that one partition cannot fill the memory.
+
+    Args:
+        consumer: the client.
+        topic: the topic.
+        limit: messages in the buffer above which a partition is paused; below half of it, it is resumed.
+    """
+
+    def __init__(self, consumer: Any, topic: str, limit: int) -> None:
+        self._consumer, self._topic, self._limit = consumer, topic, limit
+        self._paused: set[int] = set()
+
+    def _topic_partitions(self, numbers: set[int]) -> list[Any]:
+        return [library().TopicPartition(self._topic, number) for number in numbers]
+
+    def balance(self, buffered: Mapping[int, int]) -> None:
+        """Pause and resume partitions by the number of messages buffered for each."""
+        full = {number for number, count in buffered.items() if count > self._limit} - self._paused
+        drained = {number for number in self._paused if buffered[number] < self._limit // 2}
+        if full:
+            self._consumer.pause(self._topic_partitions(full))
+            self._paused |= full
+        if drained:
+            self._consumer.resume(self._topic_partitions(drained))
+            self._paused -= drained
+
+    def resume_all(self) -> None:
+        """Resume all partitions."""
+        if self._paused:
+            self._consumer.resume(self._topic_partitions(self._paused))
+            self._paused = set()
+
+
 def content_of(message: Any) -> tuple[bytes | None, ...]:
-    """Return what makes a message another one at the same offset: its time, key and value."""
+    """Return the identity of a message at an offset: its time, key and value."""
     return str(message.timestamp()[1]).encode(), message.key(), message.value()

@@ -1,6 +1,7 @@
-"""The state of a join: the two sides not yet merged, the impressions that wait for a label, and the outcomes.
+"""The state of a join: unmerged rows of both sides, impressions waiting for a label, and outcomes.
 
-Rows and outcomes are kept for some rounds after they left, so that a checkpoint can hold the state of an earlier round.
+Rows and outcomes are kept for some rounds after they leave, so that a checkpoint can store the state of an earlier
+round.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from ...errors import ConfigurationError, DataError
 from ..base import Stream
 from ..batch import Batch, Position, advance
+from ..event_times import far_ahead
 from ..formats.ragged_column import Ragged
 
 _WAITING = -1
@@ -24,7 +26,7 @@ _READ_ROWS = 4096
 
 
 class Side:
-    """One of the two streams: rows read and not yet merged, and the event time it has reached."""
+    """One of the two streams: its unmerged rows, and the event time it has reached."""
 
     def __init__(self, stream: Stream, name: str, key: str) -> None:
         self.stream, self.name, self.key = stream, name, key
@@ -32,14 +34,14 @@ class Side:
         self.reset(float("-inf"))
 
     def reset(self, reached: float) -> None:
-        """Drop the rows not merged; event time has come to `reached`."""
+        """Drop the unmerged rows and set the event time to `reached`."""
         self.head: Batch | None = None
         self.reached = reached
         self.idle_since: float | None = None
         self.clock = np.empty(0)
 
     def poll(self, timeout: float) -> None:
-        """Read rows if none wait."""
+        """Read rows if none are waiting."""
         if self.head is not None:
             return
         batch = self.stream.poll(_READ_ROWS, timeout)
@@ -48,13 +50,16 @@ class Side:
         if batch.event_time is None or self.key not in batch.columns:
             absent = "event time" if batch.event_time is None else self.key
             raise DataError(f"the {self.name} of a join need {absent!r}; received columns {list(batch.columns)}")
+        if self.stream.schema is None:  # with a schema such rows are set aside already
+            for reason in far_ahead(batch.event_time, self.stream.max_future).values():
+                raise DataError(f"the {self.name} of a join: {reason}; others that wait would be taken for negatives")
         self.head = batch
-        # The running maximum keeps a stream's own order in the merged order, whatever its event times are.
+        # The running maximum preserves the stream's own order in the merge, even if event times are out of order.
         self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.reached))
         self.idle_since = None
 
     def bound(self, idle_timeout: float | None) -> float:
-        """Return the event time that all rows to come have reached; infinity when there are none to wait for."""
+        """Return a lower bound of the event times of future rows; infinity if there are none to wait for."""
         if self.head is not None:
             return float(self.clock[-1])
         if self.stream.exhausted:
@@ -80,7 +85,7 @@ class Side:
 class _Chunk:
     """Impressions that arrived together, in round `arrived`, numbered from `first` on.
 
-    Of each row: the round in which it `left`, its `rank` in that round's output, and whether it is `positive`.
+    For each row: the round in which it `left`, its `rank` in that round's output, and whether it is `positive`.
     """
 
     def __init__(self, first: int, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
@@ -91,7 +96,7 @@ class _Chunk:
 
 
 class PendingRows:
-    """Numbered impressions. Those that have left stay until `forget`."""
+    """Numbered impressions. Those that have left are kept until `forget`."""
 
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
@@ -130,7 +135,7 @@ class PendingRows:
             chunk.left[rows], chunk.rank[rows], chunk.positive[rows] = left, ranks[chosen], positive[chosen]
 
     def waiting_after(self, done: int) -> np.ndarray:
-        """Return the numbers of the rows that had arrived by the end of round `done` and left later or not at all."""
+        """Return the numbers of the rows still waiting at the end of round `done`."""
         parts = [
             chunk.first + np.flatnonzero((chunk.left == _WAITING) | (chunk.left > done))
             for chunk in self._chunks
@@ -139,7 +144,7 @@ class PendingRows:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of round `left`'s output from `rank` on, in order, and which of them are positive."""
+        """Return the row numbers of round `left`'s output from `rank` on, and a mask of the positive ones."""
         numbers, ranks, positive = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
         for chunk in self._chunks:
             rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
@@ -150,7 +155,7 @@ class PendingRows:
         return np.concatenate(numbers)[order], np.concatenate(positive)[order]
 
     def forget(self, before: int) -> None:
-        """Drop the impressions that arrived together and have all left before round `before`."""
+        """Drop chunks whose impressions have all left before round `before`."""
         self._chunks = [chunk for chunk in self._chunks if not ((chunk.left != _WAITING) & (chunk.left < before)).all()]
 
     @property
@@ -161,17 +166,17 @@ class PendingRows:
 
 @dataclass(eq=False, slots=True)
 class Outcome:
-    """An outcome kept for impressions to come, with the rounds in which it arrived and was dropped."""
+    """An outcome kept for future impressions, with the rounds in which it arrived and was dropped."""
 
     key: Any
     time: float
     arrived: int
-    met: bool
+    matched: bool
     left: int | None = None
 
 
 class OutcomeBuffer:
-    """Outcomes by key. Those dropped stay on record until `forget`."""
+    """Outcomes by key. Dropped ones stay in the log until `forget`."""
 
     def __init__(self) -> None:
         self._by_key: dict[Any, list[Outcome]] = {}
@@ -187,20 +192,20 @@ class OutcomeBuffer:
         self._count += 1
         heapq.heappush(self._queue, (outcome.time, self._count, outcome))
 
-    def meet(self, key: Any, since: float, until: float) -> bool:
-        """Mark the outcomes of `key` from `since` to `until` as met; return whether there are any."""
-        met = [entry for entry in self._by_key.get(key, ()) if since <= entry.time <= until]
-        for entry in met:
-            entry.met = True
-        return bool(met)
+    def match(self, key: Any, since: float, until: float) -> bool:
+        """Mark the outcomes of `key` from `since` to `until` as matched; return whether there are any."""
+        matches = [entry for entry in self._by_key.get(key, ()) if since <= entry.time <= until]
+        for entry in matches:
+            entry.matched = True
+        return bool(matches)
 
     def drop(self, before: float, left: int) -> int:
-        """Drop, in round `left`, the outcomes with an event time below `before`; return how many met no impression."""
+        """Drop outcomes of round `left` with an event time below `before`; return the number of unmatched ones."""
         unmatched = 0
         while self._queue and self._queue[0][0] < before:
             outcome = heapq.heappop(self._queue)[2]
             outcome.left = left
-            unmatched += not outcome.met
+            unmatched += not outcome.matched
             held = self._by_key[outcome.key]
             held.remove(outcome)
             if not held:
@@ -208,27 +213,27 @@ class OutcomeBuffer:
         return unmatched
 
     def forget(self, before: int) -> None:
-        """Remove from the record the outcomes dropped before round `before`."""
+        """Remove outcomes dropped before round `before` from the log."""
         self._log = [o for o in self._log if o.left is None or o.left >= before]
 
     def pack(self, done: int) -> list[Any]:
-        """Return the outcomes at the end of round `done` as JSON; empty when there were none."""
+        """Return the outcomes at the end of round `done` as JSON; empty if there were none."""
         held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
-        return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.met) for o in held], strict=True)]
+        return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.matched) for o in held], strict=True)]
 
     def restore(self, packed: list[Any], arrived: int) -> None:
-        """Add the outcomes that `pack` returned, as arrived in round `arrived`.
+        """Add outcomes returned by `pack`, as if they arrived in round `arrived`.
 
         Raises:
-            ValueError: `pack` did not return this.
+            ValueError: not a result of `pack`.
         """
         if packed:
-            for key, time, met in zip(*(unpack(values).tolist() for values in packed), strict=True):
-                self.add(Outcome(key, time, arrived, met))
+            for key, time, matched in zip(*(unpack(values).tolist() for values in packed), strict=True):
+                self.add(Outcome(key, time, arrived, matched))
 
 
 def pack(array: Any) -> list[Any]:
-    """Return an array as JSON: dtype, shape, and its compressed bytes as text; of lists, their values and offsets."""
+    """Encode an array as JSON: dtype, shape, and compressed bytes as text; for `Ragged`, values and offsets."""
     if isinstance(array, Ragged):
         array = array[:]
         return [pack(array.values), pack(array.offsets), array.options]
@@ -237,10 +242,10 @@ def pack(array: Any) -> list[Any]:
 
 
 def unpack(packed: list[Any]) -> Any:
-    """Return the array that `pack` was given.
+    """Decode an array encoded by `pack`.
 
     Raises:
-        ValueError: `pack` did not return this.
+        ValueError: not a result of `pack`.
     """
     dtype, shape, text = packed
     if isinstance(dtype, list):
@@ -248,7 +253,7 @@ def unpack(packed: list[Any]) -> Any:
             return Ragged(unpack(dtype), unpack(shape), **text)
         except (TypeError, ConfigurationError) as error:
             raise ValueError(f"damaged lists: {error}") from error
-    if np.dtype(dtype) == object and 0 in shape:  # lists without any value
+    if np.dtype(dtype) == object and 0 in shape:  # empty lists
         return np.empty(shape, object)
     try:
         data = zlib.decompress(base64.b64decode(text))
@@ -258,7 +263,7 @@ def unpack(packed: list[Any]) -> Any:
 
 
 def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Return a number in [0, 1) for each key, which follows from key and seed alone.
+    """Return a number in [0, 1) for each key, a hash of key and seed.
 
     Integers go through the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), text through CRC-32 first.
     """

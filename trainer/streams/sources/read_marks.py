@@ -1,4 +1,4 @@
-"""Marks of records that were read, by which a stream notices that its log was replaced by another one."""
+"""Checksums of records that were read, used to detect that a log was replaced."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Mark(NamedTuple):
 
 
 class ReadMarks:
-    """Remembers some of the records read of every partition, the newest ones more densely.
+    """Remembers some of the records read from every partition, newer ones more densely.
 
-    A position says how far a log was read, but not which log it was. With the mark of a record before it, the record
-    can be read again and compared. A record that is not there any more (retention, compaction) tells nothing.
+    A position says how far a log was read, but not which log it was. With the mark of an earlier record, that record
+    can be read again and compared. If it was removed (retention, compaction), nothing can be concluded.
 
     Args:
-        order: gives an offset a value by which offsets of one partition are compared.
+        order: sort key for offsets of one partition.
     """
 
     def __init__(self, order: Callable[[Offset], Any] = lambda offset: offset) -> None:
@@ -37,25 +37,25 @@ class ReadMarks:
         self._marks: dict[str, deque[Mark]] = {}
 
     def add(self, partition: str, offset: Offset, content: Iterable[bytes | None]) -> None:
-        """Remember a record; records of a partition come in order."""
+        """Remember a record; records of a partition must come in order."""
         marks = self._marks.setdefault(partition, deque())
         marks.append(Mark(offset, checksum(content)))
-        if len(marks) > _KEPT:  # older ones are needed for rows that are read ahead, and need not be near
+        if len(marks) > _KEPT:  # older marks are only needed for prefetched rows and may be sparse
             self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
-        """Take over the marks of `position`, and forget those at or after it, whose records are read again.
+        """Load the marks of `position`, and drop those at or after it, whose records are read again.
 
         Raises:
-            StreamError: it holds something else in their place.
+            StreamError: the position has an invalid mark.
         """
         for name, value in position.items():
             if name.startswith("@"):
                 continue
             kept = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, Cursor.of(value))]
-            given = self._parse(name, position.get(_PREFIX + name))
-            if given is not None and (not kept or self._order(kept[-1].offset) < self._order(given.offset)):
-                kept.append(given)
+            parsed = self._parse(name, position.get(_PREFIX + name))
+            if parsed is not None and (not kept or self._order(kept[-1].offset) < self._order(parsed.offset)):
+                kept.append(parsed)
             self._marks[name] = deque(kept)
 
     def _parse(self, name: str, value: Any) -> Mark | None:
@@ -71,12 +71,12 @@ class ReadMarks:
         raise StreamError(f"a position holds {_PREFIX + name!r} as [offset, checksum]; received {value!r}")
 
     def forget(self, partition: str) -> None:
-        """Forget a partition, whose log is another one now."""
+        """Drop the marks of a partition whose log was replaced."""
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:
-        """Return the newest mark of a record that lies before `cursor`, or was begun there; None: there is none."""
-        marks = list(self._marks.get(partition, ()))  # another thread may add some
+        """Return the newest mark of a record before `cursor`, or partially read at it; None if there is none."""
+        marks = list(self._marks.get(partition, ()))  # another thread may append
         return next((mark for mark in reversed(marks) if self._is_before(mark, cursor)), None)
 
     def _is_before(self, mark: Mark, cursor: Cursor) -> bool:
@@ -94,7 +94,7 @@ class ReadMarks:
 
 
 def checksum(content: Iterable[bytes | None]) -> int:
-    """Return a CRC-32 of parts, by which a missing part differs from an empty one."""
+    """Return a CRC-32 of the parts; distinguishes a missing part from an empty one."""
     total = 0
     for part in content:
         total = zlib.crc32(b"-" if part is None else b"+%d:" % len(part), total)
@@ -102,7 +102,7 @@ def checksum(content: Iterable[bytes | None]) -> int:
     return total
 
 
-def to_mark(origins: Sequence[Span]) -> list[int]:
-    """Return which of the records fetched are marked: every 16th, and the last one of each partition."""
+def indices_to_mark(origins: Sequence[Span]) -> list[int]:
+    """Return the indexes of fetched records to mark: every 16th, and the last of each partition."""
     newest = {origin.partition: index for index, origin in enumerate(origins)}
     return sorted({*range(0, len(origins), _EVERY), *newest.values()})

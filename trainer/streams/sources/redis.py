@@ -17,16 +17,16 @@ from ..batch import Cursor, Offset, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream
-from .read_marks import ReadMarks, checksum, to_mark
+from .read_marks import ReadMarks, checksum, indices_to_mark
 from .redis_removals import Id, Removals, parse, text
 
 logger = logging.getLogger(__name__)
 
-_REMOVED = "@removed:"  # in a position: up to which id removals of unread entries were accepted
+_REMOVED = "@removed:"  # in a position: id up to which removals of unread entries were accepted
 _LAST_SEQUENCE = 2**64 - 1
-# How long a call blocks at most, so that `close` is noticed and a dead connection found out.
+# Maximum blocking time of a call, so that `close` and dead connections are noticed.
 _BLOCK_SECONDS = 0.5
-# Between looks at whether an entry that was read is still the same.
+# Interval of checks that an entry read earlier is still the same.
 _LOOK_SECONDS = 60.0
 
 
@@ -34,20 +34,20 @@ class RedisStream(BrokerStream):
     """Entries of one or several Redis stream keys.
 
     An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.
-    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next to read; `commit`
-    only notes it in a hash for people and tools, and trims when asked to.
+    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next row to read; `commit`
+    writes it to a hash for information only, and trims if configured.
 
-    Several keys are merged by entry id, that is by the server's clock, and so in the same order whenever they are
-    read, provided that the ids are made by the server (``XADD key *``).
+    Several keys are merged by entry id, that is by the server's clock. The order is the same in every run, provided
+    that the server generates the ids (``XADD key *``).
 
     When entries after the position have been removed unread (XDEL, XTRIM, MAXLEN, a key deleted or created again),
-    StreamError says what is known of them (see `on_missing`). Redis does not tell the trimming of the last entry read
-    from that of the next one, so the last one read must stay: `trim` leaves it, and a MAXLEN must be generous. An
-    entry deleted from the middle of the unread ones is noticed from Redis 7 on. A key that was created again with the
-    same ids is known by an entry before the position: a checkpoint keeps the checksum of one (``"@mark:key"``), which
-    is compared at a resume and once a minute, as long as that entry is there.
+    StreamError describes the loss (see `on_missing`). Redis cannot tell whether only the last read entry was trimmed or
+    also the next one, so the last read entry must stay: `trim` keeps it, and a MAXLEN must be generous. Entries deleted
+    from the middle of the unread ones are detected from Redis 7 on. A key recreated with the same ids is detected by an
+    entry before the position: a checkpoint stores the checksum of one (``"@mark:key"``), which is compared on resume
+    and once a minute, while that entry exists.
 
-    Several processes that train together share the keys: sorted by name they go to the processes in turn.
+    The ranks of a group divide the keys in turn, sorted by name.
 
     Args:
         keys: the stream key, or several.
@@ -115,23 +115,23 @@ class RedisStream(BrokerStream):
         self._reset({})
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only every `world`-th key in the order of names, from number `rank` on."""
+        """Read only every `world`-th key in name order, from index `rank` on."""
         if self._dealt == (rank, world):
             return
         self._dealt = rank, world
         mine = sorted(self._all_keys)[rank::world]
-        self.keys = [key for key in self._all_keys if key in mine]  # their order decides between equal ids
+        self.keys = [key for key in self._all_keys if key in mine]  # key order breaks ties between equal ids
         self._reset({})
 
     def _reset(self, position: Position) -> None:
-        """Drop the entries fetched; `_cursors` are the last ids read."""
+        """Drop the fetched entries and set `_cursors`, the last ids read."""
         self._clear()
         self._position = {}
         self._cursors: dict[str, Id] = {}
-        self._begun = {}
+        self._resume_rows = {}
         self._removals: dict[str, Removals] = {}
         self._buffers: dict[str, deque[tuple[Id, Mapping[bytes, bytes]]]] = {key: deque() for key in self.keys}
-        self._final_before: dict[str, Id] = {}  # no entry with a lower id is still to come
+        self._final_before: dict[str, Id] = {}  # no entry with a lower id can still arrive
         self._look_at = 0.0
         for key in self.keys:
             if key in position:
@@ -146,10 +146,10 @@ class RedisStream(BrokerStream):
         self._cursors[key] = _before(at)
         self._removals[key] = Removals(resumed and at > (0, 1), accepted)
         if row:
-            self._begun[key] = cursor
+            self._resume_rows[key] = cursor
 
     def _newest(self) -> None:
-        """Start the keys that begin after the newest entry; needs the server."""
+        """Set the cursors of keys that start after the newest entry; needs the server."""
         for key in self.keys:
             if key not in self._cursors:
                 last = self._client.xrevrange(key, count=1)
@@ -158,19 +158,19 @@ class RedisStream(BrokerStream):
     def position(self) -> Position:
         """Return the position after the rows returned so far.
 
-        With ``start="$"`` the first call asks the server, and waits for it up to 30 seconds.
+        With ``start="$"`` the first call asks the server and waits up to 30 seconds for an answer.
 
         Raises:
             StreamError: the server did not answer.
         """
-        self._insist(self._newest, lambda: len(self._cursors) == len(self.keys), "the newest entry is unknown")
+        self._retry_until(self._newest, lambda: len(self._cursors) == len(self.keys), "the newest entry is unknown")
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
-        """Go on reading at `position`; keys it lacks begin at `start`.
+        """Continue reading at `position`; missing keys begin at `start`.
 
         Raises:
-            StreamError: it has something that is no id, or a key that is not read here.
+            StreamError: it has an invalid id, or a key that this stream does not read.
         """
         cursors_of(self, position, self._all_keys)
         try:
@@ -183,7 +183,7 @@ class RedisStream(BrokerStream):
         errors = self._redis.exceptions
         passing = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, errors.TryAgainError)
         if isinstance(error, errors.AuthenticationError | errors.AuthorizationError) or not isinstance(error, passing):
-            raise StreamError(f"{self._retry.what} refuses: {error}") from error
+            raise StreamError(f"{self._retry.label} refuses: {error}") from error
         self._retry.failed(error)
 
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
@@ -219,7 +219,7 @@ class RedisStream(BrokerStream):
                 pipe.xrange(key, mark.offset, mark.offset)
             (seconds, micros), *answers = pipe.execute(raise_on_error=False)
         again = dict(zip(marked, answers[2 * len(wanted) :], strict=True))
-        # The server can still give an entry an id of this millisecond, but none of those before.
+        # New entries can still get ids of this millisecond, but not of earlier ones.
         now = (seconds * 1000 + micros // 1000, 0)
         for key, info, answer in zip(wanted, answers[::2], answers[1::2], strict=False):
             for error in (info, answer, again.get(key)):
@@ -238,7 +238,7 @@ class RedisStream(BrokerStream):
         self._deliver()
 
     def _replaced(self, key: str, at: Offset, info: Mapping[str, Any]) -> None:
-        """Read a key from its start, whose entry `at` is not the one that was read.
+        """Restart a key whose entry `at` differs from the one that was read.
 
         Raises:
             StreamError: `on_missing` is "error".
@@ -249,30 +249,30 @@ class RedisStream(BrokerStream):
         )
         self._marks.forget(key)
         self._buffers[key].clear()
-        self._begun.pop(key, None)
+        self._resume_rows.pop(key, None)
         self._removals[key] = Removals(False)
         self._cursors[key] = self._final_before[key] = (0, 0)
 
     def _check_removals(self, key: str, info: Any, entries: list[tuple[Id, Any]], full: bool) -> bool:
-        """Check whether entries were removed before they were read; return whether reading goes on from the cursor.
+        """Check for entries removed before they were read; return whether to continue from the cursor.
 
         Raises:
-            StreamError: they were, and `on_missing` is "error".
+            StreamError: entries were removed, and `on_missing` is "error".
         """
-        begun = parse(self._begun[key].offset) if key in self._begun else (0, 0)
-        within = begun if begun > self._cursors[key] else None
+        resume_id = parse(self._resume_rows[key].offset) if key in self._resume_rows else (0, 0)
+        within = resume_id if resume_id > self._cursors[key] else None
         loss = self._removals[key].look(info, self._cursors[key], [at for at, _ in entries], full, within)
         if loss is None:
             return True
-        self._begun.pop(key, None)
-        self._lost(f"stream {key!r} {loss.what}")
+        self._resume_rows.pop(key, None)
+        self._lost(f"stream {key!r} {loss.message}")
         self._removals[key].accepted = max(self._removals[key].accepted, loss.upto)
         if loss.restart:
             self._cursors[key] = (0, 0)
         return not loss.restart
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with a mark to know each key by, and the removals of entries that were reported."""
+        """Return `position` with a mark of each key and the removals already reported."""
         accepted = {key: removals.accepted for key, removals in list(self._removals.items())}
         return {
             **self._marks.resolve(position),
@@ -280,7 +280,7 @@ class RedisStream(BrokerStream):
         }
 
     def _deliver(self) -> None:
-        # A single key's order needs no merging, so its newest entries need not wait.
+        # A single key needs no merging, so its newest entries need not wait.
         alone = len(self.keys) == 1
         final_before = min(self._final_before.values())
         taken = []
@@ -292,7 +292,7 @@ class RedisStream(BrokerStream):
         if not taken:
             return
         origins = [Span(key, text(at), 0, 0, text(_after(at))) for key, at, _ in taken]
-        for index in to_mark(origins):
+        for index in indices_to_mark(origins):
             self._marks.add(origins[index].partition, origins[index].offset, _content(taken[index][2]))
         if self.field is None:
             decoded = self._decoder.decode_fields([fields for _, _, fields in taken], self.list_delimiter)
@@ -307,7 +307,7 @@ class RedisStream(BrokerStream):
             self._retry.pause(timeout)
             return
         if any(self._buffers.values()):
-            self._retry.pause(min(timeout, 0.001))  # until the millisecond of the newest entry is over
+            self._retry.pause(min(timeout, 0.001))  # until the millisecond of the newest entry has passed
             return
         block = max(1, int(1000 * min(timeout, _BLOCK_SECONDS)))
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
@@ -322,11 +322,11 @@ class RedisStream(BrokerStream):
                         continue
                     pipe.hset(self.commit_key, key, json.dumps(position[key]))
                     if self.trim:
-                        # The last entry read stays, as the mark that nothing after it was removed.
+                        # The last read entry stays, as proof that nothing after it was removed.
                         pipe.xtrim(key, minid=text(_before(parse(Cursor.of(position[key]).offset))), approximate=False)
                 pipe.execute()
         except errors.RedisError as error:
-            logger.warning("%s: the position could not be written: %s", self._retry.what, error)
+            logger.warning("%s: the position could not be written: %s", self._retry.label, error)
 
     def lag(self) -> int | None:
         """Return the entries waiting, estimated from the ids' times; None if unknown."""
@@ -368,7 +368,7 @@ def _connect(url: str) -> tuple[Any, Any]:
 
 
 def _entries(answer: Any) -> list[Any]:
-    """Return the entries in an XREAD answer on one key: a list of pairs, or a mapping in the newer protocol."""
+    """Return the entries in an XREAD answer for one key: a list of pairs, or a mapping in RESP3."""
     if not answer:
         return []
     if isinstance(answer, Mapping):

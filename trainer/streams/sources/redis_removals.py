@@ -1,4 +1,4 @@
-"""Detects entries of a Redis stream that were removed before they were read, from XINFO STREAM of its key."""
+"""Detects entries of a Redis stream removed before they were read, from XINFO STREAM of its key."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ class Loss:
     """Entries that were removed unread.
 
     Attributes:
-        what: what happened to the entries, for a message.
-        restart: whether the key is another one now, to be read from its start.
-        upto: id of the newest of them, as far as known; `Removals.accepted` once it was accepted.
+        message: what happened to the entries, for a message.
+        restart: whether the key was replaced and must be read from its start.
+        upto: id of the newest removed entry, as far as known; becomes `Removals.accepted` once accepted.
     """
 
-    what: str
+    message: str
     restart: bool = False
     upto: Id = _START
 
 
 class Removals:
-    """Compares the state of one key from read to read.
+    """Compares the state of a key between reads.
 
-    Servers before Redis 7 keep no counters: there, removals from the middle of the unread entries are not noticed.
+    Before Redis 7 there are no counters, so removals from the middle of the unread entries are not detected.
 
     Args:
-        begun: whether entries before the cursor are known to have existed.
+        resumed: whether entries before the cursor are known to have existed.
         accepted: removals up to this id were reported and accepted.
     """
 
-    def __init__(self, begun: bool, accepted: Id = _START) -> None:
-        self._begin(begun, accepted)
+    def __init__(self, resumed: bool, accepted: Id = _START) -> None:
+        self._begin(resumed, accepted)
 
-    def _begin(self, begun: bool, accepted: Id) -> None:
-        self.begun, self.accepted = begun, accepted
-        self._seen = begun  # whether the key has existed
+    def _begin(self, resumed: bool, accepted: Id) -> None:
+        self.resumed, self.accepted = resumed, accepted
+        self._seen = resumed  # whether the key has existed
         self._added: int | None = None
         self._all_read = False
         self._last = _START
@@ -55,18 +55,18 @@ class Removals:
 
         Args:
             info: the answer to XINFO STREAM; None when there is no such key.
-            cursor: the last id read before.
-            ids: those read now, by the same transaction.
-            full: whether there may be more after `ids`.
-            within: the entry of which some rows were read; it has to exist still.
+            cursor: the last id read earlier.
+            ids: the ids read now, in the same transaction.
+            full: whether there may be more entries after `ids`.
+            within: a partially read entry, which must still exist.
         """
         last, added = (_START, None) if info is None else (parse(info["last-generated-id"]), info.get("entries-added"))
         if self._seen and (info is None or last < cursor or (added or 0) < (self._added or 0)):
             return self._replaced(info, last)
         if info is None:
             return None
-        begun, seen, all_read, before = self.begun, self._seen, self._all_read, self._added
-        self.begun, self._seen = begun or bool(ids), True
+        resumed, seen, all_read, before = self.resumed, self._seen, self._all_read, self._added
+        self.resumed, self._seen = resumed or bool(ids), True
         self._all_read, self._added, self._last = not full, added, last
         oldest = parse(info["first-entry"][0]) if info["first-entry"] else None
         reached = ids[-1] if ids else cursor
@@ -75,19 +75,19 @@ class Removals:
         if within is not None:
             trimmed = bool(ids) and ids[0] != within
         else:
-            trimmed = begun and oldest is not None and oldest > cursor
+            trimmed = resumed and oldest is not None and oldest > cursor
         if not trimmed and not news:
-            if removed > cursor:  # before this stream began to read
+            if removed > cursor:  # before this stream began reading
                 self.accepted = max(self.accepted, removed)
             return None
         count = "" if before is None or full or not all_read else f"{added - before - len(ids)} "
         first = ids[0] if ids else oldest if oldest is not None and oldest > cursor else None
         left = "none is left" if first is None else f"the first id available is {text(first)}"
-        what = f"has lost {count}entries after {text(cursor)} before they were read (XDEL, XTRIM, MAXLEN); {left}"
-        return Loss(what, upto=removed)
+        message = f"has lost {count}entries after {text(cursor)} before they were read (XDEL, XTRIM, MAXLEN); {left}"
+        return Loss(message, upto=removed)
 
     def _replaced(self, info: Mapping[str, Any] | None, last: Id) -> Loss:
-        """Start again with a key that was deleted, and return the loss of its unread entries."""
+        """Reset the state of a deleted key and return the loss of its unread entries."""
         before = "" if self._last == _START else f"; the last id seen in it was {text(self._last)}"
         self._begin(False, _START)
         if info is None:
@@ -98,17 +98,17 @@ class Removals:
         )
 
 
-def parse(value: Offset | bytes, what: str = "") -> Id:
+def parse(value: Offset | bytes, label: str = "") -> Id:
     """Return an entry id as (milliseconds, sequence).
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: not an entry id.
     """
     if isinstance(value, bytes):
         value = value.decode()
     first, _, second = str(value).partition("-")
     if not all(part.isascii() and part.isdigit() for part in (first, second or "0")):
-        raise ConfigurationError(f"{what} takes an entry id such as 1700000000000-0; received {value!r}")
+        raise ConfigurationError(f"{label} takes an entry id such as 1700000000000-0; received {value!r}")
     return int(first), int(second or 0)
 
 

@@ -1,4 +1,4 @@
-"""A table replayed in time order, as fast as it is read or at a set pace."""
+"""A table replayed in time order, at full speed or at a fixed rate."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ReplayStream(Stream):
         return self.repeat is not None and self._pass >= self.repeat
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows, all of one pass, or None when the pace allows none within `timeout` seconds.
+        """Return 1 to `max_rows` rows of one pass, or None if the pace allows none within `timeout` seconds.
 
         Raises:
             ValueError: `max_rows` is not positive.
@@ -104,7 +104,7 @@ class ReplayStream(Stream):
             self._released += rows
         first, last = self._row, self._row + rows
         index = slice(first, last) if self._order is None else self._order[first:last]
-        # Copies, so that no user of the batch writes into the caller's table.
+        # Copies, so that changes to the batch do not affect the caller's table.
         columns = {name: column[index].copy() for name, column in self._table.items()}
         ended = last == self.rows
         span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ended else None)
@@ -112,7 +112,7 @@ class ReplayStream(Stream):
         return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
 
     def _due(self, timeout: float) -> int:
-        """Return how many rows the pace has released unread, after waiting up to `timeout` seconds for the first."""
+        """Return the number of released unread rows, after waiting up to `timeout` seconds for the first."""
         if self._started is None:
             self._started, self._released = self._clock(), 0
         due = self._waiting()
@@ -123,7 +123,7 @@ class ReplayStream(Stream):
         return due
 
     def _waiting(self) -> int:
-        # The small addition keeps a row that is due exactly now from being lost to rounding.
+        # The epsilon keeps rounding from delaying a row that is due exactly now.
         return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
 
     def position(self) -> Position:
@@ -131,10 +131,10 @@ class ReplayStream(Stream):
         return {PARTITION: Cursor(self._pass, self._row).to_json()}
 
     def seek(self, position: Position) -> None:
-        """Go on at `position`.
+        """Continue at `position`.
 
         Raises:
-            StreamError: it does not lie within the table.
+            StreamError: it is not within the table.
         """
         cursor = cursors_of(self, position, (PARTITION,)).get(PARTITION, Cursor(0))
         number, row = cursor.offset, cursor.row
@@ -144,11 +144,11 @@ class ReplayStream(Stream):
         self._started = None
 
     def lag(self) -> int | None:
-        """Return the rows released and not read: by the pace, or all that are left; None for endless passes."""
+        """Return the number of released unread rows; without a pace, of all unread rows; None for endless passes."""
         if self.rows_per_second is not None:
             return 0 if self._started is None else max(0, self._waiting())
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row
 
     def close(self) -> None:
-        """End a wait under way."""
+        """End a running wait."""
         self._stop.set()

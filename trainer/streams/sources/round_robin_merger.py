@@ -1,4 +1,4 @@
-"""Merges ordered partitions into one order that depends on their contents alone."""
+"""Merges ordered partitions into one order that depends only on their contents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import Any
 class RoundRobinMerger:
     """Buffers the messages of numbered partitions and returns them in turns.
 
-    A turn of a partition ends where its offset crosses a multiple of `quota`. The partition with the fewest turns done
-    comes next, the lowest number first among equals. Turns done follow from the next offset and the one where the
-    partition began, so a position tells whose turn it is, in the middle of a turn as well, and gaps in the offsets do
-    no harm.
+    A turn of a partition ends where its offset crosses a multiple of `quota`. The partition with the fewest completed
+    turns is next; ties go to the lowest number. Completed turns are computed from the next and the first offset of the
+    partition, so a position determines whose turn it is, even within a turn, and gaps in the offsets are harmless.
 
     Args:
         starts: partition -> offset to read next.
-        bases: partition -> offset where it began.
+        bases: partition -> its first offset.
         quota: offsets in a turn.
-        timeout: seconds to wait for an empty partition; then it is passed over until it has caught up with the
-            others. None: wait for ever.
+        timeout: seconds to wait for an empty partition; then it is skipped until it has caught up with the others.
+            None: wait forever.
         in_turns: False: return all messages buffered.
     """
 
@@ -41,15 +40,15 @@ class RoundRobinMerger:
         self._waits: dict[int, float] = {}
 
     def add(self, partition: int, message: Any) -> None:
-        """Buffer a message; its ``offset()`` grows within the partition."""
+        """Buffer a message; ``offset()`` must increase within the partition."""
         self._buffers[partition].append(message)
 
     def held(self, partition: int) -> int:
-        """Return how many messages of a partition are buffered."""
+        """Return the number of buffered messages of a partition."""
         return len(self._buffers[partition])
 
     def fetched(self, partition: int) -> int:
-        """Return the offset after the last message buffered or taken."""
+        """Return the offset after the last buffered or taken message."""
         buffer = self._buffers[partition]
         return buffer[-1].offset() + 1 if buffer else self.next[partition]
 
@@ -90,7 +89,7 @@ class RoundRobinMerger:
 
     def _done(self, partition: int) -> int:
         buffer = self._buffers[partition]
-        # Where offsets have gaps, the next message may belong to a later turn than the next offset.
+        # With gaps in the offsets, the next message may belong to a later turn than the next offset.
         following = buffer[0].offset() if buffer else self.next[partition]
         return following // self.quota - self.bases[partition] // self.quota
 
@@ -102,7 +101,7 @@ class RoundRobinMerger:
             return None
         waited_for = [self._order(number) for number in self._buffers if number not in self._passed]
         front = min(waited_for) if waited_for else max(map(self._order, self._buffers))
-        # Not before the front: a partition passed over in a round is not waited for again in that round.
+        # Not before the front: a partition skipped in a round is not awaited again in that round.
         self._passed -= {number for number in self._passed if self._order(number) >= front}
         eligible = [number for number in self._buffers if number not in self._passed or self._buffers[number]]
         return min(eligible, key=self._order, default=None)

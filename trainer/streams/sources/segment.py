@@ -1,4 +1,4 @@
-"""One segment of a folder while it is read: how far, whether it still begins with the same bytes, and its checksum."""
+"""A segment being read: its progress, detection of changed bytes, and its checksum."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 
 CHECKSUM_SUFFIX = ".sha256"
 _LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
-_MOST = 65_536  # bytes of a checksum file
-_HEAD, _TAIL = 16_384, 4_096  # bytes that a fingerprint is of
+_MOST = 65_536  # maximum bytes of a checksum file
+_HEAD, _TAIL = 16_384, 4_096  # bytes covered by a fingerprint
 _END = "end"
 
 
 def write_checksum(segment: str | Path, target: str | Path | None = None) -> Path:
-    """Write the checksum of a finished segment beside it and return the path of the checksum.
+    """Write the checksum file of a finished segment beside it; return its path.
 
-    A reader that finds no checksum reads the segment without one, so the checksum comes first: write the segment under
-    a name that ends in ``.tmp``, call this with the `target` it will have, then rename the segment.
+    Readers do not verify a segment without a checksum file, so write the checksum first: write the segment under a name
+    that ends in ``.tmp``, call this with its final `target`, then rename the segment.
 
     Args:
-        segment: the file to sum.
-        target: the path that the segment will be renamed to; None: it has its name already.
+        segment: the segment file.
+        target: the final path of the segment; None: it already has its final name.
 
     Raises:
-        OSError: the file cannot be read, or the checksum not be written.
+        OSError: the file cannot be read, or the checksum cannot be written.
     """
     target = Path(segment if target is None else target)
     path = target.with_name(target.name + CHECKSUM_SUFFIX)
@@ -44,11 +44,11 @@ def write_checksum(segment: str | Path, target: str | Path | None = None) -> Pat
 
 
 def verify_checksum(segment: Path) -> None:
-    """Compare a segment with the checksum beside it, if there is one.
+    """Verify a segment against the checksum file beside it, if there is one.
 
     Raises:
-        StreamError: it has another content, or the checksum is none.
-        OSError: one of the two cannot be read.
+        StreamError: the content does not match, or the checksum file is invalid.
+        OSError: one of the two files cannot be read.
     """
     path = segment.with_name(segment.name + CHECKSUM_SUFFIX)
     try:
@@ -75,10 +75,10 @@ def _digest(path: Path) -> str:
 class Fingerprint:
     """A hash of the first 16 KiB and last 4 KiB of the first `bytes` bytes of a file.
 
-    Content decides and not the inode, so a folder may be copied to another machine and read on there.
+    It depends on content, not on the inode, so a folder can be copied to another machine and read on there.
 
     Attributes:
-        bytes: how many of the file's first bytes it is of.
+        bytes: length of the covered file prefix.
         digest: hexadecimal BLAKE2b of 8 bytes; "" when `bytes` is 0.
     """
 
@@ -87,7 +87,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, path: Path, size: int) -> Fingerprint | None:
-        """Return the fingerprint of the first `size` bytes of `path`, or None when the file is shorter."""
+        """Compute the fingerprint of the first `size` bytes of `path`; None if the file is shorter."""
         if size == 0:
             return cls()
         with path.open("rb") as file:
@@ -101,10 +101,10 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """Return the fingerprint that `str` wrote.
+        """Parse a fingerprint formatted by `str`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: not a fingerprint.
         """
         size, colon, digest = text.partition(":")
         if not (colon and len(digest) == 16 and int(digest, 16) >= 0 and int(size) > 0):
@@ -130,10 +130,10 @@ class Progress:
 
     @classmethod
     def of(cls, cursor: Cursor) -> Progress:
-        """Return the progress that `to_json` wrote.
+        """Parse a progress written by `to_json`.
 
         Raises:
-            StreamError: it is none.
+            StreamError: not a progress.
         """
         try:
             name, at, rest = str(cursor.offset).rpartition("@")
@@ -149,20 +149,20 @@ class Progress:
             ) from None
 
     def to_json(self) -> list[Offset]:
-        """Return ``[offset, row]``, as positions hold it."""
+        """Return ``[offset, row]``, the form used in positions."""
         if self.done:
             return Cursor(f"{self.name}@{_END}").to_json()
         return Cursor(f"{self.name}@{self.address}" + (f":{self.read}" if self.read.bytes else ""), self.row).to_json()
 
 
 class OpenSegment:
-    """A segment under way, watched for changes of what has been read of it.
+    """An open segment; detects changes to the bytes already read.
 
     Args:
-        folder: where it is.
+        folder: its folder.
         begin: the segment, and where to begin.
-        open_reader: returns a reader of a file.
-        restart: whether a file that was replaced is read from its start; else that is an error.
+        open_reader: function that opens a reader for a file.
+        restart: whether to read a replaced file from its start; otherwise raise.
     """
 
     def __init__(
@@ -183,22 +183,22 @@ class OpenSegment:
         """Close the file."""
         reader, self.reader = self.reader, None
         if reader is not None:
-            with contextlib.suppress(OSError):  # it was only read from
+            with contextlib.suppress(OSError):  # opened read-only
                 reader.close()
 
     def read(self, finished: bool) -> Piece | None:
-        """Return what follows the address, or None when nothing complete does; `finished`: it will not grow.
+        """Return the next piece, or None if nothing complete follows; `finished`: the segment will not grow.
 
         Raises:
-            StreamError: it is damaged, or was replaced.
-            OSError: it cannot be read for now.
+            StreamError: the segment is damaged, or was replaced.
+            OSError: it cannot be read at the moment.
         """
         while not self._emptied:
             if self.reader is None:
                 self.reader = self._open()
             if self.is_unchanged():
                 piece = self.reader.read(self.address, finished)
-                if self.is_unchanged():  # else a change while it was read would be taken in
+                if self.is_unchanged():  # otherwise a change during the read would go unnoticed
                     return piece
         self.is_unchanged()
         return None
@@ -206,12 +206,12 @@ class OpenSegment:
     def _open(self) -> Reader:
         stat = self.path.stat()
         self._inode = stat.st_ino
-        if stat.st_size or not self.address:  # else it was emptied after it had been read
+        if stat.st_size or not self.address:  # otherwise it was emptied after it had been read
             verify_checksum(self.path)
         return self._open_reader(self.path)
 
     def advance(self, piece: Piece) -> bool:
-        """Go on after a piece; return False when the file has become shorter than that."""
+        """Advance past a piece; return False if the file has become shorter than that."""
         size = self.reader.bytes_before(piece.end)
         if size != self.fingerprint.bytes:
             try:
@@ -225,10 +225,10 @@ class OpenSegment:
         return True
 
     def is_unchanged(self) -> bool:
-        """Return whether the file still begins with the bytes that were read of it.
+        """Return whether the bytes already read are unchanged in the file.
 
         Raises:
-            StreamError: it was replaced or written again, or emptied before it was read.
+            StreamError: it was replaced, rewritten, or emptied before it was read.
         """
         try:
             stat = self.path.stat()
@@ -240,14 +240,14 @@ class OpenSegment:
         emptied = stat.st_size == 0 and (self.address > 0 or self.fingerprint.bytes > 0)
         known = self.fingerprint.bytes > 0 or self.reader is None or self.reader.size() >= self.address
         same = not emptied and known and Fingerprint.of(self.path, self.fingerprint.bytes) == self.fingerprint
-        self._seen, self._emptied = seen, emptied  # after the file could be read, or no later look would happen
+        self._seen, self._emptied = seen, emptied  # only after a successful read, or no later check would happen
         if emptied:
             if before is not None and isinstance(self.reader, TextReader) and before[1] > self.address:
                 raise StreamError(f"segment {self.name} in {self.folder} was emptied before it was read")
             logger.warning("segment %s was emptied after %s of it had been read", self.name, self._read_so_far())
         elif not same:
             self._changed()
-        elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same beginning
+        elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same prefix
             self.close()
         else:
             return True

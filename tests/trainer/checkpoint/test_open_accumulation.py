@@ -1,4 +1,4 @@
-"""A snapshot taken inside an accumulation window holds the gradients gathered so far, of dense parameters and rows."""
+"""A snapshot taken inside an accumulation holds the gradients gathered so far, of dense parameters and rows."""
 
 import functools
 import os
@@ -13,7 +13,16 @@ from trainer import LambdaCallback, ModelCheckpoint, Trainer, checkpoint
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError
 
-SIZES = (8, 4, 8, 8, 4, 8, 4, 4)  # batches of changing shape come one by one, so calls end inside windows of three
+SIZES = (
+    8,
+    4,
+    8,
+    8,
+    4,
+    8,
+    4,
+    4,
+)  # of changing shape, so each is a call, and calls end inside accumulations of three
 
 
 class Mixed(nn.Cell):
@@ -73,7 +82,7 @@ def interrupt(trainer):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return a function: what an undisturbed run ends in, its snapshots, one cut inside a window, that one's trainer.
+    """Return a function: what an undisturbed run ends in, its snapshots, one inside an accumulation, its trainer.
 
     With tables a signal ends the one that is cut; without, the undisturbed one saves a snapshot at that place.
     """
@@ -104,29 +113,18 @@ def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill
     assert_same(content(resumed), whole)
 
 
-def test_nothing_of_a_window_is_left_in_a_trainer_that_goes_back_to_a_snapshot_between_windows(runs):
+def test_a_trainer_that_goes_back_to_a_snapshot_between_accumulations_discards_the_open_one(runs):
     whole, saved, _, stopped = runs(True)
     stopped.fit(batches(), 2, callbacks=[], resume=saved / "step_00000004")
     assert_same(content(stopped), whole)
 
 
-def test_a_snapshot_without_the_gradients_of_its_window_lets_the_rest_of_it_decide(runs, tmp_path, caplog):
-    """So were snapshots of earlier versions."""
-    _, _, found, resumed = runs(True)
-    groups = {group: found.tensors(group) for group in found.groups if group != "window"}
-    groups["part.tables"] = {key: value for key, value in groups["part.tables"].items() if "accumulated" not in key}
-    checkpoint.write(tmp_path, found.step, groups, found.state)
-    resumed.fit(batches(), 2, callbacks=[], resume=tmp_path)
-    assert "inside an accumulation window without its gradients" in caplog.text
-    assert resumed.state.progress.global_step == 6
-
-
-def test_a_rollback_inside_a_window_lets_it_close_where_the_data_says(tmp_path):
+def test_a_rollback_inside_an_accumulation_keeps_its_end(tmp_path):
     steps, weights = [], []
 
     def look(trainer):
         steps.append(trainer.state.progress.global_step)
-        if len(steps) == 5:  # two batches into a window of three, while the snapshot was taken between windows
+        if len(steps) == 5:  # two batches into an accumulation of three; the snapshot was taken between two
             trainer.rollback()
         weights.append(trainer.network.top.weight.asnumpy().copy())
 

@@ -1,0 +1,117 @@
+"""`chart_svg`: curves with axes as SVG text, without a plotting library."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+Curve = tuple[Sequence[float], Sequence[float]]  # x and y of its points
+
+COLORS = ("#3b7dd8", "#d9822b", "#2e8b57", "#b0413e", "#7a5aa6")
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 52, 44  # margins in pixels
+HEADROOM = 0.06  # share of the range of y left free above and below the curves
+TICKS = 5
+
+
+def chart_svg(
+    curves: Mapping[str, Curve],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    marks: Mapping[str, float] | None = None,
+    width: int = 560,
+    height: int = 280,
+) -> str:
+    """Draw curves over common axes.
+
+    Args:
+        curves: x and y of the points by name; points that are not finite are left out. A single curve has no legend.
+        title, x_label, y_label: texts.
+        log_x: whether the x axis is logarithmic; x must be above 0 then.
+        marks: x of vertical lines by their text.
+        width, height: size in pixels.
+
+    Returns:
+        An `<svg>` element with its namespace, or an empty string if no curve has two points.
+    """
+    known = {
+        name: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(x) and math.isfinite(y)]
+        for name, curve in curves.items()
+    }
+    known = {name: points for name, points in known.items() if len(points) > 1}
+    if not known:
+        return ""
+    every = [point for points in known.values() for point in points]
+    scale = math.log10 if log_x else float
+    left, right = scale(min(x for x, _ in every)), scale(max(x for x, _ in every))
+    low, high = min(y for _, y in every), max(y for _, y in every)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    low, high = low - HEADROOM * (high - low), high + HEADROOM * (high - low)
+    inner, tall = width - LEFT - RIGHT, height - TOP - BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + inner * (scale(x) - left) / ((right - left) or 1),
+            TOP + tall * (high - y) / (high - low),
+        )
+
+    parts = [_text(width / 2, 20, title, "middle", weight="bold")]
+    for value in _ticks(low, high):
+        at = place(every[0][0], value)[1]
+        parts.append(
+            f'<path d="M{LEFT} {at:.1f}h{inner}" stroke="#ddd"/>' + _text(LEFT - 6, at + 4, f"{value:g}", "end")
+        )
+    for value in _decades(left, right) if log_x else _ticks(left, right):
+        at = place(value, low)[0]
+        parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#eee"/>')
+        parts.append(_text(at, TOP + tall + 16, f"{value:g}", "middle"))
+    parts.append(_text(LEFT + inner / 2, height - 8, x_label, "middle"))
+    parts.append(f'<g transform="translate(14 {TOP + tall / 2:.1f}) rotate(-90)">{_text(0, 0, y_label, "middle")}</g>')
+    legend = float(LEFT)
+    for number, (name, points) in enumerate(known.items()):
+        # Dashes show a curve that lies under another one.
+        style = f'stroke="{COLORS[number % len(COLORS)]}"' + (' stroke-dasharray="7 5"' if number > 2 else "")
+        line = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke-width="1.8" {style}/>')
+        if len(known) > 1:
+            parts.append(f'<path d="M{legend:.0f} 38h18" stroke-width="3" {style}/>')
+            parts.append(_text(legend + 24, 42, name, "start"))
+            legend += 48 + 7 * len(name)
+    for text, x in (marks or {}).items():
+        at = place(x, low)[0]
+        side, shift = ("end", -5) if at > LEFT + inner / 2 else ("start", 5)
+        parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#b0413e" stroke-dasharray="4 3"/>')
+        parts.append(_text(at + shift, TOP + 12, text, side))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(title)}" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#333">'
+        f'<title>{html.escape(title)}</title><rect width="100%" height="100%" rx="6" fill="#fff"/>'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, weight: str = "normal") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{html.escape(text)}</text>'
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return about `TICKS` round values between two values."""
+    rough = (high - low) / TICKS
+    if rough <= 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Return the powers of ten between two logarithms, at most ten."""
+    powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+    every = max(1, math.ceil(len(powers) / 10))
+    return [10.0**power for power in powers[::every]]

@@ -1,0 +1,93 @@
+"""`DeviceStats`: CPU, memory and disk statistics during training."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from trainer.cadence import Every, cadence
+from trainer.errors import ConfigurationError
+
+from .callback import Callback
+
+if TYPE_CHECKING:
+    from .callback import Trainer
+
+
+class DeviceStats(Callback):
+    """Measures the process and its machine; all loggers of the run add the latest values to their points.
+
+    device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb (resident, 10**6
+    bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0 to 1), device/read_mb_per_second and
+    device/written_mb_per_second (10**6 bytes, by this process; Linux and Windows).
+
+    Args:
+        every: cadence of the measurements, or a number of optimizer steps.
+
+    Attributes:
+        records: one dict per measurement, with its "step"; the latest 10,000.
+
+    Raises:
+        ConfigurationError: `every` has the wrong type; at `setup`, psutil is not installed.
+    """
+
+    main_only = True
+    reports_only = True
+    most_records = 10_000
+
+    def __init__(self, every: Every | int | None = None) -> None:
+        self.every = cadence("DeviceStats", every, Every(seconds=5.0))
+        self.records: list[dict[str, float]] = []
+        self._process: Any = None
+        self._mark: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse to start without psutil."""
+        try:
+            import psutil
+        except ImportError as error:
+            raise ConfigurationError("DeviceStats needs psutil: pip install 'mindspore-trainer[monitor]'") from error
+        self._process = psutil.Process()
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Begin to measure."""
+        import psutil
+
+        self.records = []
+        self._mark = self._totals()
+        psutil.cpu_percent()  # the first call of a process returns 0
+        self.every.start(trainer.state.progress)
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Measure when due."""
+        if self.every.due(trainer.state.progress):
+            self.records.append({"step": trainer.state.progress.global_step, **self._measure()})
+            del self.records[: -self.most_records]
+
+    def _totals(self) -> tuple[float, float, float, float]:
+        """Return the time, the process's CPU seconds, and the bytes read and written so far."""
+        used = self._process.cpu_times()
+        counters = self._process.io_counters() if hasattr(self._process, "io_counters") else None
+        read, written = (0, 0) if counters is None else (counters.read_bytes, counters.write_bytes)
+        return time.monotonic(), used.user + used.system, read, written
+
+    def _measure(self) -> dict[str, float]:
+        import psutil
+
+        before, self._mark = self._mark, self._totals()
+        seconds, used, read, written = (now - then for now, then in zip(self._mark, before, strict=True))
+        seconds = max(seconds, 1e-9)
+        return {
+            "process_cpu": used / seconds,
+            "process_memory_mb": self._process.memory_info().rss / 1e6,
+            "threads": float(self._process.num_threads()),
+            "machine_cpu": psutil.cpu_percent() / 100,
+            "machine_memory": psutil.virtual_memory().percent / 100,
+            "read_mb_per_second": read / 1e6 / seconds,
+            "written_mb_per_second": written / 1e6 / seconds,
+        }
+
+    def logged_values(self) -> dict[str, float]:
+        """Return the latest measurement."""
+        newest = self.records[-1] if self.records else {}
+        return {f"device/{name}": value for name, value in newest.items() if name != "step"}

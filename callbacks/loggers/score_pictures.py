@@ -1,0 +1,49 @@
+"""Pictures of binary scores (ROC curve, calibration) as PNG, where matplotlib is installed."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+
+@functools.cache
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def roc(table: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Return false and true positive rates for the thresholds of a score table, from 1 down to 0."""
+    rates = []
+    for counts in (table["above"]["negatives"], table["above"]["positives"]):
+        rates.append([count / (counts[0] or 1.0) for count in reversed(counts)])
+    return rates[0], rates[1]
+
+
+def roc_picture(table: Mapping[str, Any], title: str) -> bytes:
+    """Draw the ROC curve as PNG."""
+    x, y = roc(table)
+    return _draw(title, "false positive rate", "true positive rate", [0.0, *x], [0.0, *y], 1.0)
+
+
+def calibration_picture(table: Mapping[str, Any], title: str) -> bytes:
+    """Draw the share of positives over the mean prediction of groups of rows as PNG."""
+    x, y = table["predicted"], table["observed"]
+    return _draw(title, "mean prediction", "share of positives", x, y, max(*x, *y, 1e-9))
+
+
+def _draw(title: str, x_label: str, y_label: str, x: Sequence[float], y: Sequence[float], end: float) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.0, 3.6), dpi=100, layout="tight")  # without pyplot: nothing global is changed
+    axes = figure.add_subplot(title=title, xlabel=x_label, ylabel=y_label)
+    axes.plot([0, end], [0, end], linestyle=":", color="gray")
+    axes.plot(x, y, marker="." if len(x) < 50 else None)
+    axes.grid(alpha=0.3)
+    data = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(data)
+    return data.getvalue()

@@ -1,0 +1,104 @@
+"""`Sender`: sends log requests to a server from its own thread, so that training never waits for the server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+Request = Callable[[], None]
+
+
+class Sender:
+    """Runs requests in order on a daemon thread; retries temporary failures.
+
+    Args:
+        name: name of the sender, for messages.
+        passes: whether an exception is temporary (the server is down); other exceptions drop the request.
+        most: capacity of the queue; beyond it the oldest requests are dropped.
+        pauses: seconds before the first retry, and the upper bound for later ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        passes: Callable[[Exception], bool],
+        *,
+        most: int = 10_000,
+        pauses: tuple[float, float] = (1.0, 60.0),
+    ) -> None:
+        self._name, self._passes, self._pauses = name, passes, pauses
+        self._waiting: deque[Request] = deque(maxlen=most)
+        self._changed = threading.Condition()
+        self._busy = self._failing = self._closing = self._warned = False
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"trainer-{name}", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Request) -> None:
+        """Queue a request; returns at once."""
+        with self._changed:
+            self._dropped += len(self._waiting) == self._waiting.maxlen
+            self._waiting.append(request)
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds` until all requests are done; return early while the server fails."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failing or not (self._waiting or self._busy), seconds)
+            return not (self._waiting or self._busy)
+
+    def close(self, seconds: float) -> None:
+        """Wait up to `seconds` until all is sent, then end the thread."""
+        with self._changed:
+            self._closing = True  # wakes a pausing thread for one last try
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        with self._changed:
+            left = len(self._waiting) + self._busy + self._dropped
+            self._waiting.clear()
+        if left:
+            logger.warning("%s: %d requests were not sent", self._name, left)
+
+    def _run(self) -> None:
+        pause = self._pauses[0]
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                request, self._busy = self._waiting.popleft(), True
+                last = self._closing
+            error = self._attempt(request)
+            again = error is not None and self._passes(error)
+            with self._changed:
+                self._busy, self._failing = False, again
+                if again and not last:
+                    self._waiting.appendleft(request)
+                elif error is not None:
+                    self._dropped += 1
+                self._changed.notify_all()
+                if again and last:  # the server is still down at the end of the run
+                    return
+                if again:
+                    self._pause(pause)
+            pause = min(2 * pause, self._pauses[1]) if again else self._pauses[0]
+
+    def _attempt(self, request: Request) -> Exception | None:
+        try:
+            request()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s cannot report (%s); training goes on", self._name, error)
+            return error
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._closing and (left := end - time.monotonic()) > 0:
+            self._changed.wait(left)

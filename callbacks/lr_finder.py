@@ -1,0 +1,127 @@
+"""`LRFinder`: the learning rate range test."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.checks import number, whole
+from trainer.errors import ConfigurationError
+
+from .callback import Callback
+from .chart import chart_svg
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mindspore import Parameter
+
+    from .callback import Trainer
+
+SMOOTHING = 0.9
+DIVERGED = 4.0
+LEFT_OUT = 3  # points ignored at either end
+
+
+class LRFinder(Callback):
+    """Trains with an exponentially growing learning rate and suggests one (Smith 2017, section 3.3).
+
+    The run ends after `steps` calls, or when the smoothed loss reaches four times its minimum. Weights and optimizer
+    state are then restored; the trainer's counters are not, so create a new Trainer for the actual training. A call
+    that trains several steps counts as one: use `fit(..., sink_size=1)`.
+
+    Args:
+        least, most: first and last learning rate.
+        steps: calls from one to the other.
+
+    Attributes:
+        rates, losses: learning rate and smoothed loss of each call.
+        suggestion: the rate at which the smoothed loss falls fastest over the logarithm of the rate; None before the
+            end, or if the loss never falls.
+
+    Raises:
+        ConfigurationError: an argument is not of the kind named; at `setup`, the optimizer's learning rate cannot be
+            set, or the network has sparse tables.
+    """
+
+    def __init__(self, least: float = 1e-7, most: float = 1.0, steps: int = 100) -> None:
+        self.least = number("LRFinder(least=...)", least, above=0)
+        self.most = number("LRFinder(most=...)", most, above=self.least)
+        self.steps = whole("LRFinder(steps=...)", steps, 10)
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.suggestion: float | None = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse an optimizer whose learning rate cannot be set, and tables whose rows could not be put back."""
+        if trainer.read_tables():
+            raise ConfigurationError(
+                "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
+            )
+        rate = trainer.learning_rate
+        if rate is None:
+            raise ConfigurationError("LRFinder needs an optimizer with one learning rate that can be set")
+        trainer.learning_rate = rate  # raises for a schedule
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Keep a copy of everything that training changes."""
+        from mindspore import nn
+
+        cells = [trainer.network, trainer.optimizer]
+        parameters = {id(p): p for cell in cells if cell is not None for p in nn.Cell.get_parameters(cell)}
+        self._kept: list[tuple[Parameter, np.ndarray]] = [(p, p.asnumpy().copy()) for p in parameters.values()]
+        self._rate = trainer.learning_rate
+        self.rates, self.losses, self.suggestion = [], [], None
+        self._mean = 0.0
+        trainer.learning_rate = self.least
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Note the loss, and go to the next rate."""
+        done = len(self.rates) + 1
+        assert trainer.learning_rate is not None
+        assert trainer.state.outputs is not None
+        self.rates.append(trainer.learning_rate)
+        self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * trainer.state.outputs.loss
+        self.losses.append(self._mean / (1 - SMOOTHING**done))
+        if done >= self.steps:
+            trainer.stop("LRFinder has seen all learning rates", kind="callback")
+        elif not math.isfinite(self.losses[-1]) or (done > LEFT_OUT and self.losses[-1] > DIVERGED * min(self.losses)):
+            trainer.stop(f"LRFinder: the loss diverges at a learning rate of {self.rates[-1]:.3g}", kind="callback")
+        else:
+            trainer.learning_rate = self.least * (self.most / self.least) ** (done / (self.steps - 1))
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Suggest a rate and put everything back."""
+        import numpy as np
+        from mindspore import Tensor, ops
+
+        inner = slice(LEFT_OUT, -LEFT_OUT)
+        if len(self.losses) > 2 * LEFT_OUT + 1:
+            slopes = np.gradient(np.array(self.losses), np.log(self.rates))[inner]
+            best = int(np.nanargmin(slopes)) if np.isfinite(slopes).any() else 0
+            self.suggestion = self.rates[LEFT_OUT + best] if slopes[best] < 0 else None
+        for parameter, value in self._kept:
+            ops.assign(parameter, Tensor(value, parameter.dtype))
+        self._kept = []
+        if self._rate is not None:
+            trainer.learning_rate = self._rate
+
+    def svg(self) -> str:
+        """Plot the smoothed loss over the learning rate as SVG, with the suggestion; empty without two points."""
+        return chart_svg(
+            {"loss": (self.rates, self.losses)},
+            f"Loss over learning rate, {self.least:g} to {self.most:g}",
+            "learning rate",
+            "smoothed loss",
+            log_x=True,
+            marks={} if self.suggestion is None else {f"suggested: {self.suggestion:.3g}": self.suggestion},
+        )
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<div>{self.svg()}<p>suggested learning rate: {self.suggestion or 'none: the loss never falls'}</p></div>"
+        )
+
+    def save_picture(self, path: str | Path) -> None:
+        """Write the plot of `svg` to a file."""
+        Path(path).write_text(self.svg(), "utf-8")

@@ -1,0 +1,213 @@
+"""`Profiler`: the time of a step by waiting, preparing, callbacks, operators and layers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.checks import whole
+
+from .callback import Callback
+from .output import say, writable
+from .step_profile import Span, StepProfile
+
+if TYPE_CHECKING:
+    from .callback import Trainer
+
+logger = logging.getLogger(__name__)
+
+LEAST_CALLS = 2  # the first call of a program compiles it, the second checks it
+
+
+class Profiler(Callback):
+    """Measures where the time of a training step goes, for a part of a run.
+
+    After `skip` steps it times `steps` steps: waiting for data, reading and preparing it, the program, each callback.
+    Then it times every operator of `steps` more, with MindSpore's own profiler (on CPU). At the end of the run it
+    prints a table, and writes to its folder ``profile.txt`` (the table), ``profile.json`` (the numbers; `trainer
+    report` shows them) and ``trace.json`` for chrome://tracing or https://ui.perfetto.dev. Before and after these
+    steps it costs nothing.
+
+    Args:
+        steps: optimizer steps in each of the two measurements; whole calls of the program, so possibly some more.
+        skip: optimizer steps before, for compiling and warming up; at least two calls of the program.
+        operators: whether single operators are timed. While they are, steps take longer; the table says how much.
+        folder: where to; None: ``<run_dir>/profile``, or no files without a run folder.
+        rows: most operators and layers in the table.
+        verbose: whether the table is printed.
+
+    Attributes:
+        profile: the measurement (`callbacks.step_profile.StepProfile`), or None before the end of the run; a notebook
+            shows it as tables.
+
+    Raises:
+        ConfigurationError: an argument is invalid; at `setup`, the folder cannot be written.
+    """
+
+    order = -2000  # the first of the callbacks: its hooks delimit the steps
+    main_only = True
+    reports_only = True
+    leaves_files = True
+
+    def __init__(
+        self,
+        steps: int = 50,
+        skip: int = 10,
+        operators: bool = True,
+        folder: str | Path | None = None,
+        rows: int = 12,
+        verbose: bool = True,
+    ) -> None:
+        self.steps = whole("Profiler(steps=...)", steps)
+        self.skip = whole("Profiler(skip=...)", skip, 0)
+        self.operators = bool(operators)
+        self.folder = None if folder is None else Path(folder)
+        self.rows = whole("Profiler(rows=...)", rows)
+        self.verbose = bool(verbose)
+        self.profile: StepProfile | None = None
+        self._measured: StepProfile | None = None
+        self._operators: Any = None
+        self._state = "done"
+
+    def setup(self, trainer: Trainer) -> None:
+        """Find the folder."""
+        self._target = self.folder
+        if self._target is None and trainer.run_dir is not None:
+            self._target = Path(trainer.run_dir) / "profile"
+        if self._target is not None:
+            writable("Profiler(folder=...)", self._target)
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Count from here."""
+        self.profile = self._measured = None
+        self._state, self._calls = "skipping", 0
+        self._first_step = trainer.state.progress.global_step
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Begin or end a measurement: both lie between the ends of two calls."""
+        if self._state == "done":
+            return
+        self._calls += 1
+        step = trainer.state.progress.global_step
+        if self._state == "skipping":
+            if step - self._first_step >= self.skip and self._calls >= LEAST_CALLS:
+                self._begin(trainer)
+            return
+        assert self._measured is not None
+        measured = self._measured.operators_phase if self._state == "operators" else self._measured.phase
+        measured.calls += 1
+        measured.steps += trainer.state.outputs.chunk.num_steps
+        measured.rows += trainer.state.outputs.num_samples
+        if measured.steps >= self.steps:
+            self._next(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        run: Any = trainer.run
+        self._measured = StepProfile(training_thread=threading.get_ident())
+        self._validation: float | None = None
+        self._validated = 0.0  # end of the latest validation
+        self._state = "steps"
+        self._measured.phase.begin(time.perf_counter())
+        run.observe(self._record)
+
+    def _next(self, trainer: Trainer) -> None:
+        """End the measurement of this state, and begin the next one if there is one."""
+        run, measured, now = trainer.run, self._measured, time.perf_counter()
+        assert measured is not None
+        if self._state == "steps":
+            measured.phase.end(now)
+            if self.operators and self._begin_operators(run):
+                self._state = "operators"
+                measured.operators_phase.begin(time.perf_counter())
+                return
+        self._finish(trainer)
+
+    def _begin_operators(self, run: Any) -> bool:
+        try:
+            self._operators = run.profile_operators()
+        except Exception as error:  # MindSpore's profiler raises many kinds, and the training is healthy
+            logger.warning("Profiler: operators are not timed: %s: %s", type(error).__name__, error)
+            return False
+        if self._operators is None:
+            logger.warning("Profiler: operators are not timed: another profile is under way, or this is not a CPU")
+        return self._operators is not None
+
+    def _finish(self, trainer: Trainer) -> None:
+        """End the measurement; what was measured so far is the profile."""
+        state, self._state = self._state, "done"
+        measured, run = self._measured, trainer.run
+        if state in ("done", "skipping") or measured is None:
+            return
+        if run is not None:
+            run.observe(None)
+        now = time.perf_counter()
+        (measured.operators_phase if state == "operators" else measured.phase).end(now)
+        if self._operators is not None:
+            operators, self._operators = self._operators, None
+            clock = time.time() - time.perf_counter()
+            try:
+                measured.add_operators(operators.end(), clock)
+            except Exception as error:  # see `_begin_operators`
+                logger.warning("Profiler: times of operators are lost: %s: %s", type(error).__name__, error)
+        if measured.phase.calls:
+            self.profile = measured
+
+    def _record(self, part: str, began: float, ended: float) -> None:
+        # The hook that ended a validation began within it: as a span of its own it would cross the validation's end.
+        if self._validation is None and self._measured is not None and began >= self._validated:
+            self._measured.spans.append(Span(part, began, ended, threading.get_ident()))
+
+    def on_eval_begin(self, trainer: Trainer) -> None:
+        """Leave a validation out."""
+        if self._state in ("steps", "operators") and self._validation is None:  # else another set of the same one
+            self._validation = time.perf_counter()
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Go on after a validation."""
+        if self._state in ("steps", "operators") and self._validation is not None:
+            assert self._measured is not None
+            began, self._validation = self._validation, None
+            self._record("validation", began, ended := time.perf_counter())
+            self._validated = ended
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Report."""
+        skipping = self._state == "skipping"
+        self._finish(trainer)
+        if self.profile is None:
+            if skipping or self._measured is not None:
+                logger.warning(
+                    "Profiler: the run ended after %d calls, before its measurement; lower Profiler(skip=%d)",
+                    *(self._calls, self.skip),
+                )
+            return
+        text = self.profile.table(self.rows)
+        if self.verbose:
+            say(text)
+        if self._target is not None:
+            self._target.mkdir(parents=True, exist_ok=True)
+            _write(self._target / "profile.txt", text + "\n")
+            _write(self._target / "profile.json", json.dumps(self.profile.as_dict()))
+            _write(self._target / "trace.json", json.dumps(self.profile.trace()))
+            if self.verbose:
+                say(f"a trace for chrome://tracing or https://ui.perfetto.dev: {self._target / 'trace.json'}")
+
+    def teardown(self, trainer: Trainer) -> None:
+        """End a measurement that an exception has cut off."""
+        self._finish(trainer)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file atomically, because a report page may be reading it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.write_text(text, "utf-8")
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,152 @@
+"""`RunRecord`: records the data that `trainer report` draws, during the run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cadence import Every
+
+from .loggers.text_files import JSONLinesLogger
+from .summary import facts_html
+
+if TYPE_CHECKING:
+    from .callback import Trainer
+
+FLUSH_SECONDS = 1.0
+
+
+class RunRecord(JSONLinesLogger):
+    """Writes ``<run_dir>/record.jsonl``, from which `trainer report` and `trainer watch` create their page.
+
+    The commands `trainer fit` and `trainer online` add it automatically. Besides the values of every `Logger` it holds
+    the time of each line, event time of windows, rows of sparse tables, calibration and distribution of binary scores,
+    a breakdown of the time ("seconds": waiting for data, preparing it, until the first step, validation, snapshots, the
+    rest), and how many raw rows were set aside. A line reaches the disk within a second.
+
+    Args:
+        path: the file; None for ``record.jsonl`` in the run folder.
+        every: see `Logger`.
+    """
+
+    default_name = "record.jsonl"
+    order = -10  # before the other callbacks, to include their time
+
+    def __init__(self, path: str | Path | None = None, every: Every | int | None = None) -> None:
+        super().__init__(path, every)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._seconds = dict.fromkeys(("waiting for data", "until the first step", "validation", "snapshots"), 0.0)
+        self._start_time = self._epoch_start = self._eval_start = self._flushed = time.perf_counter()
+        self._has_stepped = False
+
+    def open(self, trainer: Trainer, step: int) -> None:
+        """Open the file and start the timers."""
+        super().open(trainer, step)
+        self._restart()
+        self._write(step, {"directions": dict(trainer.metric_directions)})
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        super()._write(step, {"time": round(time.time(), 3), **values})
+        now = time.perf_counter()
+        if now - self._flushed > FLUSH_SECONDS:
+            self._flushed = now
+            self._file.flush()
+
+    def on_train_step_end(self, trainer: Trainer) -> None:
+        """Time the first call, and log what is due."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._seconds["until the first step"] = time.perf_counter() - self._start_time
+            self._epoch_start = time.perf_counter()
+        super().on_train_step_end(trainer)
+
+    def _count_waiting(self, trainer: Trainer) -> None:
+        now = time.perf_counter()
+        if trainer.state.data_wait is not None:
+            self._seconds["waiting for data"] += trainer.state.data_wait * (now - self._epoch_start)
+        self._epoch_start = now
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Log the epoch."""
+        super().on_train_epoch_end(trainer)
+        if not self._is_open:
+            return
+        self._count_waiting(trainer)
+        self._write_tables(trainer)
+
+    def on_window_end(self, trainer: Trainer) -> None:
+        """Log the window with its event time."""
+        super().on_window_end(trainer)
+        if not self._is_open:
+            return
+        window, step = trainer.state.window or {}, trainer.state.progress.global_step
+        staleness = window.get("staleness", float("nan"))
+        if not math.isnan(staleness):
+            self._write(step, {"event_time": time.time() - staleness})
+        self._count_waiting(trainer)
+        self._write_tables(trainer)
+        self._write_scores(trainer)
+
+    def on_eval_begin(self, trainer: Trainer) -> None:
+        """Start the clock of the validation."""
+        self._eval_start = time.perf_counter()
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Log the validation."""
+        super().on_eval_end(trainer)
+        if self._is_open:
+            self._seconds["validation"] += time.perf_counter() - self._eval_start
+            self._write_scores(trainer)
+
+    def _write_tables(self, trainer: Trainer) -> None:
+        tables = trainer.read_tables()
+        if tables:
+            self._write(trainer.state.progress.global_step, {"tables": tables})
+
+    def _write_scores(self, trainer: Trainer) -> None:
+        for task, table in trainer.read_scores().items():
+            table.pop("above", None)  # the page does not draw it
+            self._write(trainer.state.progress.global_step, {"scores": table, "task": task})
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Log the tables as they are now."""
+        super().on_train_end(trainer)
+        if self._is_open:
+            self._write_tables(trainer)
+
+    def _take_preparing(self, trainer: Trainer) -> None:
+        """Take what the training thread prepared itself out of its waiting."""
+        if trainer.run is None:
+            return
+        seconds = trainer.run.seconds_preparing
+        inline = min(seconds["preparing"], self._seconds["waiting for data"])
+        self._seconds["waiting for data"] -= inline
+        self._seconds["preparing data"] = inline
+        step = trainer.state.progress.global_step
+        self._write(step, {"seconds_beside": {"reading": seconds["reading"], "preparing": seconds["preparing ahead"]}})
+        report = trainer.run.set_aside()
+        if report is not None:
+            self._write(step, {"set_aside": report})
+
+    def _repr_html_(self) -> str:
+        """Say what was recorded so far, and how to see it."""
+        seconds = {name: f"{value:,.1f} s" for name, value in self._seconds.items() if value}
+        return facts_html("RunRecord", {"file": self.path, **seconds, "page": "trainer report RUN_FOLDER"})
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Log where the time went, and end the record."""
+        if self._is_open:
+            self._seconds["snapshots"] = sum(trainer.saver.hold_seconds)
+            total = time.perf_counter() - self._start_time
+            if self._has_stepped and trainer.state.phase == "online":
+                self._count_waiting(trainer)
+            self._take_preparing(trainer)
+            rest = {"training and the rest": max(0.0, total - sum(self._seconds.values()))}
+            step = trainer.state.progress.global_step
+            self._write(step, {"seconds": {**self._seconds, **rest}})
+        super().teardown(trainer)

@@ -1,0 +1,161 @@
+"""A readable summary of a run: metrics with best values, time breakdown, a curve as a picture."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .history import History
+
+SHOWN_METRICS = 6
+PARTS = ("setting up", "waiting for data", "preparing data", "training", "evaluation", "saving")
+
+
+class Times:
+    """Seconds of a run: set-up, waiting for data, preparing it, training, evaluation, saving; the rest is callbacks.
+
+    Data that a thread prepares beside the training takes no time of the run; it is counted apart.
+    """
+
+    def __init__(self) -> None:
+        self.start_time = self._mark = time.perf_counter()
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.ahead = 0.0
+
+    def add(self, part: str) -> None:
+        """Count the time since the last mark as `part`."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self._mark
+        self._mark = now
+
+    def skip(self) -> None:
+        """Assign the time since the last mark to the rest."""
+        self._mark = time.perf_counter()
+
+    def divide(self, preparing: Mapping[str, float]) -> None:
+        """Take what the training thread prepared itself out of its waiting.
+
+        Args:
+            preparing: seconds of "reading", "preparing" and "preparing ahead" (`Run.seconds_preparing`).
+        """
+        inline = min(preparing["preparing"], self.seconds["waiting for data"])
+        self.seconds["waiting for data"] -= inline
+        self.seconds["preparing data"] += inline
+        self.ahead = preparing["preparing ahead"]
+
+    def describe(self) -> str:
+        """Return the total time, the share of each part of at least 1 %, and what was prepared beside it."""
+        whole = max(time.perf_counter() - self.start_time, 1e-9)
+        shares = {**self.seconds, "other": whole - sum(self.seconds.values())}
+        text = f"{whole:,.1f} s: " + ", ".join(
+            f"{s / whole:.0%} {part}" for part, s in shares.items() if s >= whole / 100
+        )
+        return text + (f"; {self.ahead:,.1f} s of preparing data beside it" if self.ahead >= whole / 100 else "")
+
+
+def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:
+    """Return (metric, last value, best value, its step, its snapshot) of each metric; validation metrics first."""
+    best = history.best
+    rows = []
+    for name, values in history.history.items():
+        if values:
+            previous = best.get(name)
+            at = (None, None, None) if previous is None else (previous.value, previous.step, previous.snapshot)
+            rows.append((name, values[-1], *at))
+    return sorted(rows, key=lambda row: (not row[0].startswith(("val_", "window_")), row[2] is None))
+
+
+def lines(history: History, columns: int) -> list[str]:
+    """Return the last and best value of the metrics as lines, broken only between words."""
+    ranked = results(history)[:SHOWN_METRICS]
+    width = max((len(name) for name, *_ in ranked), default=0)
+    shown: list[str] = []
+    for name, last, best, step, snapshot in ranked:
+        text = f"{name:<{width}}  last {last:.4g}"
+        if best is not None:
+            text += f", best {best:.4g} at step {step:,}" + (f" in {snapshot}" if snapshot else "")
+        shown += wrapped(text, columns, indent=width + 2)
+    return shown
+
+
+def wrapped(text: str, columns: int, indent: int = 2) -> list[str]:
+    """Wrap `text` to lines of at most `columns`, breaking only between words; all but the first are indented."""
+    return textwrap.wrap(
+        text,
+        max(columns - 1, 20),
+        subsequent_indent=" " * min(indent, columns // 3),
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+def curve_svg(steps: Sequence[int], values: Sequence[float], label: str, width: int = 240, height: int = 60) -> str:
+    """Draw a curve as SVG; values that are not finite are skipped."""
+    points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if len(points) < 2:
+        return ""
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    first, span = points[0][0], max(points[-1][0] - points[0][0], 1)
+    line = " ".join(
+        f"{4 + (width - 8) * (step - first) / span:.1f},"
+        f"{height - 4 - (height - 8) * (value - low) / ((high - low) or 1):.1f}"
+        for step, value in points
+    )
+    return (
+        f'<svg role="img" aria-label="{html.escape(label)}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><title>{html.escape(label)}</title>'
+        f'<polyline points="{line}" fill="none" stroke="#3b7dd8" stroke-width="1.5"/></svg>'
+    )
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return an HTML table; cells that start with an SVG picture are inserted unescaped."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if text.startswith("<svg") else html.escape(text)
+
+
+def facts_html(title: str, facts: Mapping[str, object]) -> str:
+    """Return a heading and a table of names and values; those that are None are left out."""
+    rows = [[name, value] for name, value in facts.items() if value is not None]
+    return f"<div><b>{html.escape(title)}</b>" + table_html(("", "value"), rows) + "</div>"
+
+
+def history_html(history: History) -> str:
+    """Return a run as a table of its metrics, each with its curve."""
+    rows: list[list[object]] = [
+        [
+            name,
+            last,
+            best,
+            step,
+            snapshot,
+            curve_svg(history.steps[name], history.history[name], f"{name} over optimizer steps"),
+        ]
+        for name, last, best, step, snapshot in results(history)
+    ]
+    if len(history.curve):
+        curve = history.curve
+        picture = curve_svg(curve.steps, curve.values, "loss of single steps")
+        rows.append(["loss of single steps", curve.values[-1], None, None, None, picture])
+    epochs = history.epoch
+    description = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no finished epoch"
+    if epochs and epochs[0] > 1:
+        description += f" (a second fit counts on: {epochs[0] - 1} were trained before)"
+    ended = f"; ended by {history.stop_reason}" if history.stop_reason else ""
+    return (
+        f"<div><b>History</b>: {html.escape(description + ended)}"
+        + table_html(("metric", "last", "best", "at step", "snapshot", "curve"), rows)
+        + "</div>"
+    )

@@ -1,0 +1,122 @@
+"""`EMA` and `SWA`: average the weights of many steps; evaluate and publish the average."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from trainer.checks import number, whole
+
+from .callback import Callback
+
+if TYPE_CHECKING:
+    from .callback import Trainer
+
+
+class WeightAveraging(Callback):
+    """Base of `EMA` and `SWA`: validation and publishing use the averages, training continues with the weights.
+
+    The averages are updated inside the training program, after every optimizer update, even if a call trains many
+    steps. They are float32, one value for each weight and each moving statistic of normalisation; rows of sparse tables
+    are not averaged. Snapshots hold them, so that a resumed run has the same ones. After training,
+    ``with trainer.averaged_weights():`` puts them in place for `evaluate`, `predict` or an export; in another process
+    ``trainer.load(path, weights_only=True, averaged=True)`` does, as the commands on a run's snapshots do.
+
+    Args:
+        replace_at_end: leave the averages in the network when the run has ended, after its last snapshot. A training
+            that goes on from there begins with them.
+
+    Raises:
+        ConfigurationError: an argument is invalid; before training, the network is a whole training step, layers are
+            frozen by boost, or another callback also averages.
+    """
+
+    order = -1000  # restores the weights before another callback saves them
+
+    def __init__(self, replace_at_end: bool = False) -> None:
+        self.replace_at_end = bool(replace_at_end)
+        self._applied = contextlib.ExitStack()
+        self._ended = False
+
+    def setup(self, trainer: Trainer) -> None:
+        """Begin."""
+        self._ended = False
+
+    def on_eval_begin(self, trainer: Trainer) -> None:
+        """Put the averages in place of the weights."""
+        if trainer.state.phase in ("fit", "online"):
+            self._applied.enter_context(trainer.averaged_weights())
+
+    def on_eval_end(self, trainer: Trainer) -> None:
+        """Put the weights back."""
+        self._applied.close()
+
+    def on_train_step_begin(self, trainer: Trainer) -> None:
+        """Put the weights back after a validation that was interrupted."""
+        self._applied.close()
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        """Put the weights back after a validation that was interrupted."""
+        self._applied.close()
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Put the weights back after a validation that was interrupted."""
+        self._applied.close()
+        self._ended = True
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Put the weights back, whatever happened; with `replace_at_end` the averages instead."""
+        self._applied.close()
+        if self.replace_at_end and self._ended:
+            trainer.use_averaged_weights()
+
+
+class EMA(WeightAveraging):
+    """Keeps an exponential moving average of the weights: avg = d avg + (1 - d) w after every optimizer update.
+
+    d is min(decay, n / (9 + n)) after n updates, so that a short run has an average of its own weights too.
+
+    Args:
+        decay: above 0 and below 1. An average looks back over about 1 / (1 - decay) steps.
+        start: optimizer updates before the average begins; it is the weights themselves until then.
+        replace_at_end: see `WeightAveraging`.
+
+    Raises:
+        ConfigurationError: see `WeightAveraging`.
+    """
+
+    def __init__(self, decay: float = 0.999, start: int = 0, replace_at_end: bool = False) -> None:
+        super().__init__(replace_at_end)
+        self.decay = number("EMA(decay=...)", decay, above=0, below=1)
+        self.start = whole("EMA(start=...)", start, 0)
+
+    @property
+    def weight_average(self) -> dict[str, Any]:  # type: ignore[override]
+        """The averaging rule."""
+        return {"decay": self.decay, "start": self.start}
+
+
+class SWA(WeightAveraging):
+    """Keeps the mean of the weights at every `every`-th step from `start` on (Izmailov et al. 2018).
+
+    Moving statistics of normalisation are averaged with the weights. It works best with a learning rate that stays
+    high: constant, or cyclical with one cycle per `every` steps.
+
+    Args:
+        start: optimizer updates before the first weights that count; until then the average is the weights themselves.
+        every: updates from weights that count to the next, an epoch's for example.
+        replace_at_end: see `WeightAveraging`.
+
+    Raises:
+        ConfigurationError: see `WeightAveraging`.
+    """
+
+    def __init__(self, start: int, every: int = 1, replace_at_end: bool = False) -> None:
+        super().__init__(replace_at_end)
+        self.start = whole("SWA(start=...)", start, 0)
+        self.every = whole("SWA(every=...)", every)
+
+    @property
+    def weight_average(self) -> dict[str, Any]:  # type: ignore[override]
+        """The averaging rule."""
+        return {"start": self.start, "every": self.every}

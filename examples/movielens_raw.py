@@ -1,0 +1,56 @@
+"""MovieLens-100K as raw rows: what the files hold, joined by person and film, and nothing made of it.
+
+    python -m examples.movielens_raw runs/movielens.jsonl
+
+Ids, age, gender, occupation and zip code are strings, genres a list of strings, the time of the rating is in seconds,
+and a year of release that the files lack is missing. `configs/deepfm_movielens_raw.yaml` declares what becomes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from examples.movielens import ATOMIC, GENRES, OFFICIAL, file_rows, film_of, find_files
+
+
+def raw_rows(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> Path:
+    """Write the ratings as JSON lines in the order of the files, unless they are there already; return the path.
+
+    Args:
+        path: the file to write; it appears in one move.
+        data: where MovieLens-100K is (see `examples.movielens.find_files`).
+
+    Raises:
+        DataError: the data could not be had.
+    """
+    path = Path(path)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in _ratings(find_files(data)))
+        os.replace(file.name, path)
+    return path
+
+
+def _ratings(folder: Path) -> Iterator[dict[str, Any]]:
+    official = (folder / "u.data").is_file()
+    ratings, users, items = (file_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
+    people = {row[0]: dict(zip(("age", "gender", "occupation", "zip"), row[1:5], strict=True)) for row in users}
+    films = {}
+    for row in items:
+        year, flags = film_of(row, official)
+        genres = [genre for genre, flag in zip(GENRES, flags, strict=True) if flag]
+        films[row[0]] = {"year": year or None, "genres": genres}
+    for user, item, stars, time, *_ in ratings:
+        row = {"user": user, "item": item, **people[user], **films[item], "time": int(time)}
+        yield row | {"stars": int(stars), "liked": int(int(stars) >= 4)}
+
+
+if __name__ == "__main__":
+    print(raw_rows(sys.argv[1]))

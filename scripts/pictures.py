@@ -1,0 +1,221 @@
+"""Make the pictures of the documentation from real runs: terminal, compare, notebook, report and TensorBoard.
+
+    python scripts/pictures.py docs/pictures --python .venv/bin/python
+
+The trainer runs in `--python`, on the digits of `configs/lenet_digits.yaml`. This script itself needs an environment
+with `pip install playwright nbconvert tensorboard`, and a Chromium that is installed.
+`--only terminal` makes one kind of picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from report_pictures import look_at
+
+ROOT = Path(__file__).resolve().parent.parent
+COLUMN, LINE, MARGIN = 7.9, 19, 16
+
+KINDS = ("terminal", "compare", "notebook", "report", "tensorboard")
+EXPERIMENT = """extends: {base}
+run_dir: runs/{run}
+optimizer: {{init_args: {{learning_rate: {rate}}}}}
+fit: {{epochs: 6}}
+callbacks:
+  - {{class_path: callbacks.ProgressBar}}
+  - {{class_path: callbacks.TensorBoard}}
+  - {{class_path: callbacks.ModelCheckpoint, init_args: {{monitor: val_accuracy}}}}
+"""
+NOTEBOOK = (
+    """import numpy as np
+from mindspore import nn
+from sklearn.datasets import load_digits
+from trainer import Trainer
+
+x, y = load_digits(return_X_y=True)
+x, y = (x / 16).astype(np.float32), y.astype(np.int32)
+net = nn.SequentialCell(nn.Dense(64, 64), nn.ReLU(), nn.Dense(64, 10))
+trainer = Trainer(net, nn.CrossEntropyLoss(), nn.Adam(net.trainable_params(), 5e-3), {"accuracy"})""",
+    "history = trainer.fit((x[:1500], y[:1500]), 8, (x[1500:], y[1500:]), batch_size=50)",
+    "history",
+    "trainer",
+)
+
+
+def main() -> int:
+    """Write the pictures; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="has the trainer")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="program; default: found on the path")
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
+    given = parser.parse_args()
+    python = str(given.python.absolute())
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        for columns, run, rate in ((80, "digits", "2e-3"), (140, "digits-fast", "8e-3")):
+            text = EXPERIMENT.format(base=ROOT / "configs" / "lenet_digits.yaml", run=run, rate=rate)
+            (work / f"{run}.yaml").write_text(text)
+            shown = record([python, "-m", "mindspore_trainer", "fit", f"{run}.yaml"], columns, work)
+            if "terminal" in given.only:
+                draw(given.folder / f"terminal-{columns}.svg", [f"$ trainer fit {run}.yaml", *shown], columns)
+        if "compare" in given.only:
+            lines = []
+            for words in (["runs"], ["compare", "runs/digits", "runs/digits-fast"]):
+                shown = record([python, "-m", "mindspore_trainer", *words], 110, work)
+                lines += [f"$ trainer {' '.join(words)}", *shown, ""]
+            draw(given.folder / "compare.svg", lines[:-1], 110)
+        in_browser(given, python, work)
+    return 0
+
+
+def in_browser(given: argparse.Namespace, python: str, work: Path) -> None:
+    """Take the pictures that need a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        if "report" in given.only:
+            command = [python, "-m", "mindspore_trainer", "report", "runs/digits", "runs/digits-fast"]
+            subprocess.run([*command, "--output", "report.html"], cwd=work, env=environment(), check=True)
+            view = browser.new_page(viewport={"width": 1400, "height": 1400})
+            look_at(view, (work / "report.html").as_uri(), 1400)
+            view.screenshot(path=given.folder / "report-digits.png")
+        if "notebook" in given.only:
+            view = browser.new_page(viewport={"width": 1000, "height": 1250})
+            view.goto(notebook(python, work).as_uri())
+            view.wait_for_timeout(1500)
+            view.screenshot(path=given.folder / "notebook.png", full_page=True)
+        if "tensorboard" in given.only:
+            view = browser.new_page(viewport={"width": 1400, "height": 900})
+            tensorboard(view, work, given.folder)
+        browser.close()
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a program that uses the trainer of this checkout."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3", "TERM": "xterm"}
+
+
+def record(command: list[str], columns: int, work: Path) -> list[str]:
+    """Run a program in a pseudo-terminal; return the lines on its screen at the end."""
+    control, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (60, columns))
+    process = subprocess.Popen(
+        command, cwd=work, env=environment(), stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
+    os.close(terminal)
+    data = b""
+    while process.poll() is None or select.select([control], [], [], 0)[0]:
+        if select.select([control], [], [], 0.1)[0]:
+            try:
+                data += os.read(control, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+    if process.wait():
+        raise RuntimeError(data.decode("utf-8", "replace"))
+    return screen(data.decode("utf-8"))
+
+
+def screen(text: str) -> list[str]:
+    """Return what a terminal shows after this output: carriage returns, cursor up and erasing are obeyed."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif part[0] == "\x1b":
+            if part[-1] == "A":
+                row = max(0, row - int(part[2:-1] or 1))
+            elif part[-1] == "K":
+                lines[row] = "" if part[2:-1] == "2" else lines[row][:column]
+        else:
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in "\n".join(lines).rstrip().splitlines()]
+
+
+def draw(path: Path, lines: list[str], columns: int) -> None:
+    """Write the screen of a terminal of so many columns as SVG; longer lines go on in the next one, as there."""
+    wrapped = [line[start : start + columns] for line in lines for start in range(0, max(len(line), 1), columns)]
+    width, height = 2 * MARGIN + round(COLUMN * columns), 2 * MARGIN + LINE * len(wrapped)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        "<style>text{font:13px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d7e0da;"
+        "white-space:pre}</style>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="#10201a"/>',
+    ]
+    for number, line in enumerate(wrapped):
+        size = f'textLength="{COLUMN * len(line):.1f}" lengthAdjust="spacingAndGlyphs"' if line.strip() else ""
+        y = MARGIN + LINE * number + 14
+        parts.append(f'<text x="{MARGIN}" y="{y}" {size}>{html.escape(line)}</text>')
+    path.write_text("\n".join([*parts, "</svg>\n"]), encoding="utf-8")
+
+
+def notebook(python: str, work: Path) -> Path:
+    """Execute a notebook in a kernel of the trainer's environment; return it as a page."""
+    kernel = work / "jupyter" / "kernels" / "trainer"
+    kernel.mkdir(parents=True)
+    arguments = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": arguments, "display_name": "trainer", "language": "python"})
+    )
+    empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    cells = [{**empty, "source": source} for source in NOTEBOOK]
+    kernelspec = {"name": "trainer", "display_name": "trainer", "language": "python"}
+    content = {"cells": cells, "metadata": {"kernelspec": kernelspec}, "nbformat": 4, "nbformat_minor": 4}
+    (work / "run.ipynb").write_text(json.dumps(content))
+    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "html", "run.ipynb"]
+    variables = {**environment(), "JUPYTER_PATH": str(work / "jupyter")}
+    subprocess.run(command, cwd=work, env=variables, check=True)
+    return work / "run.html"
+
+
+def tensorboard(view: Any, work: Path, folder: Path) -> None:
+    """Take pictures of the runs in TensorBoard's own server: its curves, and its table of hyperparameters."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(work / "runs"), "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            try:
+                with urllib.request.urlopen(f"{address}/data/environment", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.5)
+        for tab, name in (("timeseries", "tensorboard"), ("hparams", "tensorboard-hparams")):
+            view.goto(f"{address}/?forceSVG=true&tagFilter=train%2Floss%7Clearning_rate%7Cval%2F#{tab}")
+            view.reload()
+            view.wait_for_timeout(5000)
+            if tab == "timeseries":
+                view.get_by_role("button", name="Settings").last.click()
+            view.wait_for_timeout(3000)
+            view.screenshot(path=folder / f"{name}.png")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Look at a report in a real browser: pictures at 1400 and 390 pixels, light and dark, and what a test cannot see.
+
+    trainer report runs/one runs/two --output report.html
+    python scripts/report_pictures.py report.html docs/pictures/report
+
+It fails when the page asks for anything from elsewhere, a script fails, the page is wider than its window, or a figure
+cannot be zoomed with the keyboard. It needs Playwright (`pip install playwright`) and a Chromium that is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+RANGE = """() => {
+  const id = document.querySelector("figure [data-root-id]").dataset.rootId;
+  const plot = Bokeh.documents.flatMap((d) => [...d._all_models.values()]).find((m) => m.id === id);
+  return [plot.x_range.start, plot.x_range.end];
+}"""
+
+
+def main() -> int:
+    """Write the pictures; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path, help="file written by `trainer report`")
+    parser.add_argument("prefix", help="of the pictures' names: PREFIX-1400-light.png, ...")
+    parser.add_argument("--height", type=int, default=1400, help="of a picture; default: 1400")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="program; default: found on the path")
+    given = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        for width in (1400, 390):
+            for scheme in ("light", "dark"):
+                view = browser.new_page(viewport={"width": width, "height": given.height}, color_scheme=scheme)
+                look_at(view, given.page.resolve().as_uri(), width)
+                view.screenshot(path=f"{given.prefix}-{width}-{scheme}.png")
+                view.close()
+        browser.close()
+    return 0
+
+
+def look_at(view: Any, address: str, width: int) -> None:
+    """Open the page and check what only a browser can tell."""
+    wrong: list[str] = []
+    view.on("pageerror", lambda error: wrong.append(str(error)))
+    view.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    view.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else wrong.append(request.url)
+    )
+    view.goto(address)
+    view.wait_for_selector("html[data-ready]", timeout=60_000)
+    view.wait_for_timeout(1500)
+    assert not wrong, wrong
+    assert view.evaluate("document.documentElement.scrollWidth") <= width
+    view.locator("figure[tabindex]").first.focus()
+    before = view.evaluate(RANGE)
+    view.keyboard.press("+")
+    after = view.evaluate(RANGE)
+    assert before[0] < after[0] < after[1] < before[1], "+ does not zoom in"
+    view.keyboard.press("0")
+    view.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    view.wait_for_timeout(300)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

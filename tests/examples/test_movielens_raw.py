@@ -1,0 +1,22 @@
+"""The raw rows of MovieLens-100K are those of its files."""
+
+import json
+
+import numpy as np
+
+from examples.movielens import GENRES, LABEL, load
+from examples.movielens_raw import raw_rows
+
+
+def test_they_are_the_columns_of_load_before_anything_was_made_of_them(tmp_path):
+    path = raw_rows(tmp_path / "rows" / "movielens.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows.sort(key=lambda row: row["time"])  # stable, as `load` sorts
+    columns = load()
+    for name, column in (("user", "user"), ("item", "item"), ("time", "timestamp"), ("liked", LABEL)):
+        np.testing.assert_array_equal([int(row[name]) for row in rows], columns[column])
+    genres = [[GENRES[place] for place in np.flatnonzero(flags)] for flags in columns["genres"][:2000]]
+    assert [row["genres"] for row in rows[:2000]] == genres
+    assert {row["year"] for row in rows} > {None, 1922, 1998}
+    written = path.stat().st_mtime_ns
+    assert raw_rows(path).stat().st_mtime_ns == written

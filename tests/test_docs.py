@@ -1,0 +1,94 @@
+"""The site builds without a warning, Chinese pages keep step, references are those of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import callbacks
+from scripts.yaml_reference import PAGE, reference
+from trainer.experiment.json_schema import experiment_schema
+
+
+def test_the_site_builds_without_a_warning(project_root, tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "online_train" in (tmp_path / "site" / "api" / "index.html").read_text("utf-8")
+    page = (tmp_path / "site" / "callbacks-reference" / "index.html").read_text("utf-8")
+    shown = set(re.findall(r'<h2 id="\w+">(\w+)', page))
+    assert shown == set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback"}
+    assert "Raises" in page  # the docstrings are there as well
+
+
+@pytest.mark.parametrize(("english", "chinese"), [("README.md", "README_CN.md"), ("docs/index.md", "docs/index_cn.md")])
+def test_a_chinese_page_has_the_same_code_headings_and_links(project_root, english, chinese):
+    pages = [(project_root / name).read_text("utf-8") for name in (english, chinese)]
+    blocks, headings, links = [], [], []
+    for page in pages:
+        blocks.append(re.findall(r"^```\w+\n.*?^```", page, re.M | re.S))
+        prose = re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)
+        headings.append([len(level) for level in re.findall(r"^(#+) ", prose, re.M)])
+        links.append([link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith(("http", "README"))])
+        assert all((project_root / english).parent.joinpath(link).exists() for link in links[-1])
+    assert blocks[0] == blocks[1]
+    assert headings[0] == headings[1]
+    assert links[0] == links[1]
+    assert len(re.findall(r"[\u4e00-\u9fff]", pages[1])) > 100
+
+
+def test_the_reference_of_yaml_is_that_of_the_schema():
+    made = reference(experiment_schema())
+    assert PAGE.read_text("utf-8") == made, "run python scripts/yaml_reference.py"
+
+
+def test_the_readme_names_every_extra_and_fits_two_screens(project_root):
+    import configparser
+
+    parser = configparser.ConfigParser()
+    parser.read(project_root / "setup.cfg")
+    readme = (project_root / "README.md").read_text("utf-8")
+    extras = set(parser["options.extras_require"]) - {"test", "dev", "docs"}
+    assert {extra for extra in extras if f"`[{extra}]`" not in readme} == set()
+    assert len(readme.splitlines()) <= 120
+
+
+def test_the_long_description_has_links_that_a_package_index_can_follow(project_root, tmp_path):
+    """Of a source archive, which holds the metadata, as twine checks it."""
+    import shutil
+
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(project_root / name, source)
+    for name in ("trainer", "callbacks", "mindspore_trainer"):
+        (source / name).mkdir()
+        shutil.copy(project_root / name / "__init__.py", source / name)
+    for url in ("https://example.org/owner/trainer", ""):
+        environment = {**os.environ, "MINDSPORE_TRAINER_URL": url}
+        build = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")]
+        subprocess.run(build, cwd=source, check=True, env=environment, capture_output=True, timeout=120)
+        (archive,) = (tmp_path / "dist").iterdir()
+        subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(archive)], check=True, timeout=120)
+        (info,) = source.glob("*.egg-info/PKG-INFO")
+        text = info.read_text("utf-8")
+        links = re.findall(r"\]\(([^)]+)\)", text)
+        assert all(link.startswith("https://") for link in links)
+        assert (f"Project-URL: Source, {url}" in text) == bool(url)
+        assert any("docs/streaming.md" in link for link in links) == bool(url)
+
+
+def test_every_picture_is_small_and_shown_and_every_callback_is_explained(project_root):
+    docs = project_root / "docs"
+    text = "\n".join(page.read_text("utf-8") for page in [*docs.rglob("*.md"), project_root / "README.md"])
+    pictures = [path for path in (docs / "pictures").rglob("*") if path.is_file()]
+    assert {path.name for path in pictures if f"/{path.name})" not in text} == set()
+    assert {path.name for path in pictures if path.stat().st_size > 150_000} == set()
+    names = set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback", "Logger"}
+    explained = (docs / "callbacks.md").read_text("utf-8")
+    assert {name for name in names if f"**{name}**" not in explained} == set()

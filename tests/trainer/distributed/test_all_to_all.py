@@ -1,0 +1,141 @@
+"""Bytes between all pairs of processes; threads stand for processes, each with its own connections."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from trainer.distributed.all_to_all import AllToAll
+from trainer.distributed.group import SINGLE, Group
+from trainer.errors import TrainerError
+
+SIZE = 4
+
+
+class Thread(Group):
+    """A member of a group of threads."""
+
+    def __init__(self, rank, values, barrier):
+        self.rank, self.size = rank, SIZE
+        self._values, self._barrier = values, barrier
+
+    def gather_json(self, value):
+        self._values[self.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+
+@pytest.fixture
+def members():
+    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
+    with ThreadPoolExecutor(SIZE) as pool:
+        members = [*pool.map(lambda r: AllToAll(Thread(r, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
+        yield members, lambda function: [*pool.map(function, range(SIZE))]
+        for member in members:
+            member.close()
+
+
+@pytest.mark.parametrize("length", [1, 1000, 3_000_000])
+def test_every_process_receives_the_parts_meant_for_it_in_the_order_of_ranks(members, length):
+    """Of other lengths for each pair, none among them; several exchanges one after another."""
+    members, run = members
+
+    def one(rank):
+        for turn in range(3):
+            parts = [np.full(length * rank * to, 10 * rank + to + 100 * (turn % 2), np.uint8) for to in range(SIZE)]
+            received = members[rank].exchange(parts)
+            for source, part in enumerate(received):
+                content = np.frombuffer(part, np.uint8)
+                assert content.size == length * rank * source
+                assert (content == 10 * source + rank + 100 * (turn % 2)).all()
+
+    run(one)
+    sent = [length * rank * (6 - rank) + 16 * (SIZE - 1) for rank in range(SIZE)]
+    assert [member.bytes_sent for member in members] == [3 * count for count in sent]
+    assert all(member.messages_sent == 3 * (SIZE - 1) for member in members)
+
+
+def exchange_often(member):
+    for _ in range(100):
+        member.exchange([b"x" * 1_000_000] * SIZE)
+
+
+def test_a_process_that_is_gone_is_named(members):
+    members, run = members
+
+    def one(rank):
+        if rank == 2:
+            members[2].close()
+            return ""
+        with pytest.raises(TrainerError) as error:
+            exchange_often(members[rank])
+        members[rank].close()  # as its end does
+        return str(error.value)
+
+    messages = run(one)
+    assert any("rank 2 is gone" in message for message in messages)
+    assert all("is gone" in message for rank, message in enumerate(messages) if rank != 2)
+
+
+def test_a_process_that_does_not_come_is_named_at_the_deadline(members):
+    members, run = members
+    for member in members:
+        member.deadline = 0.3
+
+    def one(rank):
+        if rank == 3:
+            return
+        with pytest.raises(TrainerError, match=rf"rank {rank} has waited 0.3 s for ranks \[3\]"):
+            members[rank].exchange([b"x"] * SIZE)
+
+    run(one)
+
+
+def test_a_process_that_comes_late_is_waited_for(monkeypatch):
+    """It may compile for minutes, while what the others send fills the buffers of its connections."""
+    monkeypatch.setattr("trainer.distributed.launched.SILENCE_SECONDS", 1)
+    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
+
+    def one(rank):
+        member = AllToAll(Thread(rank, values, barrier), 20.0, "127.0.0.1")
+        if rank == 3:
+            time.sleep(4)
+        try:
+            return sum(map(len, member.exchange([b"x" * 5_000_000] * SIZE)))
+        finally:
+            barrier.wait()
+            member.close()
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        assert [*pool.map(one, range(SIZE))] == [5_000_000 * SIZE] * SIZE
+
+
+def test_strangers_at_the_port_are_sent_away():
+    """Of three that connect first one leaves at once, one says something else and one says nothing."""
+    values, barrier, strangers = [None] * SIZE, threading.Barrier(SIZE), []
+
+    class Visited(Thread):
+        def gather_json(self, value):
+            if self.rank == 1 and isinstance(value, list):
+                for word in (None, b"G" * 24, b""):
+                    stranger = socket.create_connection(("127.0.0.1", value[1]))
+                    strangers.append(stranger)
+                    stranger.close() if word is None else stranger.sendall(word)
+            return super().gather_json(value)
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        members = [*pool.map(lambda rank: AllToAll(Visited(rank, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
+        assert len(strangers) == 3
+        parts = [*pool.map(lambda member: member.exchange([bytes([member.rank])] * SIZE), members)]
+    assert all([part[0] for part in own] == [0, 1, 2, 3] for own in parts)
+    for end in (*members, *strangers):
+        end.close()
+
+
+def test_one_process_keeps_its_part():
+    assert SINGLE.all_to_all([b"abc"]) == [b"abc"]

@@ -1,0 +1,21 @@
+"""Features learn from the rows of two real processes: all know the same, which is what one process knows."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.distributed import features_program
+
+PROGRAM = features_program
+
+
+@pytest.mark.parametrize("name", ["own rows", "own files", "all rows", "online"])
+def test_two_processes_learn_what_one_learns(one, two, name):
+    keys = [key for key in one if key.startswith(f"{name}/")]
+    assert len(keys) > 10
+    for key in keys:
+        np.testing.assert_array_equal(two[0][key], two[1][key], err_msg=key)
+        if "/state/" not in key:
+            np.testing.assert_allclose(two[0][key], one[key], rtol=1e-5, atol=2e-6, err_msg=key)
+        elif key.rpartition(".")[2] in ("ids", "rows", "keys"):
+            np.testing.assert_array_equal(two[0][key], one[key], err_msg=key)
+    assert len(np.unique(one[f"{name}/ids"][:, 1])) > 5

@@ -1,0 +1,192 @@
+"""`trainer sweep`: real trials in processes of their own, a kill in the middle, and what searches propose."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import ConfigurationError
+from trainer.experiment.cli import main
+from trainer.experiment.sweep import resume, sweep
+from trainer.experiment.sweep_command import _parsed
+from trainer.experiment.sweep_plan import Plan, Range, Trial, drop_torn_line, measurements, read_plan, read_trials
+from trainer.experiment.sweep_search import MAKERS
+
+DATA = """
+import numpy as np
+
+
+def rows(seed=0):
+    x = np.random.default_rng(seed).normal(size=(200, 4)).astype(np.float32)
+    return {"x": x, "label": x.sum(1, keepdims=True)}
+"""
+CONFIG = """\
+experiment: line
+network: {class_path: mindspore.nn.Dense, init_args: {in_channels: 4, out_channels: 1}}
+loss: mindspore.nn.MSELoss
+optimizer: {class_path: mindspore.nn.SGD, init_args: {learning_rate: 0.1}}
+data:
+  train: {class_path: rows_of_the_sweep_test.rows}
+  valid: {class_path: rows_of_the_sweep_test.rows, init_args: {seed: 1}}
+fit: {epochs: 2, batch_size: 20}
+callbacks: [{class_path: callbacks.ModelCheckpoint}]
+"""
+RATE = "optimizer.init_args.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a sweep")
+    (folder / "rows_of_the_sweep_test.py").write_text(DATA)
+    (folder / "line.yaml").write_text(CONFIG)
+    return folder / "line.yaml"
+
+
+def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "rates"
+    command = [sys.executable, "-m", "mindspore_trainer", "sweep", str(config), "--output", str(folder)]
+    command += ["--vary", f"{RATE}=1e-4,0.1", "--vary", "fit.epochs=1,2"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not (folder / "000" / "metrics.json").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    left_behind = [trial for trial in read_trials(folder) if trial.state == "waiting"]
+    first = (folder / "000" / "versions.json").read_text()
+    assert len(read_trials(folder)) < 4
+
+    read = []
+    monkeypatch.setattr(
+        "trainer.experiment.sweep.measurements",
+        lambda folder, monitor: read.append(folder.name) or measurements(folder, monitor),
+    )
+    assert main(["sweep", "--resume", str(folder), "--processes", "2"]) == 0
+    lines = (folder / "003" / "record.jsonl").read_text().splitlines()
+    assert 0 < read.count("003") <= len(lines) + 1, "a record is read when it has grown, and at the end"
+    assert (folder / "000" / "versions.json").read_text() == first, "a trial that had ended was trained again"
+    trials = read_trials(folder)
+    assert [trial.state for trial in trials] == ["done"] * 4
+    for trial in left_behind:  # the process that the kill left behind was waited for, not disturbed
+        assert "in use" not in (folder / f"{trial.number:03d}.log").read_text()
+    assert [tuple(trial.values.values()) for trial in trials] == [(1e-4, 1), (1e-4, 2), (0.1, 1), (0.1, 2)]
+    for trial in trials:
+        history = json.loads((trial.folder / "history.json").read_text())
+        assert trial.value == pytest.approx(min(history["history"]["val_loss"]))
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].split()[:4] == ["003", "done", "0.1", "2"]  # the best rate with the more epochs is first
+    page = (folder / "report.html").read_text("utf-8")
+    assert "Values of the trials" in page
+    assert [trial.number for trial in resume(folder)] == [3, 2, 1, 0]  # nothing is left to do
+
+    with pytest.raises(ConfigurationError, match="holds another sweep"):
+        sweep(config, {RATE: [0.5]}, monitor="val_loss", folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vary", f"{RATE}=0.1..1"], "a grid takes lists"),
+        (["--vary", f"{RATE}=0.1..1", "--search", "random"], "needs the number of trials"),
+        (["--vary", f"{RATE}=1..0.1", "--search", "random", "--trials", "2"], "low < high"),
+        (["--vary", f"{RATE}s=0.1,1"], "learning_rate"),
+        (["--vary", f"{RATE}=[0.1,1"], f"--vary {RATE}=[0.1,1: invalid YAML"),
+        (["--vary", f"{RATE}=0.1..1:lin", "--search", "random", "--trials", "2"], "'lin'"),
+        (["--vary", f"{RATE}=0.1,1", "--prune"], "prune works with search 'optuna'"),
+        ([], "varies something"),
+    ],
+)
+def test_what_cannot_work_is_reported_before_the_first_trial(config, tmp_path, capsys, arguments, message):
+    assert main(["sweep", str(config), "--output", str(tmp_path / "none"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_values_on_the_command_line():
+    assert _parsed("a.b=1,2.5,x") == ("a.b", [1, 2.5, "x"])
+    assert _parsed("a=1e-4..1e-1:log") == ("a", (1e-4, 1e-1, "log"))
+    assert _parsed("a=8..64") == ("a", (8, 64))
+    assert _parsed("network.hidden=[64,32],[128]") == ("network.hidden", [[64, 32], [128]])
+    assert _parsed("a=on,010,'x,y'") == ("a", ["on", 10, "x,y"])  # as in a file
+    assert _parsed("a=../one,../two") == ("a", ["../one", "../two"])
+    assert _parsed("a='1..2'") == ("a", ["1..2"])
+
+
+def test_random_draws_depend_on_seed_and_number_alone_and_stay_in_their_ranges():
+    plan = Plan("x", {"rate": Range(1e-4, 1e-1, log=True), "dim": Range(4, 8), "kind": ["a", "b"]}, "random", 50)
+    draws = [MAKERS["random"](plan, []).propose(number) for number in range(200)]
+    assert draws == [MAKERS["random"](plan, []).propose(number) for number in range(200)]
+    assert all(1e-4 <= draw["rate"] <= 1e-1 and draw["dim"] in range(4, 9) for draw in draws)
+    assert 60 < sum(draw["rate"] < 10**-2.5 for draw in draws) < 140  # half of them below the middle of the logarithms
+    assert {draw["kind"] for draw in draws} == {"a", "b"}
+
+
+def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_path):
+    publishing = config.with_name("publishing.yaml")
+    publisher = "{class_path: trainer.serving.Publish, init_args: {root: published, every: 10}}"
+    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"ModelCheckpoint}}, {publisher}]"))
+    trials = sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", monitor="val_loss", processes=2)
+    assert [trial.state for trial in trials] == ["done", "done"]
+    assert all(any((trial.folder / "published").iterdir()) for trial in trials)
+    assert not (config.parent / "published").exists()
+
+
+def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp_path):
+    plan = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 60, prune=True, mode="min")
+    search = MAKERS["optuna"](plan, [])
+    tried = []
+    for number in range(40):
+        values = search.propose(number)
+        loss = (values["rate"] - 0.7) ** 2
+        trial = Trial(number, values, tmp_path / f"{number:03d}", "done", loss)
+        assert not (number < 2 and search.is_hopeless(trial, 1, loss))
+        search.ended(trial, loss)
+        tried.append(trial)
+    assert abs(min(tried, key=lambda trial: trial.value).values["rate"] - 0.7) < 0.05
+    waiting = Trial(40, {"rate": 0.25}, tmp_path / "040")
+    again = MAKERS["optuna"](plan, [*tried, waiting])  # as after a kill
+    assert again.asked[40].params == {"rate": 0.25}
+    late = Trial(41, again.propose(41), tmp_path / "041")
+    assert abs(late.values["rate"] - 0.7) < 0.3
+    for number, loss in ((42, 0.1), (43, 0.1)):
+        other = Trial(number, again.propose(number), tmp_path / f"{number:03d}", "done", loss)
+        again.is_hopeless(other, 1, loss)
+        again.ended(other, loss)
+    assert again.is_hopeless(late, 1, 9.0)
+    assert not again.is_hopeless(waiting, 1, 0.01)
+
+
+def test_optuna_draws_other_values_after_a_resume(tmp_path):
+    plan = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 6, mode="min")
+    search = MAKERS["optuna"](plan, [])
+    done = []
+    for number in range(3):
+        trial = Trial(number, search.propose(number), tmp_path / f"{number:03d}", "done", 0.5)
+        search.ended(trial, 0.5)
+        done.append(trial)
+    again = MAKERS["optuna"](plan, done)
+    rates = [trial.values["rate"] for trial in done] + [again.propose(number)["rate"] for number in range(3, 6)]
+    assert len(set(rates)) == 6
+
+
+def test_a_line_that_a_kill_cut_off_is_removed_before_the_next_one_is_written(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    drop_torn_line(path)
+    assert not path.exists()
+    path.write_text('{"rate": 1}\n{"ra')
+    drop_torn_line(path)
+    assert path.read_text() == '{"rate": 1}\n'
+    drop_torn_line(path)
+    assert path.read_text() == '{"rate": 1}\n'
+
+
+def test_a_folder_without_a_sweep_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="holds no sweep"):
+        read_plan(Path(tmp_path))

@@ -1,0 +1,288 @@
+"""`trainer report` and `trainer watch`, on real runs of the command line."""
+
+from __future__ import annotations
+
+import html
+import html.parser
+import json
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from trainer.checkpoint.folder_lock import claim
+from trainer.experiment.cli import main
+from trainer.experiment.run_pages import make_server, render
+from trainer.metrics import Auc
+from trainer.metrics.score_table import score_table
+from trainer.report.figures import lines
+from trainer.report.run_data import Record, RunData, Series, read_record
+
+CONFIG = """\
+experiment: shop
+features:
+  columns:
+    - {kind: categorical, name: user, dtype: int64}
+    - {kind: numeric, name: price}
+  label: click
+  group: user
+  event_time: ts
+network: {model: deepfm, dim: 2, hidden: [4]}
+loss: {class_path: mindspore.nn.BCEWithLogitsLoss}
+optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-2}}
+metrics: [auc]
+data:
+  train: {class_path: trainer.features.RawFiles, init_args: {path: FOLDER/train.csv}}
+  valid: {class_path: trainer.features.RawFiles, init_args: {path: FOLDER/train.csv}}
+  test: {class_path: trainer.features.RawFiles, init_args: {path: FOLDER/test.csv}}
+  stream:
+    class_path: trainer.streams.FileStream
+    init_args: {path: FOLDER/stream.csv, end: at_last, dead_letter: FOLDER/bad.jsonl}
+fit: {epochs: 2, batch_size: 50}
+online: {batch_size: 50, window: {class_path: trainer.Window, init_args: {rows: 100, group: user}}}
+callbacks:
+  - {class_path: callbacks.ModelCheckpoint}
+  - {class_path: callbacks.Profiler, init_args: {steps: 2, skip: 2, verbose: false}}
+"""
+
+
+def write_rows(path, seed, price, bad=0):  # 400 rows, `bad` of which are set aside
+    rng = np.random.default_rng(seed)
+    lines = ["user,price,ts,click"]
+    for row in range(400):
+        user, label = rng.integers(3), rng.integers(2)
+        lines.append(f"{user},{rng.normal(price):.3f},{1_700_000_000 + 60 * row},{label}")
+    for row in range(bad):
+        lines[100 * (row + 1)] = "none,at,all,1"
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a folder <b>")
+    write_rows(folder / "train.csv", 0, price=5.0, bad=1)
+    write_rows(folder / "test.csv", 1, price=9.0)
+    write_rows(folder / "stream.csv", 2, price=5.0, bad=2)
+    text = CONFIG.replace("FOLDER", str(folder))
+    (folder / "shop.yaml").write_text(text)
+    for command, name in (("fit", "fitted <script>"), ("online", "streamed")):
+        assert main([command, str(folder / "shop.yaml"), "--set", f"run_dir={json.dumps(str(folder / name))}"]) == 0
+    return folder / "fitted <script>", folder / "streamed"
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("page") / "report.html"
+    assert main(["report", *map(str, runs), "--output", str(output)]) == 0
+    return output.read_text("utf-8")
+
+
+class Outline(html.parser.HTMLParser):
+    """Collects tags with their attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self._hidden = [], [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._hidden += tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self._hidden -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        if not self._hidden:
+            self.texts.append(data)
+
+
+def figures(page):
+    """Return title -> the values of its lines and bars, as Bokeh will draw them."""
+    document = json.loads(html.unescape(_docs(page)))
+    (roots,) = [part["roots"] for part in document.values()]
+    found = {}
+    for root in roots:
+        plot = root["attributes"]
+        sources = [
+            renderer["attributes"]["data_source"]["attributes"]["data"]["entries"]
+            for renderer in plot["renderers"]
+            if renderer["attributes"].get("name") == "data"
+        ]
+        found[plot["title"]["attributes"]["text"]] = [dict(entries) for entries in sources]
+    return found
+
+
+def _docs(page):
+    """Return the document, which stands in the page as a string of JavaScript."""
+    text = re.search(r"const docs_json = '(.*)';\n", page)[1]
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+def test_the_page_loads_nothing_and_shows_names_as_text(page):
+    outline = Outline(page)
+    assert not [attributes for _, attributes in outline.tags if "src" in attributes]
+    assert {tag for tag, attributes in outline.tags if "href" in attributes} == {"a"}
+    assert all(attributes["href"].startswith("#") for tag, attributes in outline.tags if tag == "a")
+    assert "@import" not in page
+    assert "fitted <script>" in outline.texts
+    assert sum(tag == "script" for tag, _ in outline.tags) == 4  # Bokeh's two, the figures, the page's own
+
+
+def test_every_section_is_there_and_reached_by_a_link(page):
+    outline = Outline(page)
+    links = [attributes["href"][1:] for tag, attributes in outline.tags if tag == "a"]
+    assert {attributes["id"] for tag, attributes in outline.tags if tag == "h2"} <= set(links)
+    headings = ("Runs", "Curves", "Windows", "Predictions", "Features", "Time", "Sparse tables", "Snapshots")
+    for heading in (*headings, "Rows set aside", "Configuration", "Environment"):
+        assert heading in outline.texts
+
+
+def test_figures_are_reached_by_keyboard_and_have_names(page):
+    drawn = [attributes for tag, attributes in Outline(page).tags if tag == "figure"]
+    assert len(drawn) > 8
+    assert all(attributes["tabindex"] == "0" and attributes["aria-label"] for attributes in drawn)
+
+
+def test_the_figures_show_what_the_runs_recorded(runs, page):
+    drawn = figures(page)
+    fitted = read_record(runs[0] / "record.jsonl")
+    assert len(drawn["Loss"]) >= 4  # training, epochs and validation of one run, training of the other
+    assert fitted.series["val/auc"].steps == [8, 16]
+    assert drawn["val/auc"][0]["y"] == fitted.series["val/auc"].values
+    assert len(drawn["Calibration"]) == 2
+    assert set(drawn["Where the time went"][0]["y"]) == {f"{part} · fitted <script>" for part in fitted.seconds}
+
+
+def test_the_axis_of_a_constant_lies_around_its_value():
+    series = Series([1, 2, 3], [0.001] * 3, [None] * 3)
+    plot = lines("learning rate", [RunData("run", record=Record({"train/lr": series}))], ["train/lr"])
+    assert 0 < plot.y_range.default_span <= 0.001
+
+
+def test_windows_are_drawn_over_event_time(runs, page):
+    (window, decayed, lifetime) = figures(page)["auc by window"]
+    assert window["label"][0].endswith("streamed auc")
+    assert 1_700_000_000_000 < window["x"][0] < window["x"][-1] <= 1_700_000_000_000 + 400 * 60_000
+    assert window["x"] == decayed["x"] == lifetime["x"]
+
+
+def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
+    drift, _ = figures(page)["Drift of the test rows from those trained on"]
+    by_column = dict(zip(drift["y"], drift["x"], strict=True))
+    assert by_column["price · fitted <script>"] > 1 > by_column["user · fitted <script>"]
+    text = " ".join(Outline(page).texts)
+    assert re.search(r"2 rows in .*bad\.jsonl", text)
+    chosen, defaults = text.split("Options with their default values")
+    assert "optimizer.init_args.learning_rate" in chosen.split("What was chosen")[1]
+    assert "optimizer.init_args.beta1" in defaults
+
+
+def test_slices_have_a_row_each_and_a_column_for_each_run_that_has_them(runs, page):
+    series = read_record(runs[1] / "record.jsonl").series
+    newest = {f"auc/{user}": series[f"window/auc/{user}"].values[-1] for user in range(3)}
+    section = page.split(">Slices</h2>")[1].split("</section>")[0]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
+    for name, value in newest.items():
+        assert cells[cells.index(name) + 1] == f"{value:.6g}"
+    assert re.findall(r"<th [^>]*>(.*?)</th>", section) == ["slice", "streamed"]  # the first run has no windows
+    assert "auc/0" not in page.split(">Results</h2>")[1].split("</section>")[0]
+    assert not any("/0" in title for title in figures(page))
+
+
+def test_rows_set_aside_of_files_and_streams_are_counted(runs, page):
+    section = page.split(">Rows set aside</h2>")[1].split("</section>")[0]
+    text = " ".join(Outline(section).texts)
+    assert re.search(r"fitted <script>: 1 of 400 rows set aside: .* 1", text)
+    assert re.search(r"streamed: 2 of 400 rows set aside", text)
+
+
+def test_preparing_is_shown_separately_and_a_profile_is_shown(runs, page):
+    record = read_record(runs[1] / "record.jsonl")
+    assert "preparing data" in record.seconds
+    assert set(record.seconds_beside) == {"reading", "preparing"}
+    section = page.split(">Time</h2>")[1].split("</section>")[0]
+    text = " ".join(Outline(section).texts)
+    assert re.search(r"fitted <script>: a step of [\d.]+ ms, over \d+ steps", text)
+    assert "MatMul" in text
+
+
+def test_a_damaged_profile_is_left_out(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    for text in ('{"steps": 1', "[1]", "{}", '{"steps": 1}'):
+        (run / "profile" / "profile.json").write_text(text)
+        assert main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0, text
+
+
+def test_the_record_adds_up(runs):
+    for run in runs:
+        record, metrics = read_record(run / "record.jsonl"), json.loads((run / "metrics.json").read_text())
+        assert 0 < sum(record.seconds.values()) <= metrics["seconds"] + 0.01
+        _, tables = record.tables[-1]
+        assert {table["rows"] for table in tables.values()} == {3}
+
+
+def test_score_table_is_that_of_the_rows():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=4000).astype(np.float32) * 2
+    labels = (rng.random(4000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    metric = Auc()
+    metric.update(logits, labels)
+    table = score_table([metric])
+    assert sum(table["weight"]) == pytest.approx(4000)
+    assert sum(table["positives"]) == pytest.approx(labels.sum())
+    np.testing.assert_allclose(table["predicted"], table["observed"], atol=0.12)
+    assert np.dot(table["predicted"], table["weight"]) == pytest.approx((1 / (1 + np.exp(-logits))).sum(), rel=1e-4)
+    assert score_table([Auc(), object()]) is None
+
+
+def test_a_run_without_a_record_is_drawn_from_its_history(runs, tmp_path):
+    for name in ("config.yaml", "versions.json", "history.json", "metrics.json"):
+        (tmp_path / name).write_bytes((runs[0] / name).read_bytes())
+    drawn = figures(render([tmp_path]))
+    assert drawn["val/auc"][0]["x"] == [8, 16]
+
+
+def test_a_damaged_record_leaves_out_what_cannot_be_read(runs, tmp_path):
+    lines = (runs[0] / "record.jsonl").read_text().splitlines()
+    (tmp_path / "record.jsonl").write_text("\n".join(["\x00", "[]", *lines])[:-7])
+    assert read_record(tmp_path / "record.jsonl").series["val/auc"].steps == [8, 16]
+
+
+def test_a_wrong_run_and_one_given_twice_are_reported(runs, tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    assert main(["report", str(runs[0]), str(runs[0])]) == 2
+    assert "takes each run once" in capsys.readouterr().err
+
+
+def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):
+    server = make_server([runs[1]], 0, 3)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}/"
+    try:
+        assert server.server_address[0] == "127.0.0.1"
+        ended = urllib.request.urlopen(url).read().decode()
+        with claim(runs[1], "run folder"):
+            going = urllib.request.urlopen(url).read().decode()
+        refresh = ("meta", {"http-equiv": "refresh", "content": "3"})
+        assert refresh in Outline(going).tags
+        assert refresh not in Outline(ended).tags
+        assert "running" in Outline(going).texts
+        record = runs[1] / "record.jsonl"
+        text = record.read_text()
+        record.write_text(text + json.dumps({"step": 99, "val/later": 1.5}) + "\n")
+        assert figures(urllib.request.urlopen(url).read().decode())["val/later"][0]["y"] == [1.5]
+        record.write_text(text)
+        for request in (f"{url}etc", urllib.request.Request(url, headers={"Host": "elsewhere.example"})):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(request)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,96 @@
+"""The rows of a stream that can be trained on; the others go to its dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...streams import Batch, DeadLetter, Stream
+from ...streams.dead_letter import BadRow
+from ...streams.event_times import far_ahead
+from ..as_columns import as_array
+from ..ragged import Ragged
+
+Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
+
+
+class SoundRows:
+    """Sets aside the rows of a stream whose inputs or labels are not finite, unless that is allowed.
+
+    So are rows whose event time lies far in the future.
+
+    Columns that a schema declares are checked there: those with `Column.allow_nan` are let through here as well.
+
+    Args:
+        stream: its dead letter takes the rows; it gets one that only counts if it has none.
+        tasks: number of tasks, whose labels are the last columns that are trained on.
+        counted: returns, of these columns, which rows count for each task (bool [rows], or None for all); the others
+            may hold anything.
+    """
+
+    def __init__(self, stream: Stream, tasks: int = 0, counted: Counted | None = None) -> None:
+        self.stream = stream
+        if stream.dead_letter is None:
+            stream.dead_letter = DeadLetter()
+        self.tasks = tasks
+        self.counted = counted
+        schema = stream.schema
+        self._declared = () if schema is None else tuple(schema.columns)
+        self._max_future = stream.max_future if schema is None else schema.max_future
+
+    def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
+        """Return the rows that can be trained on; `names` are those of the columns that are.
+
+        Raises:
+            StreamError: too many rows are bad, or the dead-letter file cannot be written.
+        """
+        reasons: dict[int, str] = {}
+        for name in names:
+            allowed = self.stream.allow_nan
+            if name not in self._declared and not (allowed if isinstance(allowed, bool) else name in allowed):
+                for row in self._bad_rows(batch, name, names):
+                    reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
+        reasons = {**far_ahead(batch.event_time, self._max_future), **reasons}
+        dead_letter = self.stream.dead_letter
+        if reasons:
+            rows = [
+                BadRow(*batch.origin_of(row), reason, {n: _plain(column[row]) for n, column in batch.columns.items()})
+                for row, reason in sorted(reasons.items())
+            ]
+            dead_letter.record(type(self.stream).__name__, rows, batch.spans)
+            mask = np.ones(batch.rows, bool)
+            mask[list(reasons)] = False
+            batch = batch.keep(mask)
+        dead_letter.count(0 if self.stream.counts_rows else batch.rows, len(reasons))
+        return batch
+
+    def _bad_rows(self, batch: Batch, name: str, names: Sequence[str]) -> np.ndarray:
+        column = batch.columns[name]
+        if not isinstance(column, np.ndarray | Ragged):  # lists, of a user's own stream
+            column = as_array(column, name)
+        if column.dtype.kind != "f":
+            return np.empty(0, np.int64)
+        values = column[:].values if isinstance(column, Ragged) else column
+        if values.dtype.itemsize > 4:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)  # as it is trained on
+        finite = np.isfinite(values)
+        if finite.all():
+            return np.empty(0, np.int64)
+        if isinstance(column, Ragged):
+            bad_values = ~finite.reshape(len(values), -1).all(axis=1)
+            return np.unique(np.repeat(np.arange(len(column)), column.lengths)[bad_values])
+        bad = ~finite.reshape(len(column), -1).all(axis=1)
+        labels = names[len(names) - self.tasks :]
+        if self.counted is not None and name in labels:
+            counted = self.counted([batch.columns[label] for label in labels])
+            of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
+            if all(rows is not None for rows in of_column):
+                bad &= np.any(of_column, axis=0)
+        return np.flatnonzero(bad)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

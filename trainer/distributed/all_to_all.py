@@ -1,0 +1,246 @@
+"""Bytes from every process to every other one, over one TCP connection for each pair.
+
+MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import TrainerError
+from .group import Group
+from .launched import enable_keepalive, own_address
+
+CONNECT_SECONDS = 60.0
+DEADLINE_SECONDS = 1800.0  # a process may compile that much longer than another
+TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
+_HEAD_BYTES = 8  # of each number in the head of a message
+_HANDSHAKE_SECONDS = 5.0
+_KEEPALIVE_PROBES = 4
+
+
+def _introduced(connection: socket.socket, word: bytes) -> int:
+    """Return the rank of the process that has connected, or -1 if it does not know the word."""
+    connection.settimeout(_HANDSHAKE_SECONDS)
+    head = b""
+    try:
+        while len(head) < len(word) + _HEAD_BYTES:
+            part = connection.recv(len(word) + _HEAD_BYTES - len(head))
+            if not part:
+                return -1
+            head += part
+    except OSError:
+        return -1
+    if not hmac.compare_digest(head[: len(word)], word):
+        return -1
+    return int.from_bytes(head[len(word) :], "little")
+
+
+class AllToAll:
+    """Exchanges messages between all processes; all of them call `exchange`, equally often.
+
+    Args:
+        group: the processes; all of them must create the exchange together, on the thread that runs graphs.
+        deadline: seconds that an exchange may take; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
+        address: how the others reach this machine; None takes the one that reaches the scheduler.
+
+    Attributes:
+        bytes_sent: bytes handed to the network so far, with the heads of messages.
+        messages_sent: messages handed to the network so far.
+
+    Raises:
+        TrainerError: the processes do not reach each other.
+    """
+
+    def __init__(self, group: Group, deadline: float | None = None, address: str | None = None) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
+        self.bytes_sent = self.messages_sent = 0
+        self._connections: dict[int, socket.socket] = {}
+        with socket.create_server(("", 0), backlog=group.size) as listener:
+            own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8)]
+            addresses = group.gather_json(own)
+            problem = self._connect(listener, addresses)
+        for peer, given in enumerate(group.gather_json(problem)):
+            if given is not None:
+                self.close()
+                raise TrainerError(f"rank {peer} does not reach the others: {given}")
+        self._is_open, self._number = True, 0
+        for connection in self._connections.values():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            enable_keepalive(connection)
+            # A process that compiles reads nothing for minutes: the kernel would take its full buffer for silence.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+            connection.setblocking(False)
+
+    def _connect(self, listener: socket.socket, addresses: Sequence[Sequence[Any]]) -> str | None:
+        """Connect to all lower ranks and accept all higher ones; return what went wrong, or None."""
+        word = addresses[0][2].encode()
+        peer = self.rank
+        try:
+            for peer in range(self.rank):
+                connection = socket.create_connection(tuple(addresses[peer][:2]), CONNECT_SECONDS)
+                connection.sendall(word + self.rank.to_bytes(_HEAD_BYTES, "little"))
+                self._connections[peer] = connection
+            ends = time.monotonic() + CONNECT_SECONDS
+            while len(self._connections) < self.size - 1:
+                listener.settimeout(max(0.001, ends - time.monotonic()))
+                connection = listener.accept()[0]
+                peer = _introduced(connection, word)
+                if self.rank < peer < self.size and peer not in self._connections:
+                    self._connections[peer] = connection
+                else:  # not one of the group
+                    connection.close()
+        except OSError as error:
+            missing = sorted(set(range(self.size)) - {self.rank, *self._connections})
+            return f"no connection with ranks {missing} ({error})"
+        return None
+
+    def exchange(self, parts: Sequence[Any]) -> list[Any]:
+        """Send `parts[r]` to rank r for all r; return what each rank sent here, in the order of ranks.
+
+        Args:
+            parts: contiguous buffers of any lengths; the own part is returned as it is.
+
+        Returns:
+            bytearrays, and the own part.
+
+        Raises:
+            TrainerError: a process is gone, or the deadline has passed; the message names the ranks.
+        """
+        if not self._is_open:
+            raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
+        try:
+            return self._exchange(parts)
+        except BaseException:  # half of a message may be on its way: nothing after it could be understood
+            self.close()
+            raise
+
+    def _exchange(self, parts: Sequence[Any]) -> list[Any]:
+        self._number += 1
+        received: list[Any] = [b""] * self.size
+        received[self.rank] = parts[self.rank]
+        unsent: dict[int, list[Any]] = {}
+        arriving = {peer: _Arriving() for peer in self._connections}
+        # Each process begins with the next rank, so that not all of them send to the same one.
+        peers = sorted(self._connections, key=lambda peer: (peer - self.rank) % self.size)
+        for peer in peers:
+            data = memoryview(parts[peer])
+            head = self._number.to_bytes(_HEAD_BYTES, "little") + data.nbytes.to_bytes(_HEAD_BYTES, "little")
+            pieces = [memoryview(head), data.cast("B")] if data.nbytes else [memoryview(head)]
+            self.bytes_sent += len(head) + data.nbytes
+            self.messages_sent += 1
+            pieces = self._send(peer, pieces)
+            if pieces:
+                unsent[peer] = pieces
+        ends = time.monotonic() + self.deadline
+        with selectors.DefaultSelector() as selector:
+            for peer in peers:
+                selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
+            while selector.get_map():
+                ready = selector.select(max(0.0, ends - time.monotonic()))
+                if not ready and time.monotonic() >= ends:
+                    raise TrainerError(
+                        f"rank {self.rank} has waited {self.deadline:g} s for ranks {sorted({*arriving, *unsent})}"
+                    )
+                for key, events in ready:
+                    peer = key.data
+                    if events & selectors.EVENT_WRITE and not self._continue_sending(peer, unsent):
+                        unsent.pop(peer)
+                    if events & selectors.EVENT_READ and peer in arriving and self._receive(peer, arriving[peer]):
+                        received[peer] = arriving.pop(peer).content
+                    wanted = self._events(peer, unsent, arriving)
+                    if not wanted:
+                        selector.unregister(key.fileobj)
+                    elif wanted != key.events:
+                        selector.modify(key.fileobj, wanted, peer)
+        return received
+
+    @staticmethod
+    def _events(peer: int, unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> int:
+        return selectors.EVENT_WRITE * (peer in unsent) | selectors.EVENT_READ * (peer in arriving)
+
+    def _continue_sending(self, peer: int, unsent: dict[int, list[Any]]) -> bool:
+        unsent[peer] = self._send(peer, unsent[peer])
+        return bool(unsent[peer])
+
+    def _send(self, peer: int, pieces: list[Any]) -> list[Any]:
+        """Send what the connection takes at once; return what is left."""
+        while pieces:
+            try:
+                count = self._connections[peer].sendmsg(pieces)
+            except BlockingIOError:
+                return pieces
+            except OSError as error:
+                raise TrainerError(f"rank {peer} is gone ({error})") from error
+            while pieces and count >= len(pieces[0]):
+                count -= len(pieces[0])
+                pieces = pieces[1:]
+            if pieces and count:
+                pieces = [pieces[0][count:], *pieces[1:]]
+        return pieces
+
+    def _receive(self, peer: int, message: _Arriving) -> bool:
+        """Receive what has arrived; return whether the message is complete. Reads nothing of the next one."""
+        while not message.complete:
+            try:
+                count = self._connections[peer].recv_into(message.rest)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise TrainerError(f"rank {peer} is gone ({error})") from error
+            if count == 0:
+                raise TrainerError(f"rank {peer} is gone: it has closed the connection")
+            message.advance(count)
+            if message.number not in (None, self._number):
+                raise TrainerError(
+                    f"rank {peer} is at its exchange {message.number}, rank {self.rank} at {self._number}: they do not "
+                    "take the same steps"
+                )
+        return True
+
+    def close(self) -> None:
+        """Close the connections; no exchange follows."""
+        self._is_open = False
+        for connection in self._connections.values():
+            connection.close()
+
+
+class _Arriving:
+    """A message of which a part has arrived.
+
+    Attributes:
+        number: which exchange it belongs to, counted from 1; None until the head is known.
+        content: its bytes, once the head is known.
+        rest: where the next bytes belong.
+        complete: whether all of it has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._head: bytearray | None = bytearray(2 * _HEAD_BYTES)
+        self.content = bytearray()
+        self.rest = memoryview(self._head)
+        self.complete = False
+
+    def advance(self, count: int) -> None:
+        """Note that `count` bytes were written to `rest`."""
+        self.rest = self.rest[count:]
+        if len(self.rest):
+            return
+        if self._head is not None:
+            self.number = int.from_bytes(self._head[:_HEAD_BYTES], "little")
+            length = int.from_bytes(self._head[_HEAD_BYTES:], "little")
+            self._head, self.content = None, bytearray(length)
+            self.rest = memoryview(self.content)
+            self.complete = length == 0
+        else:
+            self.complete = True

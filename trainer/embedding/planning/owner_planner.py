@@ -1,0 +1,303 @@
+"""Planning where each process plans the ids of its own batch, and the owners of rows train them.
+
+Before a training call every process sends each of the others three messages, all tables in one:
+
+1. the distinct ids of its batches, to their owners, which give new ids rows (admission, eviction, capacity);
+2. the row numbers of these ids, back;
+3. which rows each step reads, in order, to their owners.
+
+A step then sends no ids. Owners send the weights of the listed rows and receive their gradients, in the same order.
+
+A refused id has the default row, of which every process has the same copy: it is listed for all owners, and each of
+them adds up all its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from ..tables.spec import DEFAULT_ROW
+from .planner import grow
+from .sharded_planner import ShardedPlanner, exchange_parts
+from .sparse_plan import SparsePlan, TablePlan
+from .unique_indexer import SortingIndexer, UniqueIndexer
+
+_LARGEST = 1 << 31
+
+
+@dataclass(slots=True)
+class StackExchange:
+    """What the kernels of one stack send and receive in each step of a call.
+
+    Rows owned here have positions of their own, from 1; those of the default rows of the tables come first.
+
+    Attributes:
+        sent: for each step and rank, the positions in the step of the rows which that rank owns, int32.
+        asked: for each step, the positions of the owned rows that the ranks read, in their order, int32.
+        ends: for each step, where the rows of each rank end in `asked`, int64 [size].
+        places: for each step and entry of `asked`, its index among the step's distinct rows, from 1, int32.
+        tables: table of each owned row, int32 [rows]; entry 0 is not a row.
+        rows: its row there, int32 [rows].
+        step_rows: for each step, the positions of its distinct owned rows, int32.
+    """
+
+    sent: list[list[np.ndarray]]
+    asked: list[np.ndarray]
+    ends: list[np.ndarray]
+    places: list[np.ndarray]
+    tables: np.ndarray
+    rows: np.ndarray
+    step_rows: list[np.ndarray]
+
+
+class OwnerPlanner(ShardedPlanner):
+    """A `ShardedPlanner` that plans the ids of its own process to train, too; without accumulation."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._owned_sizes = [0] * len(self.layout.stacks)
+        self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
+        self._owned_steps = UniqueIndexer()
+        self._by_clock = self._made_up = False
+        self._now = 0.0
+
+    def plan(self, *arguments: Any, now: float | None = None, made_up: bool = False, **options: Any) -> Any:
+        """Replace ids by positions; see `Planner.plan`.
+
+        Args:
+            arguments: see `Planner.plan`.
+            now: newest event time of this process, in seconds; None: the system clock. The newest of all counts.
+            made_up: whether the rows of this process do not count: their ids are padding then.
+            options: see `Planner.plan`.
+        """
+        self._by_clock, self._made_up = now is None, made_up
+        return super().plan(*arguments, now=now, **options)
+
+    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
+        """Return the ids; if they are refused on any process, raise on all of them."""
+        try:
+            return super()._checked_ids(given, num_batches, train)
+        except DataError as error:
+            if train:
+                empty: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+                self._exchange_questions(empty, 0.0, str(error))
+            raise
+
+    def _exchange_questions(
+        self, questions: Sequence[Sequence[np.ndarray]], now: float, problem: str = ""
+    ) -> list[list[np.ndarray]]:
+        """Send each rank its arrays with the time and any problem; return the others' arrays."""
+        text = np.frombuffer(problem.encode(), np.uint8)
+        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._made_up], np.int64)
+        count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
+        blank = [np.zeros(0, np.int64)] * count
+        received = exchange_parts(self.group, [[clock, text, *(own or blank)] for own in questions], np.int64)
+        for rank, (_, other, *_) in enumerate(received):
+            if len(other) and rank != self.group.rank and not problem:
+                raise DataError(f"rank {rank}: {other.astype(np.uint8).tobytes().decode()}")
+        clocks = [clock for clock, *_ in received if not clock[2]] or [received[0][0]]
+        times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
+        self._now = max((time for time, clock in zip(times, clocks, strict=True) if not clock[0]), default=times[0])
+        return [parts for _, _, *parts in received]
+
+    def _stepwise(self, table: int) -> bool:
+        return self.trainable[table] and self.tables[table].spec.admission is not None
+
+    def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
+        if not train:
+            super()._query_owners(ids, train, now)
+            return
+        questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+        read = list(self._ids_of_tables(ids))
+        for index, part in read:
+            own = self.tables[index].question(part, made_up=self._made_up, stepwise=self._stepwise(index))
+            for rank, arrays in enumerate(own):
+                questions[rank] += arrays
+        asked = self._exchange_questions(questions, now)
+        answers: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+        start = 0
+        for index, part in read:
+            count = 3 if self._stepwise(index) else 1
+            own_parts = [parts[start : start + count] for parts in asked]
+            start += count
+            own = self.tables[index].answer(own_parts, len(part), self._now, train=self.trainable[index])
+            for rank, rows in enumerate(own):
+                answers[rank].append(rows)
+        received = exchange_parts(self.group, answers, np.int32)
+        for number, (index, _) in enumerate(read):
+            self.tables[index].receive([parts[number] for parts in received])
+
+    # -- the rows of each step -----------------------------------------------------------------------------------
+
+    def _inputs_of_stacks(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the index of the step rows among a plan's inputs, and the stacks that take them."""
+        index = 0
+        for bundle in self.layout.bundles:
+            for stacks in [[stack] for stack in bundle.stacks] if bundle.indirect else [bundle.stacks]:
+                yield index, stacks
+                index += 2 + bundle.indirect
+
+    def _complete(self, plan: SparsePlan, num_batches: int) -> None:
+        """Tell the owners which rows each step reads; add what the kernels need to the plan."""
+        if not plan.train:
+            return
+        parts_of = plan.by_stack()
+        sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
+        lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+        inputs = list(self._inputs_of_stacks())
+        order = [(index, stack) for index, stacks in inputs for stack in stacks]
+        for index, stack in order:
+            sent[stack], own = self._list_rows(parts_of[stack], plan.inputs[index][:num_batches], plan.sizes[stack])
+            for rank, arrays in enumerate(own):
+                lists[rank] += arrays
+        received = exchange_parts(self.group, lists, np.int32)
+        exchanges: dict[int, StackExchange] = {}
+        for number, (_, stack) in enumerate(order):
+            asked = [parts[3 * number : 3 * number + 3] for parts in received]
+            exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], asked, num_batches)
+        for index, stacks in inputs:
+            plan.inputs[index + 1] = self._owned_input(exchanges[stacks[0]], stacks, len(plan.inputs[index]))
+        plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
+
+    def _list_rows(
+        self, parts: Sequence[TablePlan], steps: np.ndarray, size: int
+    ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
+        """Divide the rows of each step among their owners.
+
+        Returns:
+            (positions in the step for each step and rank; for each rank the lists to send: how many rows of each table
+            each step has, of those with an owner and of default rows, int32 [steps, 2 * tables]; the owner's rows; how
+            often they are seen, if any of the tables counts it).
+        """
+        shards, members = self.tables[parts[0].table].shards, len(parts)
+        numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        seen_at = np.ones(size, np.int64)  # a table that does not count sightings sees a row once per step
+        counted = self._any_seen(parts)
+        for index, part in enumerate(parts):
+            inside = slice(part.start, part.start + len(part.rows))
+            numbers[inside], member[inside] = part.rows, index
+        owners = np.where(numbers == DEFAULT_ROW, shards.size, (numbers - 1) % shards.size)
+        keys, rows = (owners * members + member).astype(np.int32), shards.rows(numbers)
+        bounds = np.arange((shards.size + 1) * members + 1)
+        sent: list[list[np.ndarray]] = []
+        heads = np.zeros((shards.size, len(steps), 2 * members), np.int32)
+        listed: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
+        seen: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
+        for step, positions in enumerate(steps):
+            positions = positions[1 : 1 + np.count_nonzero(positions)]
+            own_keys = keys[positions]
+            order = np.argsort(own_keys, kind="stable")
+            starts = np.searchsorted(own_keys[order], bounds)
+            lengths = np.diff(starts).reshape(-1, members)
+            defaults = order[starts[shards.size * members] :]
+            if counted:
+                for part in parts:
+                    if self._counts_sightings(part.table):
+                        seen_at[part.start : part.start + len(part.rows)] = self.tables[part.table].seen[step]
+            sent.append([])
+            for rank in range(shards.size):
+                own = order[starts[rank * members] : starts[(rank + 1) * members]]
+                own = np.concatenate((own, defaults)) if len(defaults) else own
+                heads[rank, step, :members], heads[rank, step, members:] = lengths[rank], lengths[-1]
+                listed[rank].append(rows[positions[own]])
+                if counted:
+                    seen[rank].append(seen_at[positions[own]].astype(np.int32))
+                sent[-1].append((own + 1).astype(np.int32))
+        return sent, [
+            [heads[rank], np.concatenate(listed[rank]), np.concatenate([np.zeros(0, np.int32), *seen[rank]])]
+            for rank in range(shards.size)
+        ]
+
+    def _counts_sightings(self, table: int) -> bool:
+        return self.trainable[table] and self.tables[table].counts_sightings
+
+    def _number_owned(
+        self,
+        parts: Sequence[TablePlan],
+        sent: list[list[np.ndarray]],
+        asked: Sequence[Sequence[np.ndarray]],
+        steps: int,
+    ) -> StackExchange:
+        """Number the rows owned here that the processes have listed."""
+        members = len(parts)
+        heads = [head.reshape(steps, 2 * members) for head, _, _ in asked]
+        ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
+        member = _by_step(
+            [np.repeat(np.tile(np.arange(members), 2 * steps), head.reshape(-1)) for head in heads], heads
+        )
+        rows = _by_step([rows for _, rows, _ in asked], heads)
+        seen = _by_step([seen for _, _, seen in asked], heads) if self._any_seen(parts) else None
+        tables = [self.tables[part.table] for part in parts]
+        starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
+        keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
+        indexer = self._owned_rows if starts[-1] < _LARGEST else self._sorted_rows
+        distinct, inverse = indexer(keys, int(starts[-1]))
+        first = indexer.first
+        number_of = np.concatenate(([0], np.concatenate((np.arange(members), member))[first])).astype(np.int32)
+        row_of = np.concatenate(([0], np.concatenate((np.zeros(members, np.int32), rows))[first])).astype(np.int32)
+        inverse = inverse[members:]
+        borders = np.concatenate(([0], np.cumsum(ends[:, -1])))
+        pieces = [slice(borders[step], borders[step + 1]) for step in range(steps)]
+        self._record(parts, number_of, row_of, inverse, pieces, seen)
+        places, step_rows = [], []
+        for piece in pieces:
+            step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
+            step_rows.append(step + 1)
+            places.append(index)
+        table_of = np.array([part.table for part in parts], np.int32)[number_of]
+        asked_of = [inverse[piece] for piece in pieces]
+        return StackExchange(sent, asked_of, list(ends), places, table_of, row_of, step_rows)
+
+    def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
+        return any(self._counts_sightings(part.table) for part in parts)
+
+    def _record(
+        self,
+        parts: Sequence[TablePlan],
+        number_of: np.ndarray,
+        row_of: np.ndarray,
+        inverse: np.ndarray,
+        pieces: Sequence[slice],
+        seen: np.ndarray | None,
+    ) -> None:
+        """Record the sightings of the rows owned here in their tables."""
+        for index, part in enumerate(parts):
+            if not self.trainable[part.table]:
+                continue
+            table = self.tables[part.table].table
+            mine = number_of == index
+            mine[0] = False
+            mine[index + 1] = bool(np.any(inverse == index + 1))  # the default row, if any process reads it
+            renumbered = np.zeros(len(mine), np.int64)
+            renumbered[mine] = np.arange(1, np.count_nonzero(mine) + 1)
+            steps: list[np.ndarray] = []
+            if table.meta_names:
+                for piece in pieces:
+                    own = renumbered[inverse[piece]]
+                    if seen is not None:
+                        own = np.repeat(own, seen[piece])
+                    steps.append(own[own > 0])
+            most = max(map(len, steps), default=0)
+            sightings = np.zeros((len(steps), most), np.int64)
+            for step, own in enumerate(steps):
+                sightings[step, : len(own)] = own
+            table.record(row_of[mine], sightings, self._now)
+
+    def _owned_input(self, exchange: StackExchange, stacks: Sequence[int], batches: int) -> np.ndarray:
+        """Return the positions of the rows that each step trains, int32 [batches, size]; 0 means none."""
+        size = grow(self._owned_sizes, stacks[0], max(map(len, exchange.step_rows)) + 1)
+        owned = np.zeros((batches, size), np.int32)
+        for step, rows in enumerate(exchange.step_rows):
+            owned[step, 1 : len(rows) + 1] = rows
+        return owned
+
+
+def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the arrays of all ranks, each in the order of steps, as one in the order of steps, then ranks."""
+    split = [np.split(part, np.cumsum(head.sum(axis=1))[:-1]) for part, head in zip(parts, heads, strict=True)]
+    return np.concatenate([piece for pieces in zip(*split, strict=True) for piece in pieces])

@@ -1,0 +1,115 @@
+"""What the command line prints: log lines, errors and final results, wrapped between words on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..masking import mask_text
+
+if TYPE_CHECKING:
+    from .rundir import Run
+
+LEAST_COLUMNS = 20
+
+
+def wrapped(text: str, stream: TextIO | None) -> str:
+    """Return `text` with its long lines wrapped between words if `stream` is a terminal, else unchanged.
+
+    A word longer than the terminal is wide, such as a path, stays whole.
+    """
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
+    except (OSError, ValueError):  # a stream without a file descriptor
+        columns = 0
+    if columns < LEAST_COLUMNS:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= columns:
+            lines.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())] + "  "
+        lines += textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def print_error(text: str) -> None:
+    """Print a message with credentials masked to standard error."""
+    print(wrapped(mask_text(text), sys.stderr), file=sys.stderr)
+
+
+def print_traceback(*exception: Any) -> None:
+    """Print the traceback of an unexpected exception with credentials masked."""
+    print(mask_text("".join(traceback.format_exception(*exception))), end="", file=sys.stderr)
+
+
+class Console(logging.StreamHandler):
+    """Writes log messages and remembers the last error so that it is not printed twice."""
+
+    last_error = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        if record.levelno >= logging.ERROR:
+            self.last_error = mask_text(record.getMessage())
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message, with credentials masked, wrapped for the terminal."""
+        return wrapped(mask_text(super().format(record)), self.stream)
+
+
+@contextlib.contextmanager
+def logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Show the package's log during the command; silence MindSpore's log, since its errors arrive as exceptions."""
+    loggers = [logging.getLogger(name) for name in ("trainer", "callbacks", "mindspore_trainer")]
+    levels = [logger.level for logger in loggers]
+    quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
+    if quiet:
+        os.environ["GLOG_v"] = "4"  # noqa: SIM112 (MindSpore's spelling)
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+        if quiet:
+            del os.environ["GLOG_v"]  # noqa: SIM112
+
+
+def print_results(finished: Run) -> None:
+    """Print the last and best metrics of a finished run, why it ended, and where its files are."""
+    from .compare import duration, number, table
+
+    metrics = finished.metrics
+    results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
+    best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
+    rows = [[name, number(value), *_best_of(best.get(name))] for name, value in results.items()]
+    print("\n".join(table([["result", "last", "best", "at step", "in snapshot"], *rows])))
+    print(f"ended by {metrics['stop_reason']} after {duration(metrics['seconds'])}")
+    print(f"snapshot {_shortest(metrics['snapshot']) if metrics['snapshot'] else 'none'}")
+    print(f"run folder {finished.path}")
+
+
+def _shortest(path: str) -> str:
+    """Return the path relative to the current folder if it lies below it."""
+    with contextlib.suppress(ValueError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+def _best_of(best: Mapping[str, Any] | None) -> list[str]:
+    from .compare import number
+
+    return ["", "", ""] if best is None else [number(best["value"]), str(best["step"]), best["snapshot"] or "none kept"]

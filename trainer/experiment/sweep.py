@@ -1,0 +1,296 @@
+"""`sweep` trains one experiment with many values, as a folder of runs; its command is `trainer sweep CONFIG`.
+
+    FOLDER/sweep.json      the plan: search space, method and metric; written once
+    FOLDER/trials.jsonl    the values of each trial, written before it begins
+    FOLDER/000, 001, ...   the run folder of each trial
+    FOLDER/report.html     table, parallel coordinates and the best runs overlaid
+
+Every trial is a separate process, ``trainer fit`` or ``online``. A killed sweep can be resumed: finished trials are
+kept, and an unfinished trial resumes from its last snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checks import choice, whole
+from ..errors import ConfigurationError
+from ..masking import mask_text
+from .compare import is_running
+from .sweep_plan import (
+    MODES,
+    PLAN,
+    PRUNED,
+    SEARCHES,
+    TRIALS,
+    Plan,
+    Range,
+    Trial,
+    best_first,
+    drop_torn_line,
+    higher_is_better,
+    measurements,
+    plain,
+    read_outcome,
+    read_plan,
+    read_trials,
+    record_version,
+)
+from .sweep_search import MAKERS
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+
+
+def sweep(
+    config: str | Path,
+    vary: Mapping[str, Any],
+    *,
+    monitor: str,
+    folder: str | Path,
+    search: str = "grid",
+    trials: int | None = None,
+    mode: str = "auto",
+    prune: bool = False,
+    command: str = "fit",
+    processes: int = 1,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+) -> list[Trial]:
+    """Train an experiment with many values, one process per trial; return the trials, best first.
+
+    Args:
+        config: experiment file (YAML).
+        vary: dotted path of the configuration -> list of values, or (low, high) or (low, high, "log") for numbers
+            between them.
+        monitor: metric to compare trials by, named as in the history: "val_auc", "window_auc", "loss".
+        folder: folder for runs, plan and report. If it holds the same sweep, that sweep is resumed.
+        search: "grid" (all combinations), "random", or "optuna" (extra ``[sweep]``).
+        trials: number of trials; required except for a grid.
+        mode: "min", "max", or "auto": as the metric declares.
+        prune: with "optuna", end trials early that are worse than the median of the others at the same point.
+        command: "fit" or "online".
+        processes: number of concurrent trials.
+        seed: seed of the random draws.
+        overrides: ``"a.b=c"`` overrides for every trial.
+
+    Raises:
+        ConfigurationError: invalid arguments, an invalid configuration of a trial, or the folder holds another sweep.
+    """
+    space = {path: _space(path, values) for path, values in vary.items()}
+    plan = Plan(
+        str(Path(config).absolute()), space, search, trials, monitor, mode, prune, command, seed, tuple(overrides)
+    )
+    _check(plan)
+    whole("processes", processes)
+    return _Sweep(plan, Path(folder)).run(processes)
+
+
+def _space(path: str, values: Any) -> Any:
+    if isinstance(values, tuple) and len(values) in (2, 3) and values[2:] in ((), ("log",)):
+        low, high = values[:2]
+        log = len(values) == 3
+        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+        if numbers and low < high and (low > 0 or not log):
+            return Range(low, high, log)
+    elif isinstance(values, list) and values:
+        return list(values)
+    raise ConfigurationError(
+        f"{path}: received {values!r}; accepts a list of values, or (low, high) or (low, high, 'log') of numbers "
+        "with low < high, above 0 for 'log'"
+    )
+
+
+def _check(plan: Plan) -> None:
+    choice("search", plan.search, SEARCHES)
+    choice("mode", plan.mode, MODES)
+    choice("command", plan.command, ("fit", "online"))
+    whole("trials", plan.trials, optional=True)
+    if not plan.vary:
+        raise ConfigurationError("a sweep varies something; give --vary PATH=VALUES")
+    ranges = [path for path, values in plan.vary.items() if isinstance(values, Range)]
+    if plan.search == "grid" and ranges:
+        raise ConfigurationError(
+            f"a grid takes lists of values; {ranges[0]} is a range: list values, or search 'random'"
+        )
+    if plan.search != "grid" and plan.trials is None:
+        raise ConfigurationError(f"search {plan.search!r} needs the number of trials")
+    if plan.prune and plan.search != "optuna":
+        raise ConfigurationError(f"prune works with search 'optuna'; received search {plan.search!r}")
+    from .loader import load_config
+
+    load_config(plan.config, [*plan.overrides, *_settings(_first(plan.vary))])
+
+
+def _first(vary: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: values.low if isinstance(values, Range) else values[0] for path, values in vary.items()}
+
+
+def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
+    """Return settings that let a trial publish below its own folder: a published folder has one writer."""
+    from .loader import load_config
+
+    root = json.dumps(str(folder / "published"))
+    callbacks = load_config(config, settings).callbacks or ()
+    publishers = [spec.path for spec in callbacks if spec.class_path.endswith(".Publish")]
+    return [f"{path}.init_args.root={root}" for path in publishers]
+
+
+def _settings(values: Mapping[str, Any]) -> list[str]:
+    return [f"{path}={json.dumps(value)}" for path, value in values.items()]
+
+
+class _OrphanedTrial:
+    """Process of a trial orphaned by a killed sweep; it is awaited, then its result is read as usual."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def poll(self) -> int | None:
+        """Return None while the process runs."""
+        return None if is_running(self.folder) else 0
+
+    def send_signal(self, number: int) -> None:
+        """Do nothing: it is not a child of this process."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit so that the trials are stopped; on the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Sweep:
+    """A running sweep: proposes values, starts processes and monitors them."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PLAN).is_file():
+            if plain(read_plan(folder)) != plain(plan):
+                raise ConfigurationError(f"{folder} holds another sweep; choose another folder, or --resume {folder}")
+        else:
+            from .rundir import write_json
+
+            write_json(folder / PLAN, plain(plan))
+        self.trials = read_trials(folder)
+        self.search = MAKERS[plan.search](plan, self.trials)
+
+    def run(self, processes: int) -> list[Trial]:
+        """Run all unfinished trials; return the trials, best first."""
+        from ..checkpoint.folder_lock import claim
+
+        with claim(self.folder, "sweep folder"), _sigterm_as_exit():
+            drop_torn_line(self.folder / TRIALS)
+            waiting = [trial for trial in self.trials if trial.state == "waiting"]
+            running: list[Trial] = []
+            try:
+                while True:
+                    while len(running) < processes and (trial := waiting.pop(0) if waiting else self._next()):
+                        self._start(trial)
+                        running.append(trial)
+                    if not running:
+                        break
+                    time.sleep(POLL_SECONDS)
+                    for trial in running:
+                        self._look_at(trial)
+                    running = [trial for trial in running if trial.state == "running"]
+            finally:
+                for trial in running:  # interrupted: each resumes from its snapshot with the sweep
+                    trial.process.send_signal(signal.SIGTERM)
+                for trial in running:
+                    trial.process.wait()
+        return best_first(self.trials, self.plan)
+
+    def _next(self) -> Trial | None:
+        if self.plan.trials is not None and len(self.trials) >= self.plan.trials:
+            return None
+        values = self.search.propose(len(self.trials))
+        if values is None:
+            return None
+        with open(self.folder / TRIALS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        trial = Trial(len(self.trials), dict(values), self.folder / f"{len(self.trials):03d}")
+        self.trials.append(trial)
+        return trial
+
+    def _start(self, trial: Trial) -> None:
+        if (trial.folder / "config.yaml").is_file():
+            options = ["--resume", str(trial.folder)]
+        else:
+            settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={json.dumps(str(trial.folder))}"]
+            settings += _own_publications(self.plan.config, settings, trial.folder)
+            options = [self.plan.config, *(part for text in settings for part in ("--set", text))]
+        arguments = [sys.executable, "-m", "mindspore_trainer", self.plan.command, *options]
+        if is_running(trial.folder):
+            trial.process = _OrphanedTrial(trial.folder)
+        else:
+            with open(trial.folder.with_suffix(".log"), "ab") as log:
+                # a new session, so that Ctrl+C reaches only this process, which then stops each trial once
+                trial.process = subprocess.Popen(
+                    arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+        trial.state = "running"
+        shown = ", ".join(f"{path}={value}" for path, value in trial.values.items())
+        logger.info("trial %d: %s", trial.number, mask_text(shown))
+
+    def _look_at(self, trial: Trial) -> None:
+        ended = trial.process.poll() is not None
+        version = record_version(trial.folder)
+        if not ended and version == trial.record_version:
+            return
+        trial.record_version = version
+        measured = measurements(trial.folder, self.plan.monitor)
+        higher = bool(measured) and higher_is_better(trial, self.plan)
+        for step, value in measured[trial.reported :]:
+            trial.reported += 1
+            if not ended and self.search.is_hopeless(trial, step, -value if higher else value):
+                (trial.folder / PRUNED).touch()
+                trial.process.send_signal(signal.SIGTERM)
+                trial.process.wait()
+                ended = True
+        if not ended:
+            return
+        read_outcome(trial, self.plan)
+        if trial.state == "waiting":  # killed by a signal from outside, or ended without a result
+            trial.state = "failed"
+        if trial.state == "failed":
+            logger.warning(
+                "trial %d failed; its output is in %s", trial.number, self.folder / f"{trial.number:03d}.log"
+            )
+        else:
+            logger.info("trial %d %s: %s %s", trial.number, trial.state, self.plan.monitor, trial.value)
+        self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
+
+
+def resume(folder: str | Path, processes: int = 1) -> list[Trial]:
+    """Resume the sweep in a folder; return its trials, best first."""
+    return _Sweep(read_plan(Path(folder)), Path(folder)).run(whole("processes", processes))

@@ -1,0 +1,193 @@
+"""The plan of a sweep and its trials, as stored in the folder of the sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..report.run_data import read_record
+
+PLAN, TRIALS, PRUNED = "sweep.json", "trials.jsonl", "pruned"
+SEARCHES = ("grid", "random", "optuna")
+MODES = ("auto", "min", "max")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, uniform or log-uniform; integers if both ends are integers."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def draw(self, generator: random.Random) -> float:
+        """Return a random number of the range."""
+        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = generator.uniform(*ends)
+        value = min(max(math.exp(value) if self.log else value, self.low), self.high)
+        return round(value) if self.is_whole else value
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the range holds integers only."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a sweep.
+
+    Attributes:
+        config: the experiment file, absolute.
+        vary: dotted path of the configuration -> values to choose from, or a `Range`.
+        search: "grid", "random" or "optuna" (extra ``[sweep]``).
+        trials: number of trials; None for the whole grid.
+        monitor: metric to compare trials by, named as in the history: "val_auc", "window_auc".
+        mode: "min", "max", or "auto": as the metric declares.
+        prune: stop unpromising trials early ("optuna" only).
+        command: "fit" or "online".
+        seed: seed of the random draws.
+        overrides: further ``--set`` arguments, for every trial.
+    """
+
+    config: str
+    vary: Mapping[str, Any]
+    search: str = "grid"
+    trials: int | None = None
+    monitor: str = "val_loss"
+    mode: str = "auto"
+    prune: bool = False
+    command: str = "fit"
+    seed: int = 0
+    overrides: Sequence[str] = ()
+
+
+@dataclass
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        number: from 0.
+        values: its values of the varied parameters, by dotted path.
+        folder: its run folder.
+        state: "waiting", "running", "done", "pruned" or "failed".
+        value: best value of the monitored metric, or None.
+        process: what trains it, while it runs.
+        reported: how many measurements the search knows.
+        record_version: of the record that they were read from.
+    """
+
+    number: int
+    values: dict[str, Any]
+    folder: Path
+    state: str = "waiting"
+    value: float | None = None
+    process: Any = field(default=None, repr=False)
+    reported: int = 0
+    record_version: tuple[int, int] | None = None
+
+
+def read_plan(folder: Path) -> Plan:
+    """Return the plan of the sweep in a folder.
+
+    Raises:
+        ConfigurationError: the folder has no plan, or it cannot be read.
+    """
+    try:
+        saved = json.loads((folder / PLAN).read_text("utf-8"))
+        vary = {path: Range(**v) if isinstance(v, dict) else v for path, v in saved.pop("vary").items()}
+        return Plan(**{**saved, "vary": vary, "overrides": tuple(saved["overrides"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{folder} holds no sweep: {PLAN} cannot be read: {error}") from error
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """Return the trials recorded so far, in order of number."""
+    plan = read_plan(folder)
+    trials: list[Trial] = []
+    path = folder / TRIALS
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        try:
+            values = json.loads(line)
+        except ValueError:  # the process was killed during the write
+            break
+        trial = Trial(len(trials), values, folder / f"{len(trials):03d}")
+        read_outcome(trial, plan)
+        trials.append(trial)
+    return trials
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove an unfinished last line, which the next one would be appended to; a missing file is left missing."""
+    if path.is_file():
+        complete = path.read_bytes().rfind(b"\n") + 1
+        if complete < path.stat().st_size:
+            os.truncate(path, complete)
+
+
+def best_first(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
+    """Return the trials sorted by value, best first; trials without a value come last."""
+    sign = -1.0 if any(higher_is_better(trial, plan) for trial in trials) else 1.0
+    return sorted(trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0.0), trial.number))
+
+
+def read_outcome(trial: Trial, plan: Plan) -> None:
+    """Set `state` and `value` of a trial from its run folder."""
+    metrics = _json(trial.folder / "metrics.json")
+    reason = str(metrics.get("stop_reason", ""))
+    if (trial.folder / PRUNED).exists():
+        trial.state = "pruned"
+    elif not metrics or reason.startswith("signal"):
+        trial.state = "waiting"
+    else:
+        trial.state = "failed" if reason.startswith("exception") else "done"
+    measured = [value for _, value in measurements(trial.folder, plan.monitor)]
+    if measured:
+        trial.value = (max if higher_is_better(trial, plan) else min)(measured)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
+    """Return the (step, value) pairs that a run has recorded of a metric so far."""
+    group, _, short = monitor.partition("_")
+    names = {"val": f"val/{short}", "window": f"window/{short}"}
+    name = "epoch/loss" if monitor == "loss" else names.get(group, f"window/{monitor}")
+    series = read_record(folder / "record.jsonl").series.get(name)
+    if series is None:
+        return []
+    return [(step, value) for step, value in zip(series.steps, series.values, strict=True) if value is not None]
+
+
+def record_version(folder: Path) -> tuple[int, int] | None:
+    """Return time and size of a run's record, which change with its content; None without a record."""
+    try:
+        status = (folder / "record.jsonl").stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def higher_is_better(trial: Trial, plan: Plan) -> bool:
+    """Return whether higher is better for the monitored metric."""
+    if plan.mode != "auto":
+        return plan.mode == "max"
+    return read_record(trial.folder / "record.jsonl").directions.get(plan.monitor) is True
+
+
+def plain(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain JSON values."""
+    return json.loads(json.dumps(asdict(plan)))  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""Search methods of a sweep: grid, random and Optuna."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from .sweep_plan import Plan, Range, Trial, higher_is_better
+
+
+class Grid:
+    """All combinations, the last path varying fastest."""
+
+    def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
+        self.plan = plan
+        self.combinations = list(itertools.product(*plan.vary.values())) if plan.search == "grid" else []
+
+    def propose(self, number: int) -> dict[str, Any] | None:
+        """Return the values of the trial with this number, or None when there are no more."""
+        if number >= len(self.combinations):
+            return None
+        return dict(zip(self.plan.vary, self.combinations[number], strict=True))
+
+    def is_hopeless(self, trial: Trial, step: int, loss: float) -> bool:
+        """Return whether to stop a trial early, given its latest loss; lower is better."""
+        return False
+
+    def ended(self, trial: Trial, loss: float | None) -> None:
+        """Record the result of a trial."""
+
+
+class Random(Grid):
+    """Independent random draws; each depends only on the seed and the trial's number."""
+
+    def propose(self, number: int) -> dict[str, Any] | None:
+        """Return a random draw."""
+        generator = random.Random(f"{self.plan.seed}/{number}")
+        return {
+            path: values.draw(generator) if isinstance(values, Range) else generator.choice(values)
+            for path, values in self.plan.vary.items()
+        }
+
+
+class Optuna(Grid):
+    """Optuna's TPE and median pruner; a new study is initialized with the folder's earlier trials."""
+
+    def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
+        super().__init__(plan, trials)
+        try:
+            import optuna
+        except ImportError as error:
+            raise ConfigurationError("search 'optuna' needs Optuna: pip install 'mindspore-trainer[sweep]'") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
+        # with the seed alone, a sweep that goes on would draw the values of its first trials again
+        sampler = optuna.samplers.TPESampler(seed=plan.seed + len(trials))
+        self.study = optuna.create_study(sampler=sampler, pruner=pruner)
+        self.distributions = {path: _distribution(values) for path, values in plan.vary.items()}
+        self.asked: dict[int, Any] = {}
+        for trial in trials:
+            if trial.state == "waiting":
+                self.study.enqueue_trial(trial.values)
+                self.asked[trial.number] = self.study.ask(self.distributions)
+            elif trial.value is not None:
+                sign = -1.0 if higher_is_better(trial, plan) else 1.0
+                done = optuna.trial.create_trial(
+                    params=trial.values, distributions=self.distributions, value=sign * trial.value
+                )
+                self.study.add_trial(done)
+
+    def propose(self, number: int) -> dict[str, Any] | None:
+        """Return the study's next suggestion."""
+        self.asked[number] = self.study.ask(self.distributions)
+        return dict(self.asked[number].params)
+
+    def is_hopeless(self, trial: Trial, step: int, loss: float) -> bool:
+        """Return whether the pruner would end the trial."""
+        asked = self.asked[trial.number]
+        asked.report(loss, step)
+        return bool(asked.should_prune())
+
+    def ended(self, trial: Trial, loss: float | None) -> None:
+        """Report the result to the study."""
+        import optuna
+
+        states = {"pruned": optuna.trial.TrialState.PRUNED, "done": optuna.trial.TrialState.COMPLETE}
+        state = states.get(trial.state, optuna.trial.TrialState.FAIL) if loss is not None else None
+        value = loss if state == optuna.trial.TrialState.COMPLETE else None
+        self.study.tell(self.asked[trial.number], value, state=state or optuna.trial.TrialState.FAIL)
+
+
+def _distribution(values: Any) -> Any:
+    import optuna
+
+    if not isinstance(values, Range):
+        return optuna.distributions.CategoricalDistribution(values)
+    kind: Any = optuna.distributions.IntDistribution if values.is_whole else optuna.distributions.FloatDistribution
+    return kind(values.low, values.high, log=values.log)
+
+
+MAKERS: dict[str, Callable[[Plan, Sequence[Trial]], Grid]] = {"grid": Grid, "random": Random, "optuna": Optuna}

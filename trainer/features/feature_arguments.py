@@ -1,0 +1,69 @@
+"""Checks the arguments of `Features`: features given as mappings, unique names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..checks import refuse
+from ..errors import ConfigurationError, did_you_mean
+from .feature import Feature
+
+NUMBERS, IDS = "numbers", "ids"  # inputs of the network
+PREDICTION = "prediction"
+
+
+def as_feature(value: Mapping[str, Any]) -> Feature:
+    """Create a feature from a mapping with its "kind" and arguments.
+
+    Raises:
+        ConfigurationError: an unknown kind or argument; the message names the nearest one.
+    """
+    from . import KINDS
+
+    arguments = dict(value)
+    kind = arguments.pop("kind", None)
+    if kind not in KINDS:
+        raise ConfigurationError(f"kind takes {', '.join(KINDS)}; received {kind!r}{did_you_mean(kind, KINDS)}")
+    accepted = list(KINDS[kind].__dataclass_fields__)
+    for name in arguments:
+        if name not in accepted:
+            raise ConfigurationError(
+                f"a feature of kind {kind!r} takes {', '.join(accepted)}; received {name!r}"
+                f"{did_you_mean(name, accepted)}"
+            )
+    if "name" not in arguments:
+        raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
+    return KINDS[kind](**arguments)
+
+
+def names_kept(keep: Any) -> tuple[str, ...]:
+    """Return the names of columns returned together with predictions.
+
+    Raises:
+        ConfigurationError: they are not names, or one is the name of the predictions.
+    """
+    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    if not all(isinstance(name, str) and name for name in names):
+        refuse("Features(keep=...)", "names of columns", keep)
+    for name in names:
+        if name == PREDICTION:
+            refuse(
+                "Features(keep=...)", f"names of columns other than {PREDICTION!r}, that of the network's output", name
+            )
+    return names
+
+
+def check_unique(what: str, names: Sequence[str]) -> None:
+    """Check that the names of features or outputs are unique.
+
+    Raises:
+        ConfigurationError: two names are equal, or one is the name of a network input.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")
+    for reserved in (NUMBERS, IDS):
+        if what == "output" and reserved in names:
+            raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

@@ -1,0 +1,117 @@
+"""Averages of a network's weights over the steps of a training: exponential (EMA) or of equal parts (SWA)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checkpoint.content import AVERAGES
+from ..checks import whole
+from ..mindspore_internals.shared_memory import overwrite
+from ..state import Stateful
+
+PREFIX = AVERAGES  # of the names of parameters that hold averages
+
+
+@dataclass(frozen=True)
+class AverageRule:
+    """What each update adds to the averages.
+
+    Attributes:
+        decay: of an exponential average, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so
+            that the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`);
+            None for the plain mean (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
+        start: updates before the first one that counts.
+        every: of a plain mean, updates from one that counts to the next.
+    """
+
+    decay: float | None = None
+    start: int = 0
+    every: int = 1
+
+
+class WeightAverage(nn.Cell, Stateful):
+    """Float32 averages of parameters, updated inside the training program after each optimizer update.
+
+    An update that is skipped (an overflow, a value that is not finite) adds nothing.
+
+    Args:
+        parameters: what is averaged: weights, and moving statistics of normalisation.
+        rule: see `AverageRule`.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], rule: AverageRule) -> None:
+        super().__init__(auto_prefix=False)
+        self.rule = rule
+        self.sources = tuple(parameters)
+        self.averages = tuple(
+            Parameter(Tensor(p.asnumpy().astype(np.float32)), name=f"{PREFIX}{p.name}", requires_grad=False)
+            for p in parameters
+        )
+        self.updates = Parameter(Tensor(0, mstype.int32), name=f"{PREFIX}updates", requires_grad=False)
+        self.decay, self.start, self.every = rule.decay, rule.start, rule.every
+        self._applied = False
+
+    def construct(self):
+        """Take the weights of this update into the averages."""
+        done = self.updates - self.start
+        counted = ops.cast(ops.maximum(done, 0), mstype.float32)
+        if self.decay is None:
+            rate = ops.cast(done % self.every == 0, mstype.float32) / (counted / self.every + 1.0)
+        else:
+            rate = 1.0 - ops.minimum(counted / (counted + 9.0), self.decay)
+        # before the start the averages are the weights themselves
+        rate = ops.maximum(rate, ops.cast(done <= 0, mstype.float32))
+        for index, average in enumerate(self.averages):
+            ops.assign_add(average, rate * (ops.cast(self.sources[index], mstype.float32) - average))
+        ops.assign_add(self.updates, 1)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the averages in place of the weights for a while; inside of itself it does nothing."""
+        if self._applied:
+            yield
+            return
+        kept = [np.array(source.asnumpy()) for source in self.sources]
+        self._applied = True
+        try:
+            self._put(average.asnumpy() for average in self.averages)
+            yield
+        finally:
+            self._put(kept)
+            self._applied = False
+
+    def replace_weights(self) -> None:
+        """Leave the averages in place of the weights."""
+        self._put(average.asnumpy() for average in self.averages)
+
+    def _put(self, values: Any) -> None:
+        for source, value in zip(self.sources, values, strict=True):
+            overwrite(source, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages and the number of updates."""
+        arrays = {average.name.removeprefix(PREFIX): average.asnumpy() for average in self.averages}
+        return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: it is of another network.
+        """
+        arrays = state["arrays"]
+        values = [arrays.get(average.name.removeprefix(PREFIX)) for average in self.averages]
+        for average, value in zip(self.averages, values, strict=True):
+            if value is None or tuple(value.shape) != tuple(average.shape):
+                raise ValueError(f"the average of {average.name.removeprefix(PREFIX)} is missing or of another shape")
+        updates = whole("updates", state["json"]["updates"], 0)
+        for average, value in zip(self.averages, values, strict=True):
+            overwrite(average, value)
+        overwrite(self.updates, np.array(updates, np.int32))

@@ -1,0 +1,177 @@
+"""The programs that do not train: evaluation, prediction, and a look at the network's outputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import nn
+
+from ..data.as_columns import Columns
+from ..data.batch_sizes import RowPadding
+from ..data.chunk import Chunk
+from ..data.feed import to_tensor
+from ..errors import ConfigurationError
+from ..mindspore_internals.compilation import compiling, count_programs
+from ..mindspore_internals.dict_networks import by_position
+from .filled_programs import modes_put_back, without_padding
+from .forward import EvalStep, PredictStep
+from .graph_call import Call, to_graph_error
+from .network_checks import is_training_step
+
+if TYPE_CHECKING:
+    from .builder import StepBuilder
+
+
+class InferencePrograms:
+    """The evaluation and prediction programs of one builder, each built once.
+
+    Args:
+        builder: gives the network, its loss and sparse tables, and makes calls of cells.
+        eval_network: cell returning loss, prediction and label, or None to build one.
+
+    Attributes:
+        row_padding: the sizes of batches for which the prediction program has been compiled.
+    """
+
+    def __init__(self, builder: StepBuilder, eval_network: nn.Cell | None) -> None:
+        self._builder = builder
+        self._network = builder.network
+        self.eval_network = eval_network
+        self.row_padding = RowPadding()
+        self._evaluate: nn.Cell | None = None
+        self._sampling: EvalStep | None = None
+        self._predict: nn.Cell | None = None
+        self._calls: dict[int, Call] = {}
+
+    @property
+    def programs(self) -> int:
+        """Number of programs compiled so far."""
+        cells = (self._evaluate, self._sampling, self._predict)
+        return sum(count_programs(cell) for cell in cells if cell is not None)
+
+    @property
+    def table_inputs(self) -> int:
+        """Number of inputs for sparse tables, after the columns."""
+        return 0 if self._builder.tables is None else self._builder.tables.reading_input_count
+
+    def is_users(self, cell: nn.Cell) -> bool:
+        """Return whether `cell` evaluates with the user's evaluation network."""
+        return self.eval_network is not None and cell is self._evaluate
+
+    def run(self, cell: nn.Cell, chunk: Chunk) -> Any:
+        """Run an evaluation or prediction program on a chunk of one batch and return its device outputs.
+
+        Raises:
+            GraphError: MindSpore could not compile or run it.
+        """
+        if chunk.sparse is not None:
+            self._builder.tables.load(chunk.sparse)
+        if chunk.filled:
+            cell = self._builder.filled.evaluate_cell()
+        run = self._calls.get(id(cell))  # the call keeps the cell alive, so the id stays unique
+        if run is None:
+            run = self._calls[id(cell)] = self._builder.make_call(cell)
+        if self._builder.class_range and cell is self._evaluate:
+            ours = self.eval_network is None  # the label cast of a user's cell does not show the shapes
+            self._builder.class_range(chunk, (lambda: self._compile_inference(cell, chunk)) if ours else None)
+        try:
+            outputs = run(*chunk.tensors, like=chunk.signature)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
+        if chunk.filled:
+            return without_padding(outputs, chunk.num_samples, len(chunk.tensors[0]))
+        if cell is self._evaluate:
+            self._builder.filled.keep_for_trial(chunk, outputs)
+        return outputs
+
+    def _compile_inference(self, cell: nn.Cell, chunk: Chunk) -> None:
+        if not self._builder.compiled:
+            return
+        try:
+            with compiling(cell):
+                cell.compile(*chunk.tensors)
+        except Exception as error:
+            raise to_graph_error(error, chunk) from None
+
+    def apply(self, cell: nn.Cell, columns: Columns) -> Any:
+        """Return the device outputs of a program that does not train, for host columns."""
+        if self._builder.tables is not None:
+            columns, plan = self._builder.tables.planner.plan(columns, False, 1, train=False)
+            self._builder.tables.load(plan)
+            columns = (*columns, *plan.inputs)
+        return self._builder.make_call(cell)(*(to_tensor(column) for column in columns))
+
+    def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
+        """Return the shape of one row of the kept prediction, from one forward without training.
+
+        Raises:
+            ConfigurationError: the prediction does not have the rows of the batch on axis 0.
+        """
+        outputs = self.sample_outputs(sample)
+        if output < 0 and len(outputs) > 1:
+            return (sum(int(np.prod(part.shape[1:])) for part in outputs),)
+        kept = outputs[output if len(outputs) > 1 else 0]
+        rows = sample.batch_rows
+        if kept.shape[:1] != (rows,):
+            raise ConfigurationError(
+                "progressive validation needs predictions with the rows of the batch on axis 0; "
+                f"received {list(kept.shape)} for {rows} rows"
+            )
+        return kept.shape[1:]
+
+    def sample_outputs(self, sample: Chunk) -> tuple[np.ndarray, ...]:
+        """Return host copies of the network's outputs for the first batch of a chunk, without training."""
+        columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
+        if self._sampling is None:
+            self._sampling = EvalStep(self._builder.forward, self.table_inputs)
+        self._sampling.set_train(False)
+        try:
+            prediction = self.apply(self._sampling, columns)[1]
+        except Exception as error:
+            raise to_graph_error(error, sample) from None
+        finally:
+            (self._builder.step or self._network).set_train(True)
+        parts = prediction if isinstance(prediction, tuple | list) else (prediction,)
+        return tuple(np.array(part.asnumpy()) for part in parts)
+
+    def use_eval_network(self, cell: nn.Cell | None) -> None:
+        """Use `cell` for evaluation; None: a program built from network and loss."""
+        self.eval_network, self._evaluate = cell, None
+        self._calls.clear()
+
+    def evaluate_cell(self) -> nn.Cell:
+        """Return the evaluation program: the user's, or one built from network and loss."""
+        if self._evaluate is None:
+            if self.eval_network is not None:
+                self._evaluate = by_position(self.eval_network)
+            elif is_training_step(self._network):
+                raise ConfigurationError(
+                    f"evaluate: {type(self._network).__name__} is a whole training step, so evaluating it would train "
+                    "it; pass eval_network="
+                )
+            else:
+                self._evaluate = EvalStep(self._builder.forward, self.table_inputs)
+        return self._evaluate
+
+    def predict_cell(self) -> nn.Cell:
+        """Return the prediction program."""
+        if self._predict is None:
+            if is_training_step(self._network):
+                raise ConfigurationError(
+                    f"predict: {type(self._network).__name__} is a whole training step, so applying it would train it; "
+                    "make a Trainer of the inner network"
+                )
+            self._predict = PredictStep(self._network, cast=self._builder.cast, table_inputs=self.table_inputs)
+        return self._predict
+
+    @contextlib.contextmanager
+    def mode(self, cell: nn.Cell) -> Iterator[None]:
+        """Set inference mode of `cell` and the network; restore their modes on exit."""
+        with modes_put_back(cell, self._network):
+            cell.set_train(False)
+            self._network.set_train(False)
+            self._builder.filled.begin_evaluation()
+            yield

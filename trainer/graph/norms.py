@@ -1,0 +1,53 @@
+"""Norms of gradients and weights, computed inside the training program when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checkpoint.content import NORMS
+from ..mindspore_internals.shared_memory import overwrite
+
+
+class NormRecorder(nn.Cell):
+    """2-norms of each dense parameter and of its gradient, before clipping and before the update.
+
+    The program computes them only in calls that follow `request`; in one of many steps the last step's remain.
+
+    Args:
+        parameters: the optimizer's, in its order.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights = tuple(parameters)
+        self.wanted = Parameter(Tensor(0, mstype.int32), name=f"{NORMS}wanted", requires_grad=False)
+        empty = Tensor(np.zeros((2, len(self.weights)), np.float32))
+        self.norms = Parameter(empty, name=f"{NORMS}values", requires_grad=False)
+
+    def construct(self, gradients):
+        """Record the norms if they are wanted."""
+        if self.wanted > 0:
+            of_gradients = ()
+            of_weights = ()
+            for index, weight in enumerate(self.weights):
+                of_gradients += (_norm(gradients[index]),)
+                of_weights += (_norm(weight),)
+            ops.assign(self.norms, ops.stack((ops.stack(of_gradients), ops.stack(of_weights))))
+
+    def request(self) -> None:
+        """Compute norms in the calls from now on, until `read`."""
+        overwrite(self.wanted, np.array(1, np.int32))
+
+    def read(self) -> dict[str, tuple[float, float]]:
+        """Return (norm of the gradient, norm of the weight) by name of the parameter; ends the computing."""
+        overwrite(self.wanted, np.array(0, np.int32))
+        values = np.array(self.norms.asnumpy())
+        return {p.name: (float(g), float(w)) for p, g, w in zip(self.weights, *values, strict=True)}
+
+
+def _norm(value):
+    return ops.sqrt(ops.sum(ops.square(ops.cast(value, mstype.float32))))

@@ -1,0 +1,102 @@
+"""Times of the single operators of a graph on CPU, from MindSpore's own profiler.
+
+Relied on:
+- `mindspore.profiler.profile` writes, when it stops, a folder ``*_ascend_ms/FRAMEWORK`` with
+  ``cpu_op_execute_timestamp_0.txt``: a line per operator of the graph, ``full name;device;start,duration,thread ...``
+  with the start in nanoseconds since the epoch and the duration in milliseconds. Analysing it further, which is not
+  done here, takes a second and a process.
+- `ProfilerInterface.is_initialized` says whether a profile is under way; there is one at a time in a process.
+- `tensorboard_trace_handler` decides the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMES = "cpu_op_execute_timestamp_0.txt"
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """The runs of one operator of a graph.
+
+    Attributes:
+        name: its full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0".
+        runs: (start in seconds since the epoch, duration in seconds) of each run.
+    """
+
+    name: str
+    runs: tuple[tuple[float, float], ...]
+
+    @property
+    def kind(self) -> str:
+        """What the operator computes: "MatMul"."""
+        return re.sub(r"-op\d+$", "", self.name.rpartition("/")[2])
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it computes gradients."""
+        return self.name.startswith("Gradients/")
+
+    @property
+    def layer(self) -> str:
+        """The cell that it belongs to, as names of attributes: "network.0"; "step" for what belongs to none."""
+        cells = [part.partition("-")[0] for part in self.name.split("/")[:-1] if "-" in part]
+        outer = {"step", "forward", "value_and_grad"}
+        return ".".join(cell for cell in cells if cell not in outer) or "step"
+
+
+class OperatorProfile:
+    """A profile that is under way; make it with `begin`."""
+
+    def __init__(self, profile: Any, folder: str) -> None:
+        self._profile: Any = profile
+        self._folder = folder
+
+    @classmethod
+    def begin(cls) -> OperatorProfile | None:
+        """Begin to time operators; None where another profile is under way or the target is not the CPU."""
+        import mindspore
+        from mindspore import profiler
+        from mindspore.profiler.profiler_interface import ProfilerInterface
+
+        if ProfilerInterface.is_initialized or mindspore.get_context("device_target") != "CPU":
+            return None
+        folder = tempfile.mkdtemp(prefix="mindspore-trainer-profile-")
+        try:
+            handler = profiler.tensorboard_trace_handler(folder, analyse_flag=False)
+            activities = [profiler.ProfilerActivity.CPU]
+            profile = profiler.profile(activities=activities, start_profile=False, on_trace_ready=handler)
+            profile.start()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(profile, folder)
+
+    def end(self) -> list[OperatorTimes]:
+        """End the profile and return the times of the operators that ran; empty if MindSpore wrote none."""
+        try:
+            self._profile.stop()
+            return [times for path in Path(self._folder).rglob(TIMES) for times in _read(path)]
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _read(path: Path) -> Iterator[OperatorTimes]:
+    """Yield the operators of MindSpore's file; lines of another form are left out."""
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        name, _, rest = line.partition(";")
+        runs = []
+        for entry in rest.partition(";")[2].split():
+            with contextlib.suppress(ValueError):
+                start, duration, *_ = entry.split(",")
+                runs.append((int(start) / 1e9, float(duration) / 1e3))
+        if runs:
+            yield OperatorTimes(name, tuple(runs))

@@ -1,0 +1,1 @@
+"""Turns a run folder into one self-contained HTML page."""

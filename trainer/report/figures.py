@@ -1,0 +1,318 @@
+"""Bokeh figures of a page: lines over steps or event time, calibration, distributions, bars."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from .run_data import RunData, Series, SweepData
+
+COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
+DASHES = ("solid", "dashed", "dotted", "dotdash")
+HEIGHT = 300
+LEGEND_ROW = 30
+NEUTRAL = "#7a7f87"  # readable on light and dark pages without scripts
+
+
+def color_of(index: int) -> str:
+    """Return the color of the run with this index."""
+    return COLORS[index % len(COLORS)]
+
+
+def require_bokeh() -> None:
+    """Check that Bokeh is installed.
+
+    Raises:
+        ConfigurationError: it is not installed; the message says how to install it.
+    """
+    try:
+        import bokeh  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError("a report needs Bokeh: pip install 'mindspore-trainer[report]'") from error
+
+
+def _figure(title: str, x: str, y: str = "", **options: Any) -> Any:
+    from bokeh.plotting import figure
+
+    plot: Any = figure(
+        title=title,
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        min_width=200,
+        tools="pan,box_zoom,wheel_zoom,reset,save",
+        active_scroll=None,
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        outline_line_color=None,
+        x_axis_label=x,
+        y_axis_label=y,
+        **options,
+    )
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    for axis in plot.axis:
+        axis.axis_label_text_color = axis.major_label_text_color = NEUTRAL
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = NEUTRAL
+        axis.axis_label_text_font_style = "normal"
+    plot.grid.grid_line_color = NEUTRAL
+    plot.grid.grid_line_alpha = 0.25
+    plot.title.visible = False  # the page shows it as HTML
+    return plot
+
+
+def _finish(plot: Any) -> Any:
+    from bokeh.models import DataRange1d
+
+    if isinstance(plot.y_range, DataRange1d):
+        # around a single value Bokeh shows 2, where a learning rate of 0.001 looks like 0
+        shown = [renderer.data_source.data["y"] for renderer in plot.renderers if renderer.name == "data"]
+        heights = [abs(y) for column in shown for y in column if y is not None and math.isfinite(y)]
+        plot.y_range.default_span = max(heights, default=0.0) or 2.0
+    for legend in plot.legend:
+        legend.click_policy = "hide"
+        legend.background_fill_alpha = legend.border_line_alpha = 0
+        legend.label_text_color = NEUTRAL
+        legend.label_text_font_size = "11px"
+        legend.location = "left"
+        legend.spacing = 10
+        legend.padding = 2
+        plot.add_layout(legend, "below")
+        legend.orientation = "horizontal"
+        legend.ncols = 2
+        plot.tags = [plot.height, LEGEND_ROW]  # page.js adds a row for each line of the legend
+        plot.height += LEGEND_ROW * max(0, (len(legend.items) + 1) // 2 - 1)
+    return plot
+
+
+def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False) -> Any | None:
+    """Plot the values `names` of every run, one color per run and one dash per name; None without values.
+
+    Args:
+        title: of the figure.
+        runs: the runs.
+        names: of `Record.series`.
+        by_time: whether the x axis is the event time, for runs whose values have it.
+    """
+    drawn = [
+        (index, run, name, run.record.series[name])
+        for index, run in enumerate(runs)
+        for name in names
+        if _known(run.record.series.get(name))
+    ]
+    if not drawn:
+        return None
+    by_time = by_time and all(any(series.times) for _, _, _, series in drawn)
+    plot = _figure(title, "event time (UTC)" if by_time else "step", **({"x_axis_type": "datetime"} if by_time else {}))
+    rows = [_points(series, by_time) for _, _, _, series in drawn]
+    few = max(len(row["x"]) for row in rows) <= 60
+    for (index, run, name, _), row in zip(drawn, rows, strict=True):
+        short = name.removeprefix("window/") if len(names) > 1 else ""
+        label = " ".join(filter(None, (run.name if len(runs) > 1 else "", short)))
+        row["label"] = [label or name] * len(row["x"])
+        dash = DASHES[list(names).index(name) % len(DASHES)]
+        color = color_of(index if len(runs) > 1 else list(names).index(name))
+        _draw(plot, row, color, dash, label, few)
+    _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0.[000000]}")])
+    return _finish(plot)
+
+
+def _known(series: Series | None) -> bool:
+    return series is not None and any(value is not None for value in series.values)
+
+
+def _points(series: Series, by_time: bool) -> dict[str, list[Any]]:
+    kept = [
+        (time * 1000.0 if by_time and time is not None else step, value, step)
+        for step, value, time in zip(series.steps, series.values, series.times, strict=True)
+        if value is not None and (time is not None or not by_time)
+    ]
+    x, y, step = zip(*kept, strict=True) if kept else ((), (), ())
+    return {"x": list(x), "y": list(y), "step": list(step)}
+
+
+def _draw(plot: Any, row: Mapping[str, Any], color: str, dash: str, label: str, marked: bool) -> None:
+    from bokeh.models import ColumnDataSource
+
+    source = ColumnDataSource(dict(row))
+    legend = {"legend_label": label} if label else {}
+    plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8, name="data", **legend)
+    if marked:
+        plot.scatter("x", "y", source=source, color=color, size=5, **legend)
+
+
+def _hover(plot: Any, tooltips: Sequence[tuple[str, str]]) -> None:
+    from bokeh.models import HoverTool
+
+    shown = [renderer for renderer in plot.renderers if renderer.name == "data"]
+    plot.add_tools(HoverTool(tooltips=list(tooltips), renderers=shown, mode="mouse", line_policy="nearest"))
+
+
+def calibration(runs: Sequence[RunData], task: str) -> Any | None:
+    """Plot the share of positives over the mean prediction of groups of rows, one line per run."""
+
+    def rows(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+        return {"x": table["predicted"], "y": table["observed"], "weight": table["weight"]}
+
+    plot = _of_scores("Calibration", "mean prediction", "share of positives", runs, task, rows)
+    if plot is not None:
+        ends = [0.0, max(max(run.record.scores[task]["predicted"]) for run in runs if task in run.record.scores)]
+        plot.line(ends, ends, color=NEUTRAL, line_dash="dotted")
+        _hover(
+            plot, [("", "@label"), ("predicted", "@x{0.0000}"), ("observed", "@y{0.0000}"), ("rows", "@weight{0,0}")]
+        )
+        return _finish(plot)
+    return None
+
+
+def distribution(runs: Sequence[RunData], task: str) -> Any | None:
+    """Plot the share of rows by prediction, one line per run and class."""
+    plot = None
+    for kind, dash in (("positives", "solid"), ("negatives", "dashed")):
+
+        def rows(table: Mapping[str, Any], kind: str = kind) -> dict[str, list[Any]]:
+            edges, counts = table["edges"], table[kind]
+            total = sum(counts) or 1.0
+            middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+            return {"x": middles, "y": [count / total for count in counts], "weight": counts}
+
+        title, y = "Distribution of predictions", "share of the class"
+        plot = _of_scores(title, "prediction", y, runs, task, rows, plot, kind, dash)
+    if plot is None:
+        return None
+    _hover(plot, [("", "@label"), ("prediction", "@x{0.0000}"), ("share", "@y{0.0000}"), ("rows", "@weight{0,0}")])
+    return _finish(plot)
+
+
+def _of_scores(
+    title: str,
+    x: str,
+    y: str,
+    runs: Sequence[RunData],
+    task: str,
+    rows: Callable[[Mapping[str, Any]], dict[str, list[Any]]],
+    plot: Any = None,
+    kind: str = "",
+    dash: str = "solid",
+) -> Any | None:
+    for index, run in enumerate(runs):
+        table = run.record.scores.get(task)
+        if table is None:
+            continue
+        plot = plot or _figure(f"{title} {task}".strip(), x, y)
+        row = rows(table)
+        label = " ".join(filter(None, (run.name if len(runs) > 1 else "", kind)))
+        row["label"] = [label or title] * len(row["x"])
+        color = color_of(index if len(runs) > 1 or not kind else ("positives", "negatives").index(kind))
+        _draw(plot, row, color, dash, label, marked=not kind)
+    return plot
+
+
+def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
+    """Plot a number of each sparse table over the steps: "rows", "bytes", "admitted", ..."""
+    plot = None
+    for index, run in enumerate(runs):
+        names = list(run.record.tables[-1][1]) if run.record.tables else []
+        if plot is None and any(table.get(field) for _, of_step in run.record.tables for table in of_step.values()):
+            plot = _figure(title, "step")
+        if plot is None:
+            continue
+        for number, name in enumerate(names):
+            points = [(step, of_step[name][field]) for step, of_step in run.record.tables if name in of_step]
+            label = f"{run.name} {name}" if len(runs) > 1 else name
+            row: dict[str, list[Any]] = {"x": [step for step, _ in points], "y": [value for _, value in points]}
+            row |= {"step": row["x"], "label": [label] * len(points)}
+            color = color_of(index if len(runs) > 1 else number)
+            _draw(plot, row, color, DASHES[number % len(DASHES) if len(runs) > 1 else 0], label, len(points) < 60)
+    if plot is None:
+        return None
+    _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0,0}")])
+    return _finish(plot)
+
+
+def parallel_coordinates(sweep: SweepData) -> Any | None:
+    """Plot one line per trial through an axis per varied value and one for the metric; the best is warmest."""
+    from bokeh.models import ColumnDataSource
+
+    rows = [row for row in sweep.rows if row[3] is not None]
+    if not rows:
+        return None
+    axes = [*sweep.paths, sweep.monitor]
+    scales = [_scale([_values(row)[number] for row in rows]) for number in range(len(axes))]
+    plot = _figure("Values of the trials", "", y_range=(-0.12, 1.08))
+    plot.xgrid.grid_line_alpha = 0.8
+    plot.yaxis.visible = plot.ygrid.visible = False
+    plot.xaxis.ticker = list(range(len(axes)))
+    plot.xaxis.major_label_overrides = {number: name.rpartition(".")[2] for number, name in enumerate(axes)}
+    for place, row in reversed(list(enumerate(rows))):
+        heights = [scale[0](value) for scale, value in zip(scales, _values(row), strict=True)]
+        text = f"trial {row[0]}: " + ", ".join(f"{k} {v}" for k, v in zip(axes, _values(row), strict=True))
+        data = {"x": list(range(len(axes))), "y": heights, "label": [text] * len(axes)}
+        color = _warmth(place / max(1, len(rows) - 1))
+        width = 3.0 if place == 0 else 1.4
+        plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
+    for number, (_, ticks) in enumerate(scales):
+        labels = {"x": [number] * len(ticks), "y": [y for y, _ in ticks], "text": [text for _, text in ticks]}
+        plot.text(
+            "x", "y", "text", source=ColumnDataSource(labels), text_font_size="10px", text_color=NEUTRAL, x_offset=4
+        )
+    _hover(plot, [("", "@label")])
+    return _finish(plot)
+
+
+def _values(row: tuple[str, str, Sequence[Any], float | None]) -> list[Any]:
+    return [*row[2], row[3]]
+
+
+def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
+    """Return a function from a value to its height on the axis, 0 to 1, and the axis labels with heights."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        low, high = min(values), max(values)
+        logs = low > 0 and high / low >= 100
+        ends = (math.log(low), math.log(high)) if logs else (low, high)
+        width = (ends[1] - ends[0]) or 1.0
+        return lambda value: ((math.log(value) if logs else value) - ends[0]) / width, [
+            (0.0, f"{low:.4g}"),
+            *([(1.0, f"{high:.4g}")] if high > low else []),
+        ]
+    kinds = sorted({str(value) for value in values})
+    heights = {kind: place / max(1, len(kinds) - 1) for place, kind in enumerate(kinds)}
+    return lambda value: heights[str(value)], [(height, kind) for kind, height in heights.items()]
+
+
+def _warmth(share: float) -> str:
+    """Return a color from red (0) to blue (1)."""
+    ends = ((239, 68, 68), (59, 130, 246))
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))
+
+
+def bars(title: str, x: str, values: Mapping[str, Mapping[str, float]], runs: Sequence[RunData]) -> Any | None:
+    """Plot horizontal bars: one bar per category and run.
+
+    Args:
+        title: of the figure.
+        x: label of the bar length.
+        values: run -> category -> length.
+        runs: the runs.
+    """
+    from bokeh.models import ColumnDataSource, FactorRange
+
+    categories = list(dict.fromkeys(name for of_run in values.values() for name in of_run))
+    if not categories:
+        return None
+
+    def category(name: str, run: RunData) -> str:
+        return f"{name} · {run.name}" if len(runs) > 1 else name
+
+    ordered = [category(name, run) for name in categories for run in runs if name in values.get(run.name, {})]
+    plot = _figure(title, x, y_range=FactorRange(factors=ordered[::-1]))
+    plot.height = max(160, 26 * len(ordered) + 90)
+    for index, run in enumerate(runs):
+        of_run = values.get(run.name, {})
+        keys = [category(name, run) for name in of_run]
+        row = {"y": keys, "x": list(of_run.values()), "label": keys}
+        plot.hbar("y", right="x", height=0.7, source=ColumnDataSource(row), color=color_of(index), name="data")
+    _hover(plot, [("", "@label"), (x, "@x{0,0.[000]}")])
+    return _finish(plot)

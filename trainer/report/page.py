@@ -1,0 +1,313 @@
+"""The page of a report: sections of figures and tables as self-contained HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from . import figures
+from .run_data import RunData, SweepData
+
+PROFILE_ROWS = 12
+_SLICE = "/"  # "auc/site=3" is the AUC of a slice
+_HINT = "Drag to zoom or pan, hover for values. With the focus on a figure: arrow keys, + and -, 0 to reset."
+
+
+def page(
+    runs: Sequence[RunData], title: str, refresh_seconds: int | None = None, sweep: SweepData | None = None
+) -> str:
+    """Return a report of `runs`, overlaid, as HTML that loads nothing from the network.
+
+    Args:
+        runs: the runs, one or more, with different names.
+        title: title of the page.
+        sweep: the sweep whose best trials the runs are, or None.
+        refresh_seconds: reload interval of the page in a browser; None: never.
+
+    Raises:
+        ConfigurationError: Bokeh is not installed.
+    """
+    figures.require_bokeh()
+    sections = [] if sweep is None else [("Sweep", _sweep(sweep))]
+    sections += [(name, make(runs)) for name, make in _SECTIONS.items()]
+    sections = [(name, parts) for name, parts in sections if parts]
+    plots = {f"figure-{i}-{j}": part for i, (_, parts) in enumerate(sections) for j, part in enumerate(parts)}
+    plots = {key: part for key, part in plots.items() if not isinstance(part, str)}
+    script, divs = _components(plots)
+    body = []
+    for i, (name, parts) in enumerate(sections):
+        drawn = [_drawn(divs[f"figure-{i}-{j}"], part) for j, part in enumerate(parts) if not isinstance(part, str)]
+        grid = f'<div class="figures">{"".join(drawn)}</div>' if drawn else ""
+        tables = "".join(part for part in parts if isinstance(part, str))
+        body.append(f'<section aria-labelledby="s{i}"><h2 id="s{i}">{name}</h2>{grid}{tables}</section>')
+    links = "".join(f'<li><a href="#s{i}">{name}</a></li>' for i, (name, _) in enumerate(sections))
+    refresh = "" if refresh_seconds is None else f'<meta http-equiv="refresh" content="{refresh_seconds}">'
+    code = f"<script>{_file('page.js')}</script>" if plots else ""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style>{_library() if plots else ''}</head>"
+        f'<body><a class="skip" href="#s0">Skip to the runs</a><header><h1>{html.escape(title)}</h1></header>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main><p class="note">{_HINT}</p>{"".join(body)}</main>'
+        f"{script}{code}</body></html>\n"
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _library() -> str:
+    from bokeh.resources import Resources
+
+    return str(Resources(mode="inline", components=["bokeh"], minified=True).render_js())
+
+
+def _components(plots: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
+    if not plots:
+        return "", {}
+    from bokeh.embed import components
+
+    script, divs = components(dict(plots))
+    return script, divs
+
+
+def _drawn(div: str, plot: Any) -> str:
+    name = html.escape(plot.title.text)
+    # the title is above the figure: inside it begins behind the labels of the axis, and is cut off where these are long
+    return f'<figure tabindex="0" role="group" aria-label="{name}"><figcaption>{name}</figcaption>{div}</figure>'
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], marked: Iterable[bool] = ()) -> str:
+    """Return a table; numbers are right-aligned, and marked rows are highlighted."""
+    rows = [list(row) for row in rows]
+    if not rows:
+        return ""
+    marks = list(marked) or [False] * len(rows)
+    numbers = [all(isinstance(row[i], int | float) or row[i] in ("", None) for row in rows) for i in range(len(heads))]
+    kinds = [' class="number"' if number else "" for number in numbers]
+    head = "".join(f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True))
+    body = ""
+    for row, mark in zip(rows, marks, strict=True):
+        cells = "".join(f"<td{kind}>{html.escape(_text(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+        body += f"<tr class='differs'>{cells}</tr>" if mark else f"<tr>{cells}</tr>"
+    caption = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row per name and a column per run; differing rows come first, highlighted."""
+    names = dict.fromkeys(name for side in sides for name in side)
+    rows = [[name, *(side.get(name) for side in sides)] for name in names]
+    rows.sort(key=lambda row: len({_text(value) for value in row[1:]}) == 1 or len(runs) == 1)
+    differs = [len(runs) > 1 and len({_text(value) for value in row[1:]}) > 1 for row in rows]
+    return _table(caption, [head, *(run.name for run in runs)], rows, differs)
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def _sweep(sweep: SweepData) -> list[Any]:
+    rows = [[name, state, *values, value] for name, state, values, value in sweep.rows]
+    table = _table("The best first", ["trial", "state", *sweep.paths, sweep.monitor], rows)
+    return [part for part in (figures.parallel_coordinates(sweep), table) if part]
+
+
+def _runs(runs: Sequence[RunData]) -> list[Any]:
+    cards = ""
+    for index, run in enumerate(runs):
+        facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in run.facts)
+        cards += (
+            f'<div class="run" style="border-left-color:{figures.color_of(index)}"><h3>{html.escape(run.name)}</h3>'
+            f"<dl><dt>state</dt><dd>{html.escape(run.state)}</dd>{facts}</dl></div>"
+        )
+    return [f'<div class="runs">{cards}</div>']
+
+
+def _results(runs: Sequence[RunData]) -> list[Any]:
+    finals = [{name: value for name, value in run.results.items() if _SLICE not in name} for run in runs]
+    best = [
+        [run.name, name, best["value"], best["step"], best["snapshot"] or "none kept"]
+        for run in runs
+        for name, best in run.best.items()
+        if _SLICE not in name
+    ]
+    tables = [
+        _side_by_side("Last values", "result", runs, finals),
+        _table("Best values", ["run", "metric", "best", "at step", "in snapshot"], best),
+    ]
+    return [table for table in tables if table]
+
+
+def _names(runs: Sequence[RunData], group: str) -> list[str]:
+    names = dict.fromkeys(name for run in runs for name in run.record.series)
+    return [name for name in names if name.startswith(f"{group}/") and _SLICE not in name.removeprefix(f"{group}/")]
+
+
+def _curves(runs: Sequence[RunData]) -> list[Any]:
+    losses = [name for name in ("train/loss", "epoch/loss", "val/loss") if name in _all(runs)]
+    plots = [figures.lines("Loss", runs, losses)]
+    plots += [figures.lines(name, runs, [name]) for name in _names(runs, "val") if name != "val/loss"]
+    known = {"train/loss", "train/samples_per_second", "train/data_wait"}
+    plots += [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
+    return [plot for plot in plots if plot is not None]
+
+
+def _all(runs: Sequence[RunData]) -> set[str]:
+    return {name for run in runs for name in run.record.series}
+
+
+def _windows(runs: Sequence[RunData]) -> list[Any]:
+    bases = dict.fromkeys(
+        name.removeprefix("window/").removeprefix("decayed_").removeprefix("lifetime_")
+        for name in _names(runs, "window")
+    )
+    plots = []
+    for base in bases:
+        if base not in _STREAM_FIGURES and not base.endswith("rows"):
+            names = [f"window/{horizon}{base}" for horizon in ("", "decayed_", "lifetime_")]
+            shown = [name for name in names if name in _all(runs)]
+            plots.append(figures.lines(f"{base} by window", runs, shown, by_time=True))
+    return [plot for plot in plots if plot is not None]
+
+
+_STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth")
+
+
+def _scores(runs: Sequence[RunData]) -> list[Any]:
+    tasks = dict.fromkeys(task for run in runs for task in run.record.scores)
+    plots = [make(runs, task) for task in tasks for make in (figures.calibration, figures.distribution)]
+    return [plot for plot in plots if plot is not None]
+
+
+def _slices(runs: Sequence[RunData]) -> list[Any]:
+    sides, sliced = [], []
+    for run in runs:
+        side = {}
+        for name, series in run.record.series.items():
+            metric = name.partition("/")[2]
+            if _SLICE in metric and series.values:
+                side[metric] = series.values[-1]
+        if side:
+            sides.append(side)
+            sliced.append(run)
+    return [table] if (table := _side_by_side("Newest values", "slice", sliced, sides)) else []
+
+
+def _features(runs: Sequence[RunData]) -> list[Any]:
+    drift = {run.name: dict(run.drift) for run in runs if run.drift}
+    plot = figures.bars("Drift of the test rows from those trained on", "population stability index", drift, runs)
+    note = '<p class="note">Below 0.1 a column is usually called unchanged, above 0.25 changed.</p>' if drift else ""
+    kinds = _side_by_side("", "feature", runs, [run.features for run in runs])
+    return [part for part in (plot, note, kinds) if part]
+
+
+def _speed(runs: Sequence[RunData]) -> list[Any]:
+    plots = [
+        figures.lines("Rows a second", runs, ["train/samples_per_second"]),
+        figures.lines("Share of the time that waits for data", runs, ["train/data_wait"]),
+        *(figures.lines(name, runs, [f"window/{name}"], by_time=True) for name in _STREAM_FIGURES),
+        figures.bars("Where the time went", "seconds", {run.name: run.record.seconds for run in runs}, runs),
+        figures.bars(
+            "The reading thread, beside the training",
+            "seconds",
+            {run.name: run.record.seconds_beside for run in runs if any(run.record.seconds_beside.values())},
+            runs,
+        ),
+    ]
+    return [plot for plot in plots if plot is not None] + [part for run in runs for part in _profile(run)]
+
+
+def _profile(run: RunData) -> list[str]:
+    """Return tables of a measured step: its parts, its operators, its layers."""
+    profile = run.profile
+    if not profile:
+        return []
+    title = f"{run.name}: a step of {profile['milliseconds']:.3f} ms, over {profile['steps']:,} steps"
+    parts = sorted(profile["parts"].items(), key=lambda part: -part[1])
+    operators, layers = profile["operators"][:PROFILE_ROWS], profile["layers"][:PROFILE_ROWS]
+    return [
+        _table(title, ["part", "ms per step"], parts),
+        _table(f"{run.name}: operators", ["operator", "runs per step", "ms per step"], operators),
+        _table(f"{run.name}: layers", ["layer", "ms forward", "ms backward"], layers),
+    ]
+
+
+def _tables(runs: Sequence[RunData]) -> list[Any]:
+    plots = [
+        figures.tables("Rows of sparse tables", runs, "rows"),
+        figures.tables("Memory of sparse tables, bytes", runs, "bytes"),
+        figures.tables("Ids admitted", runs, "admitted"),
+        figures.tables("Rows evicted", runs, "evicted"),
+    ]
+    heads = ("rows", "bytes", "admitted", "evicted", "expired", "overflowed", "refused")
+    rows = [
+        [run.name, name, *(table.get(head, 0) for head in heads)]
+        for run in runs
+        if run.record.tables
+        for name, table in run.record.tables[-1][1].items()
+    ]
+    return [*(plot for plot in plots if plot is not None), *filter(None, [_table("", ["run", "table", *heads], rows)])]
+
+
+def _snapshots(runs: Sequence[RunData]) -> list[Any]:
+    rows = [[run.name, *snapshot] for run in runs for snapshot in run.snapshots]
+    table = _table("", ["run", "snapshot", "bytes", "written", "pointers"], rows)
+    return [table] if table else []
+
+
+def _set_aside(runs: Sequence[RunData]) -> list[Any]:
+    parts = []
+    for run in runs:
+        for report in dict.fromkeys(run.record.set_aside):
+            parts.append(f"<p>{html.escape(run.name)}: {html.escape(report)}</p>")
+        for path, count, reasons, newest in run.set_aside:
+            parts.append(_table(f"{run.name}: {count:,} rows in {path}", ["reason", "rows"], reasons.items()))
+            shown = html.escape("\n".join(newest))
+            parts.append(f'<details><summary>The newest of them</summary><pre class="scroll">{shown}</pre></details>')
+    return parts
+
+
+def _configuration(runs: Sequence[RunData]) -> list[Any]:
+    given = [{path: value for path, value in run.config.items() if path not in run.defaults} for run in runs]
+    left = [{path: value for path, value in run.config.items() if path in run.defaults} for run in runs]
+    defaults = _side_by_side("", "option", runs, left)
+    folded = f"<details><summary>Options with their default values</summary>{defaults}</details>" if defaults else ""
+    return [part for part in (_side_by_side("What was chosen", "option", runs, given), folded) if part]
+
+
+def _environment(runs: Sequence[RunData]) -> list[Any]:
+    table = _side_by_side("", "", runs, [run.environment for run in runs])
+    return [table] if table else []
+
+
+_SECTIONS = {
+    "Runs": _runs,
+    "Curves": _curves,
+    "Windows": _windows,
+    "Predictions": _scores,
+    "Results": _results,
+    "Slices": _slices,
+    "Features": _features,
+    "Time": _speed,
+    "Sparse tables": _tables,
+    "Snapshots": _snapshots,
+    "Rows set aside": _set_aside,
+    "Configuration": _configuration,
+    "Environment": _environment,
+}

@@ -1,0 +1,115 @@
+"""`BatchSizeTrials`: trains a few calls with batches of another size, and puts everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..checkpoint.capture import assign, generator_states, named_parameters, restore_generators
+from ..data.feed import Feed
+from ..data.position import Position
+from ..errors import ConfigurationError
+from ..graph.graph_call import TrainRunner
+from ..graph.program import StepOptions
+from .owner import Owner
+
+WARM_UP = 3  # calls: the first compiles, the second checks the program
+NOT_RESTORED = ("tables", "features")  # refused, and not changed by training
+
+
+@dataclass(frozen=True)
+class BatchSizeTrials:
+    """Trains with batches of other sizes on the data of a run, from its beginning.
+
+    Args:
+        trainer: whose network is trained.
+        options: what each step does.
+        batch_size: rows of the run's batches; None where the data come in batches of their own.
+        feed_of: returns a feed of batches of so many rows.
+    """
+
+    trainer: Owner
+    options: StepOptions
+    batch_size: int | None
+    feed_of: Callable[[int], Feed]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back weights, optimizer, loss scale, random generators and data position afterwards.
+
+        Raises:
+            ConfigurationError: rows of sparse tables or gathered gradients could not be put back, or the size of
+                batches is not the trainer's to choose.
+        """
+        trainer = self.trainer
+        if trainer.tables is not None:
+            raise ConfigurationError("a search for a batch size puts back weights, not rows of sparse tables")
+        if trainer.group.size > 1:
+            raise ConfigurationError("a search for a batch size runs in one process; the group has several")
+        if self.batch_size is None:
+            raise ConfigurationError(
+                "a search for a batch size needs data that the trainer cuts into batches: arrays or raw rows, with "
+                "fit(batch_size=...); these come in batches of their own"
+            )
+        if trainer.builder.accumulation.is_open:
+            raise ConfigurationError(
+                "a search for a batch size cannot put back gradients that wait for their optimizer update; search "
+                "before training, or after an epoch whose last update was complete"
+            )
+        groups = named_parameters(trainer.snapshot_content())
+        values = [(p, np.array(p.asnumpy())) for group in groups.values() for p in group.values()]
+        parts = {name: part for name, part in trainer.parts.items() if name not in NOT_RESTORED}
+        states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}  # some are views
+        generators, sink_mode = generator_states(), trainer.sink_mode
+        try:
+            yield
+        finally:
+            assign(values)
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+            trainer.builder.accumulation.clear()
+            restore_generators(generators)
+            trainer.sink_mode = sink_mode
+
+    def measure(self, rows: int, calls: int) -> float | None:
+        """Return rows per second with batches of `rows` rows, the median over calls; None if the data are fewer.
+
+        Waiting for data is included, compiling is not.
+        """
+        feed = self.feed_of(rows)
+        runners: dict[bool, TrainRunner] = {}
+        seconds: list[float] = []
+        epoch = done = 0
+        try:
+            while len(seconds) < calls:
+                before, chunks = done, feed.chunks(Position(epoch=epoch))
+                with contextlib.closing(chunks):
+                    began = time.perf_counter()
+                    for chunk in chunks:
+                        if chunk.batch_rows != rows:  # the rest of an epoch
+                            continue
+                        if chunk.stacked not in runners:
+                            batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
+                            runners[chunk.stacked] = self.trainer.builder.train(
+                                self.options, batches_per_call, chunk, feed.options.filling
+                            )
+                        _ = runners[chunk.stacked](chunk).losses  # waits for the device
+                        done += 1
+                        now = time.perf_counter()
+                        if done > WARM_UP:
+                            seconds.append((now - began) / chunk.num_samples)
+                        began = now
+                        if len(seconds) >= calls:
+                            break
+                if done == before:
+                    return None
+                epoch += 1
+        finally:
+            feed.close()
+        return 1 / statistics.median(seconds)

@@ -1,0 +1,66 @@
+"""How long processes wait for data: the share of each, and one warning when it is much."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from ..data.feed import Feed
+from ..distributed.group import Group
+
+LONG_WAIT = 1 / 3  # share of the time
+LEAST_WAIT_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class DataWaits:
+    """Watches how much of a run's time is spent waiting for data, and warns once of each way to wait too long.
+
+    Args:
+        feed: what the run trains on, of this process.
+        group: the processes of the job.
+    """
+
+    def __init__(self, feed: Feed, group: Group) -> None:
+        self.feed, self.group = feed, group
+        self._warned = self._warned_of_rank = False
+
+    def warn(self) -> None:
+        """Warn, with the source's advice, when this process spends more than a third of its time waiting."""
+        clock = self.feed.clock
+        if self._warned or not self._is_long(clock.share, clock.waited):
+            return
+        hint = self.feed.source.when_slow()
+        if hint:
+            self._warned = True
+            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
+
+    def gather(self) -> tuple[float, ...] | None:
+        """Return the share of every process by rank, None for a job of one process; all processes call it together.
+
+        Rank 0 warns of the process that makes all others wait.
+        """
+        if self.group.size == 1:
+            return None
+        clock = self.feed.clock
+        shares, waited = self.group.gather(np.array([clock.share, clock.waited])).T
+        slowest = int(np.argmax(shares))
+        others = float(np.delete(shares, slowest).max())
+        uneven = shares[slowest] - others > LONG_WAIT
+        if uneven and self._is_long(shares[slowest], waited[slowest]) and not self._warned_of_rank:
+            self._warned_of_rank = True
+            if self.group.is_main:
+                logger.warning(
+                    "rank %d spends %.0f %% of its time waiting for data, the others at most %.0f %%: every step waits "
+                    "for that process; look at its share of the data, its disk and its processor",
+                    slowest,
+                    100 * shares[slowest],
+                    100 * others,
+                )
+        return tuple(shares.tolist())
+
+    @staticmethod
+    def _is_long(share: float, waited: float) -> bool:
+        return bool(share > LONG_WAIT and waited >= LEAST_WAIT_SECONDS)

@@ -1,0 +1,65 @@
+"""The metrics that a run produces, and the check that callbacks monitor only these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from callbacks import Callback
+
+from ..errors import ConfigurationError, did_you_mean
+from ..graph.multi_task import MultiTaskLoss
+from ..metrics.registry import directions
+from ..metrics.window_metric import Direction
+
+if TYPE_CHECKING:
+    from .online import OnlineMetrics
+
+
+def produced_metrics(
+    metrics: Mapping[str, Any], tasks: MultiTaskLoss | None, valid_sets: Sequence[str], online: OnlineMetrics | None
+) -> dict[str, Direction]:
+    """Return the metrics a run produces, by name: training losses, each validation set's, windows.
+
+    The values say whether higher is better; None where the metric does not say.
+    """
+    losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
+    evaluated = {"loss": False, **losses, **directions(metrics)}
+    produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
+    for part in valid_sets:
+        prefix = f"val_{part}_" if part else "val_"
+        produced |= {prefix + name: higher for name, higher in evaluated.items()}
+    return {**produced, **({} if online is None else online.directions())}
+
+
+def check_monitors(
+    callbacks: Iterable[Callback], produced: Mapping[str, Direction], validated: Container[str] = ()
+) -> None:
+    """Check that every monitored metric is produced; set the callbacks' directions.
+
+    Args:
+        callbacks: those of the run.
+        produced: the metrics of the run, see `produced_metrics`.
+        validated: names of those that a validation set would add.
+
+    Raises:
+        ConfigurationError: one is not; the nearest name is given.
+    """
+    for callback in callbacks:
+        if callback.monitor is None:
+            continue
+        monitored: dict[str, Direction] = {}
+        for monitor in (callback.monitor,) if isinstance(callback.monitor, str) else callback.monitor:
+            base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
+            if monitor in produced or base in produced:
+                monitored[monitor] = produced.get(monitor, produced.get(base))
+                continue
+            hint = did_you_mean(monitor, produced)
+            if monitor in validated:
+                hint = "; it comes from validation, and no valid_dataset was given"
+            raise ConfigurationError(
+                f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
+                f"available are {', '.join(produced)}{hint}"
+            )
+        callback.use_directions(monitored)

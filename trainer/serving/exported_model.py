@@ -1,0 +1,312 @@
+"""A trained model as a folder for other programs: ONNX, MindIR, tables, declared features, instructions."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+import numpy as np
+
+from ..checkpoint import durable, strict_json
+from ..checkpoint.manifest import FolderWriter
+from ..checks import choice, whole
+from ..data.chunk import InputBatch
+from ..data.ragged import base_of
+from ..embedding.planning.layout import FieldMap
+from ..embedding.tables.hashing import to_ids
+from ..embedding.tables.spec import DEFAULT_ROW
+from ..errors import ConfigurationError
+from ..mindspore_internals.cell_structure import parameters_of
+from ..models.retrieval import item_vectors, user_vectors, write_vectors
+from ..streams.formats.ragged_column import Ragged
+from . import onnx_graph
+from .export_readme import readme
+from .exported_tables import FORMATS, ExportedTable, exported_tables, file_name, table_of_each_element
+from .graph_export import ABOUT, FEATURES, NETWORK, ServedGraph, fields_of
+from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
+
+if TYPE_CHECKING:
+    from callbacks.callback import Trainer
+
+MODEL, ONNX, EXAMPLE = "model.json", "network.onnx", "example.npz"
+_ALLOWED, _ALLOWED_HALF = 1e-4, 2e-2  # float32; where the network computes in float16
+_UNSEEN = 8_765_432_109_876_543
+_RAGGED_LONGEST = 8
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_model` wrote.
+
+    Attributes:
+        folder: where.
+        files: name -> bytes.
+        batch: rows of a batch that the ONNX graph takes, None for any number; also None without ONNX.
+        difference: largest absolute difference between onnxruntime's answers and the network's, of numbers above 1
+            relative to the largest; None without ONNX.
+        compared: rows of that comparison.
+    """
+
+    folder: Path
+    files: Mapping[str, int]
+    batch: int | None
+    difference: float | None
+    compared: int
+
+
+def export_model(
+    trainer: Trainer,
+    folder: str | os.PathLike[str],
+    data: Any = None,
+    *,
+    onnx: bool = True,
+    tables: str = "parquet",
+    batch: int = 256,
+    items: tuple[Any, Any] | None = None,
+    users: tuple[Any, Any] | None = None,
+    step: int | None = None,
+) -> Exported:
+    """Write a trained model for other programs into a new folder, which appears whole or not at all.
+
+    Args:
+        trainer: a Trainer.
+        folder: a folder that does not exist yet.
+        data: some rows, as `Trainer.predict` takes them: they show what the network takes, and answers are compared for
+            them. Not needed while it trains, in a callback.
+        onnx: whether ``network.onnx`` is written (extra [onnx]), and compared with the network by onnxruntime.
+        tables: "parquet" (extra [arrow]) or "safetensors": what sparse tables are written as.
+        batch: rows of a batch of the MindIR program, and of the ONNX graph where it cannot take any number.
+        items: (ids, raw rows) of items: their vectors are written as ``items.parquet``; of a `TwoTower`.
+        users: the same for users, ``users.parquet``.
+        step: optimizer steps the model has seen; default: those of the trainer, which are 0 where only weights were
+            loaded.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigurationError: an argument cannot work, an extra is missing, or the network cannot be exported; MindSpore's
+            ONNX exporter lacks an operator, which is named.
+        DataError: rows of `items` or `users` that the features' declaration forbids.
+        OSError: the file system refused.
+    """
+    choice("export_model(tables=...)", tables, FORMATS)
+    whole("export_model(batch=...)", batch)
+    folder = _new_folder(folder)
+    _check(trainer, onnx, tables, data)
+    seen = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
+    half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
+    network = trainer.tables.tables if trainer.tables is not None else None
+    fields = fields_of(network)
+    sparse_tables = exported_tables(fields, network.planner.tables) if network is not None else []
+    with trainer.averaged_weights(), tempfile.TemporaryDirectory() as scratch, FolderWriter(folder) as files:
+        graph_folder = Path(scratch) / publish_network(trainer, Path(scratch), batch, seen).name
+        graph = ServedGraph(graph_folder)
+        _fill(graph, trainer, sparse_tables)
+        names = tuple(graph.about["columns"])
+        columns = _sample(seen, graph, fields)
+        expected = graph.run(columns)
+        outputs = _output_names(trainer, len(expected))
+        model: dict[str, Any] = {
+            "format_version": 1,
+            "mindspore": ms.__version__,
+            "step": trainer.state.progress.global_step if step is None else step,
+            "inputs": _described_inputs(graph, fields, columns, sparse_tables),
+            "outputs": [
+                {"name": name, "shape": [None, *output.shape[1:]]}
+                for name, output in zip(outputs, expected, strict=True)
+            ],
+            "activation": graph.activation,
+            "tables": _write_tables(files, sparse_tables, tables),
+            "onnx": None,
+        }
+        if onnx:
+            exported = onnx_graph.Network(
+                trainer.network,
+                network,
+                names,
+                outputs,
+                blank=lambda rows: blank_inputs(seen, rows),
+                cast=trainer.builder.cast,
+                by_row=not any("_offsets" in wanted.suffixes for wanted in graph.ragged.values()),
+            )
+            onnx_inputs = _onnx_inputs(names, fields, columns, sparse_tables)
+            graph_file = onnx_graph.onnx_graph(exported, onnx_inputs, expected, _ALLOWED_HALF if half else _ALLOWED)
+            files.write(ONNX, [graph_file.content])
+            model["onnx"] = {
+                "batch": graph_file.batch,
+                "difference": graph_file.difference,
+                "rows_compared": graph_file.rows,
+            }
+        for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
+            if (graph_folder / file).is_file():
+                files.write(file, [(graph_folder / file).read_bytes()])
+        _write_example(files, dict(zip(names, columns, strict=True)), dict(zip(outputs, expected, strict=True)))
+        for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
+            if rows is not None:
+                write_vectors(files.path / f"{name}.parquet", rows[0], vectors_of(trainer, rows[1]))
+                files.adopt(f"{name}.parquet")
+                model[name] = f"{name}.parquet"
+        files.write(MODEL, [strict_json.dumps(model).encode()])
+        files.write("README.md", [readme(folder.name, model, features=trainer.features is not None).encode()])
+        files.seal("export", {})
+        sizes = {path.name: path.stat().st_size for path in sorted(files.path.iterdir())}
+        os.rename(files.path, folder)
+        durable.sync_folder(folder.parent)
+    about = model["onnx"] or {"batch": None, "difference": None, "rows_compared": 0}
+    return Exported(folder, sizes, about["batch"], about["difference"], about["rows_compared"])
+
+
+def _new_folder(folder: str | os.PathLike[str]) -> Path:
+    path = durable.resolved(folder)
+    if os.path.lexists(path):
+        raise ConfigurationError(f"export: {path} exists; give a folder that does not, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _check(trainer: Trainer, onnx: bool, tables: str, data: Any) -> None:
+    if onnx:
+        onnx_graph.check_installed()
+    if tables == "parquet" and trainer.tables is not None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "export of tables as Parquet needs PyArrow: pip install 'mindspore-trainer[arrow]'; or write them as "
+                'safetensors by tables="safetensors" (--tables safetensors)'
+            ) from None
+    if trainer.group.size > 1:
+        raise ConfigurationError(
+            f"export works in one process, and this is one of {trainer.group.size}: export the run's snapshot, "
+            "`trainer export RUN`"
+        )
+    if data is None and trainer.state.outputs is None:
+        raise ConfigurationError("export_model(data=...) takes some rows, which show what the network takes")
+    if trainer.features is not None:
+        check_publishable(trainer.features)
+
+
+def _fill(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[ExportedTable]) -> None:
+    graph.set_weights({parameter.name: parameter.asnumpy() for parameter in parameters_of(trainer.network)})
+    for rows in sparse_tables:
+        table = graph.tables[rows.name]
+        table.store.write(np.array([DEFAULT_ROW]), rows.default[None])
+        table.put(rows.ids, rows.vectors)
+
+
+# -- a batch to compare answers by -----------------------------------------------------------------------------------
+
+
+def _sample(seen: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
+    """Return a batch to compare answers by, made of the rows of `seen`.
+
+    Lists of ragged columns are drawn at random, and the ids of the first row are unknown to the tables.
+    """
+    blank = blank_inputs(seen, graph.batch)
+    random = np.random.default_rng(0)
+    lists: dict[str, np.ndarray] = {}
+    for name, wanted in seen.ragged.items():
+        values = seen.columns[seen.names.index(name)]
+        values = values.reshape(-1, *values.shape[1 if "_offsets" in wanted.suffixes else 2 :])
+        lengths = random.integers(0, min(_RAGGED_LONGEST, wanted.length or 1) + 1, graph.batch)
+        drawn = values[random.integers(0, len(values), lengths.sum())]
+        ragged = Ragged(drawn, np.concatenate([[0], np.cumsum(lengths)]))
+        lists |= wanted.arrays(name, ragged, wanted.capacity(graph.batch))
+    columns = []
+    for index, (name, zeros) in enumerate(zip(seen.names, blank, strict=True)):
+        if base_of(name) in seen.ragged:
+            columns.append(_numbers(lists[name]).astype(zeros.dtype, copy=False))
+            continue
+        rows = _numbers(seen.columns[index])
+        column = rows[np.arange(graph.batch) % len(rows)].astype(zeros.dtype)
+        for part in (part for component in fields.components for part in component.parts if part.column == index):
+            elements = slice(None) if part.elements is None else part.elements
+            column[:1].reshape(-1)[elements] = _UNSEEN if column.itemsize > 4 else np.iinfo(column.dtype).max
+        columns.append(column)
+    return columns
+
+
+def _numbers(rows: np.ndarray) -> np.ndarray:
+    return to_ids(rows) if rows.dtype.kind in "USO" else rows
+
+
+def _onnx_inputs(
+    names: Sequence[str], fields: FieldMap, columns: Sequence[np.ndarray], sparse_tables: Sequence[ExportedTable]
+) -> dict[str, np.ndarray]:
+    """Return what the ONNX graph takes: row numbers in place of ids, and the tables' rows."""
+    by_name = {table.name: table for table in sparse_tables}
+    inputs = {f"rows.{table.name}": table.rows for table in sparse_tables}
+    for index, (name, column) in enumerate(zip(names, columns, strict=True)):
+        tables = table_of_each_element(fields, index, _elements(column), sparse_tables)
+        if tables is not None:
+            flat = column.reshape(len(column), -1)
+            positions = flat.astype(np.int32)
+            for element, table in enumerate(tables):
+                if table is not None:
+                    positions[:, element] = by_name[table].positions(flat[:, element])
+            column = positions.reshape(column.shape)
+        inputs[name] = column
+    return inputs
+
+
+def _elements(column: np.ndarray) -> int:
+    return int(np.prod(column.shape[1:], dtype=np.int64))
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _output_names(trainer: Trainer, count: int) -> list[str]:
+    tasks = () if trainer.tasks is None else tuple(trainer.tasks.tasks)
+    if len(tasks) == count:
+        return list(tasks)
+    return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
+
+
+def _described_inputs(
+    graph: ServedGraph, fields: FieldMap, columns: Sequence[np.ndarray], sparse_tables: Sequence[ExportedTable]
+) -> list[dict[str, Any]]:
+    described = []
+    for index, (name, column) in enumerate(zip(graph.about["columns"], columns, strict=True)):
+        tables = table_of_each_element(fields, index, _elements(column), sparse_tables)
+        entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
+        entry["dtype"] = "int32" if tables is not None else column.dtype.name
+        if base_of(name) in graph.ragged:
+            wanted = graph.ragged[base_of(name)]
+            entry["ragged"] = {"column": base_of(name), "padding": wanted.padding, "length": len(column)}
+        described.append(entry)
+    return described
+
+
+def _write_tables(
+    files: FolderWriter, sparse_tables: Sequence[ExportedTable], ending: str
+) -> dict[str, dict[str, Any]]:
+    described: dict[str, dict[str, Any]] = {}
+    file_names: dict[str, None] = {}
+    for table in sparse_tables:
+        file = file_name(table.name, file_names, ending)
+        file_names[file] = None
+        table.write(files, file)
+        described[table.name] = {
+            "file": file,
+            "rows": len(table.ids),
+            "dim": int(table.vectors.shape[1]),
+            "padding": None if table.padding is None else int(table.padding),
+            "default": table.default.tolist(),
+        }
+    return described
+
+
+def _write_example(files: FolderWriter, columns: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+    arrays = {f"input.{name}": array for name, array in columns.items()}
+    arrays |= {f"output.{name}": array for name, array in answers.items()}
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    files.write(EXAMPLE, [buffer.getvalue()])

@@ -1,0 +1,137 @@
+"""Sparse tables for other programs: rows in the order of their ids, and ids as row numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import tensor_file
+from ..checkpoint.manifest import FolderWriter
+from ..embedding.planning.layout import FieldMap
+from ..embedding.tables.spec import DEFAULT_ROW
+from ..embedding.tables.table import SparseTable
+from ..errors import ConfigurationError
+
+FORMATS = ("parquet", "safetensors")
+NO_ID_ROW, UNKNOWN_ROW, FIRST_ROW = 0, 1, 2
+_ROW_GROUP = 1 << 20
+
+
+@dataclass(frozen=True)
+class ExportedTable:
+    """The rows of one table.
+
+    Attributes:
+        name: of the table.
+        ids: int64 [n], ascending: all ids of the tables that are read by the same columns.
+        vectors: float32 [n, dim].
+        default: vector of any other id, float32 [dim].
+        padding: the id that stands for nothing, whose vector is zeros; or None.
+    """
+
+    name: str
+    ids: np.ndarray
+    vectors: np.ndarray
+    default: np.ndarray
+    padding: int | None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """What the exported network takes: no id, an unknown id, then all ids; float32 [2 + n, dim]."""
+        zeros = np.zeros_like(self.default)
+        return np.concatenate([zeros[None], self.default[None], self.vectors])
+
+    def positions(self, ids: np.ndarray) -> np.ndarray:
+        """Return which of `rows` belongs to each id, int32."""
+        indices = np.searchsorted(self.ids, ids).clip(max=max(0, len(self.ids) - 1))
+        known = self.ids[indices] == ids if len(self.ids) else np.zeros(ids.shape, np.bool_)
+        positions = np.where(known, FIRST_ROW + indices, UNKNOWN_ROW)
+        if self.padding is not None:
+            positions = np.where(ids == self.padding, NO_ID_ROW, positions)
+        return positions.astype(np.int32)
+
+    def write(self, folder: FolderWriter, file: str) -> None:
+        """Write ids and vectors as a file of the folder, Parquet or safetensors by its ending."""
+        if file.endswith(".safetensors"):
+            folder.write(file, tensor_file.blocks({"id": self.ids, "vector": self.vectors}))
+            return
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.vectors.ravel()), self.vectors.shape[1])
+        table = pa.table({"id": pa.array(self.ids), "vector": vectors})
+        parquet.write_table(table, folder.path / file, row_group_size=_ROW_GROUP)
+        folder.adopt(file)
+
+
+def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[ExportedTable]:
+    """Return the trained rows of all tables, in their order.
+
+    Raises:
+        ConfigurationError: tables that are read by the same columns differ in what stands for no id.
+    """
+    exported: dict[int, ExportedTable] = {}
+    for component in fields.components:
+        own = [tables[index] for index in component.specs]
+        if len({table.spec.padding for table in own}) > 1:
+            paddings = ", ".join(f"{table.spec.name!r} padding={table.spec.padding}" for table in own)
+            raise ConfigurationError(
+                f"export: tables that read the same column need the same padding; they have {paddings}"
+            )
+        trained = [_trained(table) for table in own]
+        ids = np.unique(np.concatenate([numbers for numbers, _, _ in trained]))
+        for index, table, (numbers, vectors, default) in zip(component.specs, own, trained, strict=True):
+            rows = np.tile(default, (len(ids), 1))
+            rows[np.searchsorted(ids, numbers)] = vectors
+            exported[index] = ExportedTable(table.spec.name, ids, rows, default, table.spec.padding)
+    return [exported[index] for index in sorted(exported)]
+
+
+def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the ids of a table, their vectors and the vector of all others."""
+    with table.lock:
+        ids, rows = table.map.items()
+        trained = ~table.columns["uncommitted"][rows]
+        ids, rows = ids[trained], rows[trained]
+        vectors = np.empty((len(ids), table.spec.dim), np.float32)
+        table.store.read_part(rows, vectors)
+        default = np.empty((1, table.spec.dim), np.float32)
+        table.store.read_part(np.array([DEFAULT_ROW], rows.dtype), default)
+    return ids, vectors, default[0]
+
+
+def table_of_each_element(
+    fields: FieldMap, column: int, count: int, tables: Sequence[ExportedTable]
+) -> list[str | None] | None:
+    """Return, for the elements of a row of an input column, the name of a table that has its ids.
+
+    Args:
+        fields: which columns feed which table.
+        column: number of the column.
+        count: elements of a row.
+        tables: all tables.
+
+    Returns:
+        One name per element, None for one that is no id; or None for a column without ids.
+    """
+    names: list[str | None] = [None] * count
+    for component in fields.components:
+        for part in component.parts:
+            if part.column == column:
+                elements = range(count) if part.elements is None else part.elements
+                for element in elements:
+                    names[element] = tables[component.specs[0]].name
+    return names if any(names) else None
+
+
+def file_name(name: str, taken: Mapping[str, Any], ending: str) -> str:
+    """Return the name of a table's file: letters, digits and . _ - only, and none of those taken."""
+    plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
+    number = 1
+    while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.{ending}") in taken:
+        number += 1
+    return file

@@ -1,0 +1,141 @@
+"""A published model of a mirror, as a local copy.
+
+Its folders are fetched and verified before ``current.json`` names them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import durable, manifest
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
+from ..storage.location import Location, is_url
+from ..storage.mirror_pass import named_in, read_manifest
+from .published import CURRENT, PINS, is_proven, remove
+from .version_records import version_name
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
+
+
+class MirroredVersions:
+    """A local copy of what a mirror shows as published, for `ServedModel` to read.
+
+    Args:
+        url: a folder that `Mirror` keeps a published model in, or the mirrored run.
+
+    Attributes:
+        folder: the copy, removed when the process ends.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._source = Location(url)
+        self.folder = scratch_folder("served")
+        self._pulled: tuple[bytes, bytes | None] | None = None
+
+    def __str__(self) -> str:
+        return self._source.shown("")
+
+    def pull(self) -> None:
+        """Update the copy to the mirror's state; after an error the copy is unchanged.
+
+        Raises:
+            CheckpointNotFoundError: nothing has been published there.
+            CheckpointDamagedError: what is shown is damaged.
+            CheckpointError: the store cannot be read for now.
+        """
+        try:
+            self._pull()
+        except OSError as error:
+            raise CheckpointError(f"the mirror cannot be read: {error}") from error
+
+    def _pull(self) -> None:
+        for attempt in range(_TRIES):
+            pointers = self._shown()
+            if pointers == self._pulled:
+                return
+            try:
+                needed = self._fetch(*pointers)
+                break
+            except CheckpointError:
+                # removed while it was fetched: something newer is shown then
+                if attempt == _TRIES - 1 or self._shown() == pointers:
+                    raise
+        current, pins = pointers
+        if pins is not None:
+            durable.replace_file(self.folder / PINS, pins)
+        else:
+            (self.folder / PINS).unlink(missing_ok=True)
+        durable.replace_file(self.folder / CURRENT, current)
+        self._pulled = pointers
+        for name in os.listdir(self.folder):
+            if name not in needed and is_proven(self.folder / name):
+                remove(self.folder / name)
+
+    def _shown(self) -> tuple[bytes, bytes | None]:
+        """Return the mirror's ``current.json`` and ``pins.json``, None without pins."""
+        pins = self._read(PINS)
+        current = self._read(CURRENT)
+        if current is None:
+            inner = self._source.child(PUBLISHED)
+            if inner.entry(CURRENT) is None:
+                raise CheckpointNotFoundError(f"no model has been published at {self}")
+            self._source = inner
+            return self._shown()
+        return current, pins
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._source.read(name)
+        except FileNotFoundError:
+            return None
+
+    def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
+        """Fetch what the pointers need; return the names of the folders."""
+        self._unsealed(CURRENT, current, "current")
+        needed = named_in(current)
+        waiting = set()
+        if pins is not None:
+            pinned = self._unsealed(PINS, pins, "pins")
+            waiting = named_in(pins)
+            if isinstance(pinned.get("shadow"), int):
+                waiting.add(version_name(pinned["shadow"]))
+        for name in sorted(needed):
+            fetch_part(self._source, name, self.folder)
+        while waiting:  # a pinned version with those it builds on
+            name = waiting.pop()
+            folder = fetch_part(self._source, name, self.folder)
+            needed.add(name)
+            body = read_manifest((folder / manifest.MANIFEST).read_bytes())[1]
+            try:
+                builds_on = [body["graph"]["name"], *([] if body["restart"] else [body["before"]["name"]])]
+            except (KeyError, TypeError):
+                continue  # a graph, which builds on nothing
+            waiting |= set(builds_on) - needed
+        return needed
+
+    def _unsealed(self, name: str, content: bytes, kind: str) -> dict[str, Any]:
+        aside = durable.temporary_name(self.folder / name, "tmp")
+        try:
+            aside.write_bytes(content)
+            return manifest.unseal(aside, kind)
+        except CheckpointDamagedError as error:
+            raise CheckpointDamagedError(str(error).replace(str(aside), self._source.shown(name))) from None
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
+    """Return the local folder of a published model, and the copy that fills it where `source` is a URL."""
+    if not is_url(source):
+        return Path(source), None
+    mirrored = MirroredVersions(str(source))
+    return mirrored.folder, mirrored

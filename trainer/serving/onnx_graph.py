@@ -1,0 +1,320 @@
+"""A network as ONNX: rows of its sparse tables are inputs, and batches have any size where that is possible.
+
+MindSpore exports for one size of batch. The network is exported for two, and where the results differ only in numbers
+that follow from the size, these are replaced; onnxruntime's answers for further sizes show whether that was right.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+
+from ..embedding.layers.network_tables import SparseTables
+from ..errors import ConfigurationError
+from ..mindspore_internals.messages import gist
+from .graph_export import exportable, plain_folder
+
+if TYPE_CHECKING:
+    import onnx
+    from mindspore import nn
+
+SIZES = (61, 67)  # primes that are unlikely to be a network's own numbers
+_REFUSED = re.compile(r"key (\w+) in convert map|[Oo]perator (\w+) is not")
+_TO_THE_END = 2**31 - 1
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Equal", "Greater", "Less", "And", "Or", "Max", "Min"})
+
+Inputs = Mapping[str, np.ndarray]
+
+
+class OnnxGraph(NamedTuple):
+    """A checked ONNX graph.
+
+    Attributes:
+        content: the file.
+        batch: rows of a batch; None where any number is taken.
+        difference: largest absolute difference between its answers and the expected ones.
+        rows: rows that were compared.
+    """
+
+    content: bytes
+    batch: int | None
+    difference: float
+    rows: int
+
+
+class Network(NamedTuple):
+    """What is exported.
+
+    Attributes:
+        cell: the network.
+        tables: its sparse tables, or None.
+        names: names of its inputs.
+        outputs: names of its outputs.
+        blank: returns a batch of so many rows, as `export_network` takes it.
+        cast: whether outputs are cast to float32.
+        by_row: whether all inputs have a row for each row of the batch.
+    """
+
+    cell: nn.Cell
+    tables: SparseTables | None
+    names: Sequence[str]
+    outputs: Sequence[str]
+    blank: Callable[[int], Sequence[np.ndarray]]
+    cast: bool
+    by_row: bool
+
+
+def check_installed() -> None:
+    """Check that the extra is there.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"export to ONNX needs {error.name}: pip install 'mindspore-trainer[onnx]'; or leave ONNX out by "
+            "onnx=False (--no-onnx)"
+        ) from None
+
+
+def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray], allowed: float) -> OnnxGraph:
+    """Return a network as ONNX whose answers are the expected ones.
+
+    Args:
+        network: what is exported.
+        inputs: a batch: the network's inputs with row numbers in place of ids, and the tables as "rows.<name>".
+        expected: the network's outputs for it.
+        allowed: largest difference between answers, relative to the largest expected number where that is above 1.
+
+    Raises:
+        ConfigurationError: MindSpore cannot export the network, onnxruntime cannot run it, or its answers differ.
+    """
+    rows = len(expected[0])
+    first, second = [_exported(network, size) for size in SIZES] if network.by_row else [None, None]
+    if first is not None and _take_any_size(first, second):
+        # sizes of neither export; a graph that does not follow from its size gives itself away by failing
+        sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
+        difference = _differences(first, network, inputs, expected, sizes)
+        if not isinstance(difference, Exception) and difference <= allowed:
+            return OnnxGraph(first.SerializeToString(), None, difference, rows)
+    fixed = _exported(network, rows)
+    difference = _differences(fixed, network, inputs, expected, [rows])
+    if isinstance(difference, Exception):
+        raise ConfigurationError(
+            f"export to ONNX: onnxruntime cannot run what MindSpore exported: {gist(str(difference))}; leave ONNX out "
+            "by onnx=False (--no-onnx)"
+        ) from difference
+    if not difference <= allowed:
+        raise ConfigurationError(
+            f"export to ONNX: onnxruntime's answers differ from the network's by {difference:.3g}, more than "
+            f"{allowed:.3g}; leave ONNX out by onnx=False (--no-onnx)"
+        )
+    return OnnxGraph(fixed.SerializeToString(), rows, difference, rows)
+
+
+def _exported(network: Network, size: int) -> onnx.ModelProto:
+    import onnx
+
+    columns = network.blank(size)
+    try:
+        with (
+            exportable(network.cell, network.tables, columns, cast=network.cast) as (step, inputs, described),
+            plain_folder(Path(tempfile.gettempdir())) as folder,
+        ):
+            ms.export(step, *inputs, file_name=f"{folder}/network", file_format="ONNX")
+            model = onnx.load(f"{folder}/network.onnx")
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        refused = _REFUSED.search(str(error))
+        what = f"the operator {refused[1] or refused[2]}" if refused else f"this network: {gist(str(error))}"
+        raise ConfigurationError(
+            f"export to ONNX: MindSpore {ms.__version__} cannot export {what}; write the network with other operators, "
+            "or leave ONNX out by onnx=False (--no-onnx)"
+        ) from error
+    _name_inputs(model.graph, network.names, columns)
+    for table in described:
+        _make_input(model.graph, table)
+    _name_outputs(model.graph, network.outputs)
+    _mend_last_elements(model.graph)
+    _sort(model.graph)
+    del model.graph.value_info[:]
+    return model
+
+
+def _name_inputs(graph: onnx.GraphProto, names: Sequence[str], columns: Sequence[np.ndarray]) -> None:
+    """Give the inputs the names of the columns; the exporter numbers them and leaves out unused ones."""
+    renamed = {}
+    for value in graph.input:
+        number = re.search(r"(\d+)$", value.name)
+        renamed[value.name] = names[int(number[1])] if number is not None and len(names) > 1 else names[0]
+    _rename(graph, renamed)
+
+
+def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    for output, name in zip(list(graph.output), names, strict=True):
+        _rename(graph, {output.name: name})
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+
+
+def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
+    """Turn the parameter of a table's rows into an input, "rows.<name>", with any number of rows."""
+    from onnx import TensorProto, helper
+
+    rows, places = f"embedding.{described['name']}.rows", f"embedding.{described['name']}.places"
+    kept = [value for value in graph.initializer if value.name not in (rows, places)]
+    if len(kept) == len(graph.initializer):
+        return  # the network does not use what it reads there
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for node in graph.node:  # the caller's rows of tables that share ids have one order, so nothing is translated
+        if places in node.input:
+            inputs = [name for name in node.input if name != places]
+            node.CopyFrom(helper.make_node("Identity", inputs, list(node.output), name=node.name))
+    name = f"rows.{described['name']}"
+    graph.input.append(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"rows of {described['name']}", described["dim"]])
+    )
+    _rename(graph, {rows: name})
+
+
+def _mend_last_elements(graph: onnx.GraphProto) -> None:
+    """Correct `x[:, -1]`, which MindSpore exports as the elements from -1 up to 0: none."""
+    from onnx import numpy_helper
+
+    constants = dict(_constants(graph))
+    for node in graph.node:
+        starts, ends = [constants.get(name) for name in node.input[1:3]] if node.op_type == "Slice" else (None, None)
+        if starts is None or ends is None:
+            continue
+        first, last = numpy_helper.to_array(starts), numpy_helper.to_array(ends)
+        mended = np.where((first == -1) & (last == 0), _TO_THE_END, last).astype(last.dtype)
+        ends.CopyFrom(numpy_helper.from_array(mended, ends.name))
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sort the nodes topologically; MindSpore puts some casts of constants too late."""
+    nodes = list(graph.node)
+    makers = {name: number for number, node in enumerate(nodes) for name in node.output}
+    ordered: dict[int, None] = {}
+    for last in range(len(nodes)):
+        waiting = [last]
+        while waiting:
+            before = [makers[name] for name in nodes[waiting[-1]].input if name in makers]
+            missing = [number for number in before if number not in ordered]
+            waiting += missing
+            if not missing:
+                ordered.setdefault(waiting.pop())
+    copies = [type(nodes[number]).FromString(nodes[number].SerializeToString()) for number in ordered]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+# -- batches of any size ---------------------------------------------------------------------------------------------
+
+
+def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
+    """Change `first` so that it takes batches of any size; return False if that is impossible."""
+    graph, other = first.graph, second.graph
+    if [node.op_type for node in graph.node] != [node.op_type for node in other.node]:
+        return False
+    users: dict[str, list[tuple[str, int]]] = {}
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            users.setdefault(name, []).append((node.op_type, position))
+    for (name, tensor), (_, twin) in zip(_constants(graph), _constants(other), strict=True):
+        if not _follow_size(tensor, twin, users.get(name, [])):
+            return False
+    for value, twin in zip((*graph.input, *graph.output), (*other.input, *other.output), strict=True):
+        dims, others = value.type.tensor_type.shape.dim, twin.type.tensor_type.shape.dim
+        for axis, (dim, second_dim) in enumerate(zip(dims, others, strict=True)):
+            if dim.dim_value != second_dim.dim_value:
+                dim.dim_param = "batch" if dim.dim_value == SIZES[0] else f"{value.name}_{axis}"
+    return True
+
+
+def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
+    own = [
+        (node.output[0], attribute.t)
+        for node in graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    ]
+    return [(value.name, value) for value in graph.initializer] + own
+
+
+def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
+    """Replace the elements of a constant that depend on the batch size; return whether all others are equal."""
+    from onnx import numpy_helper
+
+    array, other = numpy_helper.to_array(tensor), numpy_helper.to_array(twin)
+    if array.shape == other.shape and np.array_equal(array, other, equal_nan=array.dtype.kind == "f"):
+        return True
+    if array.shape == other.shape and array.ndim == 1 and array.dtype.kind == "i":
+        differs = array != other
+        follows = array[differs] * SIZES[1] == other[differs] * SIZES[0]
+        if set(users) == {("Reshape", 1)} and differs.sum() == 1 and follows.all():
+            value = 0 if (array == -1).any() else -1  # 0 takes the length that the axis has
+        elif set(users) == {("Slice", 2)} and follows.all():
+            value = _TO_THE_END
+        elif set(users) == {("Expand", 1)} and follows.all():
+            value = 1  # keeps the length that the axis has
+        else:
+            return False
+        changed = np.where(differs, value, array)
+    elif array.ndim == other.ndim and {operator for operator, _ in users} <= _ELEMENTWISE:
+        # as many equal numbers as the batch has rows: one, which operators by element repeat
+        if array.size == 0 or other.size == 0 or (array != array.flat[0]).any() or (other != array.flat[0]).any():
+            return False
+        differs = np.array(array.shape) != np.array(other.shape)
+        changed = np.full(np.where(differs, 1, array.shape), array.flat[0])
+    else:
+        return False
+    name = tensor.name
+    tensor.CopyFrom(numpy_helper.from_array(changed.astype(array.dtype), name))
+    return True
+
+
+# -- checking --------------------------------------------------------------------------------------------------------
+
+
+def _differences(
+    model: onnx.ModelProto, network: Network, inputs: Inputs, expected: Sequence[np.ndarray], sizes: Sequence[int]
+) -> float | Exception:
+    """Return the largest difference of answers over all `sizes`, or the exception of a failure."""
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    largest = 0.0
+    try:
+        onnx.checker.check_model(model)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        input_names = [value.name for value in session.get_inputs()]
+        for size in sizes:
+            feeds = {name: inputs[name][:size] if name in network.names else inputs[name] for name in input_names}
+            for answer, reference in zip(session.run(list(network.outputs), feeds), expected, strict=True):
+                if answer.shape != reference[:size].shape:
+                    raise ValueError(f"{size} rows have answers of shape {list(answer.shape)}")
+                scale = max(1.0, float(np.abs(reference).max(initial=0)))
+                gap = np.abs(answer.astype(np.float64) - reference[:size]) / scale
+                largest = max(largest, float(gap.max(initial=0)) if not np.isnan(gap).any() else np.inf)
+    except Exception as error:  # onnx and onnxruntime have exceptions of their own, without a common base
+        return error
+    return largest

@@ -1,0 +1,345 @@
+"""Downloads from a mirror, verified against manifests and complete on the local disk before use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..checkpoint import catalog, durable, manifest
+from ..checkpoint.manifest import MANIFEST
+from ..distributed.group import Group
+from ..errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    did_you_mean,
+)
+from .location import Location, is_url
+from .mirror import RECORD
+from .mirror_pass import PART_NAME, named_in, read_manifest
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS, PUBLISHED = "checkpoints", "published"
+_CURRENT, _PINS = "current.json", "pins.json"
+_FETCHED_LAST = (RECORD, _CURRENT, _PINS)
+_scratch: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def scratch_folder(purpose: str) -> Path:
+    """Return a new folder that is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix=f"trainer-{purpose}-", ignore_cleanup_errors=True)
+    _scratch.append(folder)
+    return Path(folder.name)
+
+
+def fetch_part(source: Location, name: str, into: Path) -> Path:
+    """Download a snapshot, published version or graph; return its verified local folder.
+
+    Args:
+        source: the folder in the mirror.
+        name: the part's name in it.
+        into: local parent folder; an identical part that is already there is not downloaded again.
+
+    Raises:
+        CheckpointNotFoundError: the part does not exist.
+        CheckpointDamagedError: a file is missing or does not match its checksum.
+        OSError: the store or the local disk refused.
+    """
+    final = into / name
+    try:
+        content = source.read(f"{name}/{MANIFEST}")
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is not whole") from None
+    if _same(final / MANIFEST, content):
+        return final
+    try:
+        files = manifest.files_of(read_manifest(content)[1])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointDamagedError(f"{source.shown(name)}/{MANIFEST} is damaged: {error}") from None
+    into.mkdir(parents=True, exist_ok=True)
+    aside = durable.temporary_name(final, "tmp")
+    aside.mkdir()
+    try:
+        for file, sums in files.items():
+            try:
+                received = source.download(f"{name}/{file}", aside / file)
+            except FileNotFoundError:
+                raise CheckpointDamagedError(f"{source.shown(name)}/{file} is missing") from None
+            if received != sums:
+                raise CheckpointDamagedError(f"{source.shown(name)}/{file} does not match its checksum")
+        durable.write_file(aside / MANIFEST, [content])
+        durable.sync_folder(aside)
+        if os.path.lexists(final):
+            catalog.delete(final)  # a different part of the same name
+        os.rename(aside, final)
+        durable.sync_folder(into)
+    except BaseException:
+        catalog.delete(aside)
+        raise
+    return final
+
+
+def _same(path: Path, content: bytes) -> bool:
+    try:
+        return durable.read_bytes(path) == content
+    except CheckpointError:
+        return False
+
+
+def fetch_snapshot(source: Location, into: Path) -> Path:
+    """Download the newest sound snapshot of a mirror and its bases; return its local folder.
+
+    Args:
+        source: a mirrored run, a folder of snapshots, a snapshot or a pointer to one (``.../checkpoints/best``).
+        into: local folder of snapshots.
+
+    Raises:
+        CheckpointNotFoundError: no snapshot exists.
+        CheckpointDamagedError: no snapshot, or not the named one, is sound.
+        OSError: the store or the local disk refused.
+    """
+    root, wanted = _snapshots_in(source)
+    if wanted is not None:
+        return _fetch_chain(root, wanted, into)
+    troubles = []
+    for _, name in sorted(_steps(root), reverse=True):
+        try:
+            return _fetch_chain(root, name, into)
+        except (CheckpointDamagedError, CheckpointNotFoundError) as error:
+            logger.warning("snapshot %s is skipped: %s", root.shown(name), error)
+            troubles.append(str(error))
+    if troubles:
+        raise CheckpointDamagedError(f"no snapshot in {root.shown('')} is sound: {'; '.join(troubles)}")
+    raise CheckpointNotFoundError(f"there is no snapshot in {source.shown('')}")
+
+
+def _snapshots_in(source: Location) -> tuple[Location, str | None]:
+    """Return the folder of snapshots, and the name of the requested one, if given."""
+    parent, last = source.parent()
+    if PART_NAME.fullmatch(last):
+        return parent, last
+    if last in catalog.POINTERS:
+        try:
+            names = named_in(parent.read(last))
+        except FileNotFoundError:
+            raise CheckpointNotFoundError(f"there is no {source.shown('')}") from None
+        if len(names) != 1:
+            raise CheckpointDamagedError(f"the pointer {source.shown('')} holds no name of a snapshot")
+        return parent, names.pop()
+    inner = source.child(CHECKPOINTS)
+    return (inner, None) if inner.exists() else (source, None)
+
+
+def _steps(root: Location) -> list[tuple[int, str]]:
+    """Return (position in writing order, name) of the snapshots that have a manifest."""
+    steps = []
+    for name in root.files():
+        path = PurePosixPath(name)
+        if path.name == MANIFEST and len(path.parts) == 2 and path.parts[0].startswith("step_"):
+            try:
+                steps.append((manifest.count(read_manifest(root.read(name))[1]["sequence"]), path.parts[0]))
+            except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+                logger.warning("snapshot %s is skipped: %s", root.shown(path.parts[0]), error)
+    return steps
+
+
+def _fetch_chain(root: Location, name: str, into: Path) -> Path:
+    names = [name]
+    while True:  # the full snapshot is downloaded first
+        try:
+            base = read_manifest(root.read(f"{names[-1]}/{MANIFEST}"))[1].get("base")
+        except FileNotFoundError:
+            raise CheckpointNotFoundError(f"there is no {root.shown(names[-1])}, or it is not whole") from None
+        except ValueError as error:
+            raise CheckpointDamagedError(f"{root.shown(names[-1])}/{MANIFEST} is damaged: {error}") from None
+        if base is None:
+            break
+        names.append(manifest.named(PART_NAME, base["name"]))
+        if names[-1] in names[:-1]:
+            raise CheckpointDamagedError(f"{root.shown(name)} builds on itself")
+    for part in reversed(names):
+        fetch_part(root, part, into)
+    return into / name
+
+
+def fetch_run(url: str, run_dir: Path) -> Path:
+    """Download a mirrored run to a local run folder to continue: records, newest and marked snapshots.
+
+    A folder that already has snapshots of this run is left unchanged.
+
+    Args:
+        url: URL of the mirror.
+        run_dir: the local folder.
+
+    Raises:
+        ConfigurationError: the URL cannot be used, holds no mirrored run, or the folder holds another run.
+        CheckpointDamagedError: no snapshot is sound.
+        OSError: the store or the local disk refused.
+    """
+    source = Location(url)
+    record = mirrored_run(source)
+    if (run_dir / RECORD).is_file():
+        if _is_copy(run_dir, record):
+            logger.info("%s is here as %s, and is gone on with from there", url, run_dir)
+            return run_dir
+        raise ConfigurationError(f"{run_dir} holds another run than {url}; move it away, or give another run_dir")
+    if run_dir.is_dir() and any(run_dir.iterdir()):
+        raise ConfigurationError(f"{run_dir} is not empty and is no copy of {url}; move it away")
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    aside = durable.temporary_name(run_dir, "tmp")
+    aside.mkdir()
+    try:
+        _fetch_into(source, record, aside)
+        os.rename(aside, run_dir)  # also replaces an empty folder
+        durable.sync_folder(run_dir.parent)
+    except Exception:
+        if _is_copy(run_dir, record):
+            return run_dir  # another process of this job was faster
+        raise
+    finally:
+        catalog.delete(aside)
+    logger.info("fetched %s to %s", url, run_dir)
+    return run_dir
+
+
+def _is_copy(run_dir: Path, record: dict[str, Any]) -> bool:
+    own = run_dir / RECORD
+    return own.is_file() and json.loads(own.read_text("utf-8")).get("run") == record["run"]
+
+
+def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
+    for name in source.files(below=False):
+        if name not in _FETCHED_LAST:
+            source.download(name, folder / name)
+    snapshots = source.child(CHECKPOINTS)
+    present = {name for _, name in _steps(snapshots)}
+    if present:
+        fetch_snapshot(source, folder / CHECKPOINTS)
+        fetch_pointers(snapshots, folder / CHECKPOINTS, catalog.POINTERS)
+    # They stay in the mirror: what was not brought along was not pruned.
+    left = {name for name in _parts_in(source) if not (folder / name).is_dir()}
+    durable.write_file(folder / RECORD, [_with_spared(record, left.union(record.get("spared", ())))])
+
+
+def _parts_in(folder: Location) -> set[str]:
+    """Return the parts in a folder of a mirror and in those below it, as far as they have a manifest."""
+    names = (name.rpartition("/")[0] for name in folder.files() if name.endswith(f"/{MANIFEST}"))
+    return {name for name in names if PART_NAME.fullmatch(name.rpartition("/")[2])}
+
+
+def _with_spared(record: dict[str, Any], spared: Iterable[str]) -> bytes:
+    return (json.dumps({**record, "spared": sorted(spared)}, indent=1) + "\n").encode()
+
+
+def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> None:
+    """Fetch a mirrored run's published versions into folders without any, so that their numbers continue.
+
+    All versions come along, pinned and kept ones with what they build on. One that is damaged or gone is left out.
+
+    Args:
+        source: the mirrored run.
+        run_dir: its local folder, with its record.
+        roots: the folders that it publishes to. One outside `run_dir` is ``published`` in the mirror.
+
+    Raises:
+        OSError: the store or the local disk refused.
+    """
+    run_dir = durable.resolved(run_dir)
+    for root in map(durable.resolved, roots):
+        if (root / _CURRENT).exists():
+            continue
+        name = root.relative_to(run_dir).as_posix() if root.is_relative_to(run_dir) else PUBLISHED
+        published = source.child(name)
+        parts = {part for part in _parts_in(published) if "/" not in part and not part.startswith("step_")}
+        fetched = {f"{name}/{part}" for part in sorted(parts) if _fetch_if_valid(published, part, root)}
+        record = json.loads((run_dir / RECORD).read_text("utf-8"))
+        left = set(record.get("spared", ())) - fetched  # what is here is pruned there when it is pruned here
+        durable.replace_file(run_dir / RECORD, _with_spared(record, left))
+        for pointer in (_PINS, _CURRENT):  # the latter last: it tells that all the others are here
+            if published.entry(pointer) is not None:
+                root.mkdir(parents=True, exist_ok=True)
+                durable.replace_file(root / pointer, published.read(pointer))
+
+
+def _fetch_if_valid(source: Location, name: str, into: Path) -> bool:
+    try:
+        fetch_part(source, name, into)
+    except (CheckpointDamagedError, CheckpointNotFoundError) as error:
+        logger.warning("%s is left in the mirror: %s", source.shown(name), error)
+        return False
+    return True
+
+
+def mirrored_run(source: Location) -> dict[str, Any]:
+    """Return the record of a mirrored run.
+
+    Raises:
+        ConfigurationError: no run is mirrored there.
+    """
+    try:
+        record = json.loads(source.read(RECORD))
+        if isinstance(record["run"], str):
+            return dict(record)
+    except FileNotFoundError:
+        beside = sorted({name.partition("/")[0] for name in source.parent()[0].files() if name.endswith(f"/{RECORD}")})
+        hint = did_you_mean(source.parent()[1], beside)
+        raise ConfigurationError(f"{source.shown('')} holds no mirrored run: it has no {RECORD}{hint}") from None
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ConfigurationError(f"{source.shown(RECORD)} is no record of a mirror")
+
+
+def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
+    """Fetch pointers, each after the snapshots that it names; missing and damaged ones are left out."""
+    for pointer in names:
+        try:
+            content = source.read(pointer)
+        except FileNotFoundError:
+            continue
+        try:
+            for name in sorted(named_in(content)):
+                _fetch_chain(source, name, into)
+        except (CheckpointDamagedError, CheckpointNotFoundError) as error:
+            logger.warning("the pointer %s is skipped: %s", source.shown(pointer), error)
+            continue
+        into.mkdir(parents=True, exist_ok=True)
+        durable.replace_file(into / pointer, content)
+
+
+def fetched_snapshot(
+    path: Path | str | None, group: Group, run_dir: Path | None = None, published: Callable[[], Iterable[Path]] = list
+) -> Path | str | None:
+    """Return a local path of the snapshot to restore: `path` itself, or a verified copy of a URL's.
+
+    The copy goes to the run folder where that is missing or empty and `path` is a mirrored run, so that the run goes
+    on with its mirror; else to a folder that is removed when the process ends. What the run has published goes to the
+    folders that `published` returns, see `fetch_published`. Rank 0 fetches.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+        CheckpointError: there is no sound snapshot, or the download fails.
+    """
+    if not is_url(path):
+        return path
+    return Path(group.from_main(lambda: str(_fetched(str(path), run_dir, published))))
+
+
+def _fetched(url: str, run_dir: Path | None, published: Callable[[], Iterable[Path]]) -> Path:
+    source = Location(url)
+    try:
+        path = None
+        if run_dir is not None and source.entry(RECORD) is not None:
+            if not (run_dir.is_dir() and any(run_dir.iterdir())):
+                path = fetch_run(url, run_dir)
+            if _is_copy(run_dir, mirrored_run(source)):
+                fetch_published(source, run_dir, published())
+        return path or fetch_snapshot(source, scratch_folder("snapshot"))
+    except OSError as error:
+        raise CheckpointError(f"cannot fetch {source.shown('')}: {error}") from error

@@ -1,0 +1,353 @@
+"""`Location`: a folder in an object store, addressed by URL.
+
+It uses PyArrow's file systems: PyArrow is already there for Parquet and Arrow, needs no further package for S3, Google
+Cloud Storage, Azure and HDFS, and transfers bytes without holding the GIL. `fsspec` with `s3fs` would add eleven
+packages and an event loop in a thread of its own; where it is installed, URLs such as ``fsspec+memory://`` work too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import durable
+from ..errors import ConfigurationError, did_you_mean
+from ..masking import mask_text
+
+logger = logging.getLogger(__name__)
+
+SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "file")
+_ALIASES = ("gcs", "viewfs", "hf")
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_WITH_BUCKET = ("s3", "gs", "gcs")
+_BLOCK = 1 << 20
+_OLDEST = 18  # PyArrow version
+_AWS = re.compile(r"AWS Error (\w+)[^:]* during (\w+) operation: (.*?)(?: \(Request ID.*)?$", re.DOTALL)
+_PASSING = re.compile(r"cannot be reached|NETWORK|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|[Tt]imed? ?out")
+_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT")
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+
+
+def is_url(value: object) -> bool:
+    """Return whether a value is a store URL such as ``s3://bucket/folder``."""
+    return isinstance(value, str) and _URL.match(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file in a store.
+
+    Attributes:
+        size: size in bytes.
+        mtime_ns: modification time, nanoseconds since the epoch, by the store's clock.
+    """
+
+    size: int
+    mtime_ns: int
+
+
+class Location:
+    """A folder in a store. Names are relative to it and use ``/`` as separator.
+
+    Methods raise FileNotFoundError for a missing file, and OSError with a one-sentence message for every other store or
+    network failure.
+
+    Args:
+        url: ``s3://bucket/folder``, ``gs://``, ``abfs://``, ``hdfs://`` or ``file:///folder``. An S3 server other than
+            Amazon's is named by ``AWS_ENDPOINT_URL``, or by ``?endpoint_override=HOST:PORT&scheme=http``.
+
+    Attributes:
+        url: the URL, without a trailing ``/``.
+
+    Raises:
+        ConfigurationError: the URL cannot be used: unknown scheme, credentials in it, PyArrow or its support for the
+            scheme is missing, there is no such bucket, it may not be read, or the server cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._system, self._path = _file_system(url)
+        # Unlike file systems, object stores have no folders and show a file only once it is complete.
+        self._has_folders = self._system.type_name not in ("s3", "gcs", "abfs")
+        _check_bucket(self.url, self._system, self._path)
+
+    def child(self, name: str) -> Location:
+        """Return the subfolder `name`."""
+        child = object.__new__(Location)
+        base, _, query = self.url.partition("?")
+        child.url = f"{base}/{name}" + (f"?{query}" if query else "")
+        child._system, child._path, child._has_folders = self._system, self._full(name), self._has_folders
+        return child
+
+    def parent(self) -> tuple[Location, str]:
+        """Return the parent folder and this folder's name in it; the bucket itself has no name."""
+        base, _, query = self.url.partition("?")
+        above, _, name = self._path.rpartition("/")
+        if not above:
+            return self, ""
+        parent = object.__new__(Location)
+        parent.url = base[: -len(name) - 1] + (f"?{query}" if query else "")
+        parent._system, parent._path, parent._has_folders = self._system, above, self._has_folders
+        return parent, name
+
+    def _full(self, name: str) -> str:
+        return f"{self._path}/{name}" if name else self._path
+
+    def shown(self, name: str) -> str:
+        """Return the URL of a file, for messages."""
+        return f"{self.url.partition('?')[0]}/{name}" if name else self.url.partition("?")[0]
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def files(self, *, below: bool = True) -> dict[str, Entry]:
+        """List the files, recursively unless `below` is False; empty if the folder does not exist."""
+        import pyarrow.fs as fs
+
+        with _plain_errors(self.url):
+            entries = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True, recursive=below))
+        start = len(self._path) + 1
+        return {
+            info.path[start:]: Entry(info.size, info.mtime_ns or 0) for info in entries if info.type == fs.FileType.File
+        }
+
+    def entry(self, name: str = "") -> Entry | None:
+        """Return a file's size and time, or None if it does not exist; "" is the location itself."""
+        import pyarrow.fs as fs
+
+        with _plain_errors(self.shown(name)):
+            info = self._system.get_file_info(self._full(name))
+        return Entry(info.size, info.mtime_ns or 0) if info.type == fs.FileType.File else None
+
+    def exists(self) -> bool:
+        """Return whether this file or folder exists."""
+        import pyarrow.fs as fs
+
+        with _plain_errors(self.url):
+            return bool(self._system.get_file_info(self._path).type != fs.FileType.NotFound)
+
+    def open(self, name: str = "") -> Any:
+        """Open a file for random-access reading; "" is the location itself."""
+        with _plain_errors(self.shown(name)):
+            return self._system.open_input_file(self._full(name))
+
+    def read(self, name: str, limit: int = 1 << 26) -> bytes:
+        """Return a file's content, at most `limit` bytes."""
+        with _plain_errors(self.shown(name)), self._system.open_input_stream(self._full(name)) as file:
+            return bytes(file.read(limit))
+
+    def download(self, name: str, path: Path) -> tuple[int, int]:
+        """Copy a file to a new local `path` and sync it to disk; return size and CRC-32."""
+        return durable.write_file(path, self._blocks(name))
+
+    def _blocks(self, name: str) -> Iterator[bytes]:
+        with _plain_errors(self.shown(name)), self._system.open_input_stream(self._full(name)) as file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def upload(self, path: Path, name: str) -> tuple[int, int]:
+        """Copy a local file to the store; return size and CRC-32 of the bytes sent.
+
+        Raises:
+            FileNotFoundError: the local file does not exist.
+        """
+        with open(path, "rb", buffering=0) as file:
+            return self._send(name, iter(lambda: file.read(_BLOCK), b""))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file's content atomically."""
+        self._send(name, iter([content]))
+
+    def _send(self, name: str, blocks: Iterator[bytes]) -> tuple[int, int]:
+        size = crc = 0
+        final = target = self._full(name)
+        with _plain_errors(self.shown(name)):
+            if self._has_folders:
+                folder, _, last = final.rpartition("/")
+                self._system.create_dir(folder, recursive=True)
+                target = f"{folder}/.{last}.{uuid.uuid4().hex[:12]}.tmp"
+            with self._system.open_output_stream(target) as file:
+                for block in blocks:
+                    size, crc = size + len(block), zlib.crc32(block, crc)
+                    file.write(block)
+            if target != final:
+                self._system.move(target, final)
+        return size, crc
+
+    def delete(self, name: str) -> None:
+        """Remove a file if it exists."""
+        with _plain_errors(self.shown(name)), contextlib.suppress(FileNotFoundError):
+            self._system.delete_file(self._full(name))
+
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder with all its files if it exists."""
+        with _plain_errors(self.shown(name)), contextlib.suppress(FileNotFoundError):
+            self._system.delete_dir(self._full(name))
+
+    def __repr__(self) -> str:
+        return f"Location({self.url!r})"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file in a store, read in place.
+
+    Attributes:
+        location: its folder.
+        name: its name.
+    """
+
+    location: Location
+    name: str
+
+    def open(self) -> Any:
+        """Open it for random-access reading; raises the errors of `Location`."""
+        return self.location.open(self.name)
+
+    def __str__(self) -> str:
+        return self.location.shown(self.name)
+
+
+def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any:
+    """Return the result of `action`; while the store cannot be reached, retry for `seconds`.
+
+    Raises:
+        OSError: it still fails, or the file does not exist.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.5
+    while True:
+        try:
+            return action()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not _PASSING.search(str(error)) or time.monotonic() + pause > deadline:
+                raise
+            logger.warning("%s is tried again: %s", label, error)
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+
+def url_problem(url: str) -> str | None:
+    """Return what is wrong with the text of a URL, or None."""
+    match, shown = _URL.match(url), mask_text(url)
+    if match is None:
+        return f"{shown!r} is no URL; accepts for example s3://bucket/folder"
+    scheme, bucket = match[1].lower(), match[2].partition("?")[0].partition("/")[0]
+    if scheme not in (*SCHEMES, *_ALIASES) and not scheme.startswith("fsspec+"):
+        return f"{shown}: unknown scheme {scheme!r}; accepts {', '.join(SCHEMES)}{did_you_mean(scheme, SCHEMES)}"
+    if "@" in bucket and (scheme not in ("abfs", "abfss") or ":" in bucket.partition("@")[0]):
+        return (
+            f"{shown}: credentials do not belong in a URL, which is written to logs and run folders; give them in the "
+            "environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or in ~/.aws/credentials"
+        )
+    return None
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    wrong = url_problem(url)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
+    scheme, shown = url.partition(":")[0].lower(), mask_text(url)
+    try:
+        import pyarrow
+        import pyarrow.fs as fs
+    except ImportError:
+        raise ConfigurationError(f"{shown} needs PyArrow: pip install 'mindspore-trainer[s3]'") from None
+    if int(pyarrow.__version__.partition(".")[0]) < _OLDEST:
+        raise ConfigurationError(
+            f"{shown} needs PyArrow {_OLDEST} or later; installed is {pyarrow.__version__}: "
+            "pip install 'mindspore-trainer[s3]'"
+        )
+    if scheme == "s3":  # one request instead of three for a small file
+        url += ("&" if "?" in url else "?") + "allow_delayed_open=true"
+    try:
+        system, path = fs.FileSystem.from_uri(url)
+    except ImportError as error:
+        raise ConfigurationError(f"{shown} needs a package that is missing: {error}") from None
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        raise ConfigurationError(f"{shown} cannot be used: {_plain(error)}") from None
+    if not path.strip("/"):
+        kind = "bucket" if scheme in _WITH_BUCKET else "folder"
+        raise ConfigurationError(f"{shown} names no {kind}; accepts for example {scheme}://{kind}/run")
+    return system, path.rstrip("/")
+
+
+def _check_bucket(url: str, system: Any, path: str) -> None:
+    """Request the bucket once, to detect a bad configuration before a run starts."""
+    import pyarrow.fs as fs
+
+    if system.type_name not in ("s3", "gcs"):
+        return
+    bucket = path.partition("/")[0]
+    try:
+        info = system.get_file_info(bucket)
+    except OSError as error:
+        raise ConfigurationError(f"{url} cannot be used: {_plain(error)}") from None
+    if info.type == fs.FileType.NotFound:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        where = f" at {mask_text(endpoint)}" if endpoint and system.type_name == "s3" else ""
+        raise ConfigurationError(f"{url}: there is no bucket {bucket!r}{where}; create it first, or correct the name")
+
+
+class _plain_errors:  # noqa: N801 (used as a function: with _plain_errors(url))
+    """Converts PyArrow errors in a ``with`` block to an OSError whose one-sentence message names the URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, FileNotFoundError) or not isinstance(error, Exception):
+            if isinstance(error, FileNotFoundError) and error.filename is None:
+                raise FileNotFoundError(2, "there is no such file", self._url) from None
+            return
+        import pyarrow
+
+        if isinstance(error, OSError | pyarrow.ArrowException):
+            raise OSError(f"{mask_text(self._url)}: {_plain(error)}") from None
+
+
+def _plain(error: BaseException) -> str:
+    """Return a store's error message as one plain sentence."""
+    text = str(error)
+    match = _AWS.search(text)
+    if match is None:
+        return mask_text(" ".join(text.split()))
+    code, operation, detail = match[1], match[2], " ".join(match[3].split())
+    if code == "NETWORK_CONNECTION":
+        return "the server cannot be reached; check the network, AWS_ENDPOINT_URL and that the server runs"
+    if code == "NO_SUCH_BUCKET":
+        return "there is no such bucket"
+    text = f"the server refused {operation}: {code}" + (f", {detail}" if detail else "")
+    if code in _REFUSED or not _has_credentials():
+        text += (
+            "; check that the credentials are right and may read and write there"
+            if _has_credentials()
+            else "; no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
+            "~/.aws/credentials"
+        )
+    return mask_text(text)
+
+
+def _has_credentials() -> bool:
+    file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    return any(os.environ.get(name) for name in _CREDENTIALS) or os.path.isfile(file)

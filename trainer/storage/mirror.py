@@ -1,0 +1,228 @@
+"""`Mirror`: keeps a copy of a run folder in an object store while the run continues."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks import Callback
+
+from ..checkpoint import durable
+from ..checks import number
+from ..errors import ConfigurationError
+from ..masking import mask_text
+from .location import Location
+from .mirror_pass import MirrorPass
+
+if TYPE_CHECKING:
+    from callbacks.callback import Trainer
+
+logger = logging.getLogger(__name__)
+
+RECORD = "mirror.json"
+_LONGEST_PAUSE = 60.0
+
+
+class Mirror(Callback):
+    """Copies a run folder to an object store on a thread: snapshots, published versions, records and reports.
+
+    Only data that is durable on the local disk is copied, its manifest last, so the mirror never shows half a snapshot
+    or version. Data pruned locally is removed from the mirror. A store failure is logged once and retried after pauses
+    that grow to a minute, while training continues. Missing data is copied at the end of the run and at the start of
+    the next one. Folders of `ModelCheckpoint` and `Publish` outside the run folder are mirrored as ``checkpoints`` and
+    ``published``. Hidden files are skipped. Only rank 0 mirrors.
+
+    A mirror belongs to one run: ``mirror.json``, there and in the run folder, holds the same identity.
+
+    Args:
+        url: where to, for example ``s3://bucket/run``; see `trainer.storage.location.Location`.
+        every: seconds between looks at the local folders; a snapshot that becomes durable is copied at once.
+        wait: seconds that the end of a run waits for what is missing.
+
+    Attributes:
+        problem: why the mirror is behind, or None.
+        lag: snapshots and versions that the mirror lacks, as of the last look.
+        uploaded: snapshots and versions uploaded.
+
+    Raises:
+        ConfigurationError: the URL cannot be used (scheme, bucket, credentials, a missing package); at `setup`, there
+            is no run folder, or the mirror belongs to another run.
+    """
+
+    order = 200
+    main_only = True
+    leaves_files = True
+
+    def __init__(self, url: str, every: float = 5.0, wait: float = 60.0) -> None:
+        self._every = number("Mirror(every=...)", every, above=0, what="seconds")
+        self._wait = number("Mirror(wait=...)", wait, least=0, what="seconds")
+        self.location = Location(url)
+        self.problem: str | None = None
+        self._pass: MirrorPass | None = None
+        self._thread: threading.Thread | None = None
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._running = threading.Lock()
+        self._is_new = False
+
+    @property
+    def lag(self) -> int:
+        """Return how many snapshots and versions the mirror lacked at the last look."""
+        return 0 if self._pass is None else self._pass.lag
+
+    @property
+    def uploaded(self) -> int:
+        """Return the number of uploaded snapshots and versions."""
+        return 0 if self._pass is None else self._pass.uploaded
+
+    def setup(self, trainer: Trainer) -> None:
+        """Take the mirror for this run, and start the thread."""
+        if trainer.run_dir is None:
+            raise ConfigurationError("Mirror needs a run folder: give run_dir=... to the trainer")
+        run_dir = durable.resolved(trainer.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        folders = {"": run_dir}
+        for callback in trainer.callbacks:
+            for name, root in (("checkpoints", callback.snapshot_root), ("published", callback.published_root)):
+                if root is not None and not durable.resolved(root).is_relative_to(run_dir):
+                    if name in folders:
+                        raise ConfigurationError(
+                            f"Mirror takes one folder of {name} outside the run folder; there are {folders[name]} and "
+                            f"{root}: put them inside {run_dir}"
+                        )
+                    folders[name] = durable.resolved(root)
+        self._is_new = not has_record(run_dir)
+        record = take_mirror(self.location, run_dir)
+        self._pass = MirrorPass(folders, self.location, record.get("spared", ()))
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+        self._thread.start()
+
+    def on_save_checkpoint(self, trainer: Trainer) -> None:
+        """Copy the snapshot now."""
+        self._wake.set()
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Stop the thread when the mirror has everything, or after `wait` seconds."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stop.set()
+        self._wake.set()
+        self.problem = None  # a past failure does not shorten the wait at the end of a run
+        self.catch_up()
+        thread.join(timeout=self._wait)
+
+    def catch_up(self) -> bool:
+        """Copy missing data now; return whether the mirror is complete.
+
+        Retries for `wait` seconds, unless such a retry has just failed.
+        """
+        if self._pass is None:
+            return True
+        deadline, pause = time.monotonic() + (self._wait if self.problem is None else 0.0), 0.5
+        while True:
+            if self._run_once():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                logger.error(
+                    "%s lacks %d snapshots or versions (%s); the next start of this run uploads them",
+                    self.location.url, self.lag, self.problem or "they were changing",
+                )  # fmt: skip
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 10.0)
+
+    def remove_started(self) -> None:
+        """Remove what a run that was refused before its first step has put into a new mirror."""
+        if self._pass is not None and self._is_new:
+            self._pass.remove_started()
+            self.location.delete(RECORD)
+            (self._pass.folders[""] / RECORD).unlink(missing_ok=True)
+            self._pass = None
+
+    def _follow(self) -> None:
+        pause = self._every
+        while not self._stop.is_set():
+            self._run_once(final=False)
+            pause = self._every if self.problem is None else min(2 * max(pause, 0.5), _LONGEST_PAUSE)
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _run_once(self, *, final: bool = True) -> bool:
+        """Do one pass; return whether the mirror has everything."""
+        assert self._pass is not None  # `setup` made it
+        with self._running:
+            try:
+                complete = self._pass.run(final=final)
+            except Exception as error:  # whatever it is, training goes on
+                text = mask_text(str(error)) or repr(error)
+                if self.problem is None:
+                    logger.warning("the mirror is behind and will be tried again: %s", text)
+                self.problem = text
+                return False
+            if self.problem is not None:
+                logger.info("the mirror %s has caught up", self.location.url)
+            self.problem = None
+            return complete
+
+
+def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
+    """Claim a new mirror for this run, or check that it belongs to it; return the record.
+
+    Raises:
+        ConfigurationError: it belongs to another run, or cannot be read or written.
+    """
+    path = run_dir / RECORD
+    try:
+        owner = _record(location.read(RECORD))
+    except FileNotFoundError:
+        owner = None
+    except OSError as error:
+        raise ConfigurationError(f"the mirror cannot be used: {error}") from None
+    own = _record(path.read_bytes()) if path.is_file() else None
+    if owner is not None and (own is None or own["run"] != owner["run"]):
+        raise ConfigurationError(
+            f"{location.url} is the mirror of another run ({owner.get('folder')} on {owner.get('host')}, started "
+            f"{owner.get('started')}); give this run another URL, or go on with that one: --resume {location.url}"
+        )
+    record = own or {
+        "run": uuid.uuid4().hex,
+        "folder": str(run_dir),
+        "host": socket.gethostname(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    content = (json.dumps(record, indent=1) + "\n").encode()
+    try:
+        if own is None:
+            durable.replace_file(path, content)
+        if owner is None:
+            location.write(RECORD, content)
+    except OSError as error:
+        if own is None:
+            path.unlink(missing_ok=True)
+        raise ConfigurationError(f"the mirror cannot be used: {error}") from None
+    return record
+
+
+def _record(content: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(content)
+        if isinstance(record, dict) and isinstance(record.get("run"), str):
+            return record
+    except ValueError:
+        pass
+    raise ConfigurationError(f"{RECORD} holds no record of a mirror; remove it where it is not this program's")
+
+
+def has_record(run_dir: str | os.PathLike[str]) -> bool:
+    """Return whether a run folder has been mirrored."""
+    return (Path(run_dir) / RECORD).is_file()

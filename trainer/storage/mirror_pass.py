@@ -1,0 +1,326 @@
+"""One pass of a mirror: upload what only the local folders have, remove what only the store has.
+
+A *part* is a folder with a manifest: a snapshot, a published version or a published graph. Its files are uploaded
+before its manifest and removed after it, so a part with a manifest in the store is complete. A *pointer* (``last``,
+``best``, ``current.json``, ``pins.json``) lies next to parts and names some of them; it is uploaded once all of those
+are there. Each file write is atomic. A reader, or a pass after a kill, therefore never sees half-written data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..checkpoint import durable, manifest, strict_json
+from ..checkpoint.manifest import MANIFEST, FileSums
+from ..errors import CheckpointError
+from .location import Entry, Location
+
+logger = logging.getLogger(__name__)
+
+PART_NAME = re.compile(r"step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12}")
+_IN_POINTER = re.compile(rb"(?<![\w-])(?:step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12})(?![\w-])")
+_SMALL = 1 << 20
+"""The first pass uploads smaller plain files without a comparison."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A local folder with a manifest.
+
+    Attributes:
+        name: path in the mirror.
+        folder: local path.
+        manifest: content of the manifest.
+        files: the files that the manifest lists.
+        order: sort key: a part comes after the parts it builds on.
+    """
+
+    name: str
+    folder: Path
+    manifest: bytes
+    files: FileSums
+    order: tuple[int, str]
+
+
+@dataclass
+class Scan:
+    """The contents of the local folders.
+
+    Attributes:
+        parts: path in the mirror -> part.
+        pointers: path in the mirror -> content.
+        plain: path in the mirror -> (file, size, mtime in ns).
+    """
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    pointers: dict[str, bytes] = field(default_factory=dict)
+    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)
+
+
+def scan(folders: Mapping[str, Path]) -> Scan:
+    """Scan local folders, given as prefix in the mirror -> folder.
+
+    Pointers are read before parts are listed, so every part they name is listed unless it was removed meanwhile.
+    """
+    result = Scan()
+    for prefix, folder in folders.items():
+        for path, names in _walk(folder):
+            inside = path.relative_to(folder).as_posix()
+            base = "/".join(part for part in (prefix, "" if inside == "." else inside) if part)
+            _scan_folder(result, path, names, f"{base}/" if base else "")
+    return result
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield folders that are not parts, and the names in them that are not hidden."""
+    for at, inner, files in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        names = [*inner, *sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))]
+        yield Path(at), names
+        inner[:] = [name for name in inner if not PART_NAME.fullmatch(name)]
+
+
+def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> None:
+    has_parts = any(PART_NAME.fullmatch(name) for name in names)
+    for name in names:
+        path = folder / name
+        try:
+            if path.is_dir() or not path.is_file():
+                continue
+            status = path.stat()
+            if has_parts and status.st_size < _SMALL:
+                result.pointers[base + name] = path.read_bytes()
+            else:
+                result.plain[base + name] = (path, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            continue
+    for name in filter(PART_NAME.fullmatch, _listed(folder) if has_parts else ()):
+        part = _part(base + name, folder / name)
+        if part is not None:
+            result.parts[part.name] = part
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _part(name: str, folder: Path) -> Part | None:
+    try:
+        content = (folder / MANIFEST).read_bytes()
+        kind, body = read_manifest(content)
+        files = manifest.files_of(body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # removed meanwhile or damaged: not complete, so not mirrored
+    order = manifest.count(body.get("sequence", 0)) if kind == "snapshot" else 0
+    return Part(name, folder, content, files, (order, ("" if kind == "graph" else name)))
+
+
+def read_manifest(content: bytes) -> tuple[str, dict]:
+    """Return kind and body of a manifest; raise ValueError for anything else."""
+    document = strict_json.parse(content)
+    kinds = [key for key in document if key != "crc32"] if isinstance(document, dict) else []
+    if len(kinds) != 1 or not isinstance(document[kinds[0]], dict):
+        raise ValueError("it is no manifest")
+    return kinds[0], document[kinds[0]]
+
+
+def named_in(pointer: bytes) -> set[str]:
+    """Return the names of the parts that a pointer or manifest mentions."""
+    return {name.decode() for name in _IN_POINTER.findall(pointer)}
+
+
+class MirrorPass:
+    """Makes a store match the local folders.
+
+    It caches the store's contents, so that a pass without changes sends no request.
+
+    Args:
+        folders: prefix in the mirror -> local folder.
+        target: the mirror.
+        spared: paths in the mirror that are never removed.
+
+    Attributes:
+        uploaded: parts uploaded by this object.
+        lag: parts that the last pass did not upload.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], target: Location, spared: Iterable[str] = ()) -> None:
+        self.folders, self.target, self._spared = dict(folders), target, set(spared)
+        self.uploaded = self.lag = 0
+        self._known = False
+        self._manifests: dict[str, bytes] = {}  # of the parts that are complete in the store
+        self._strays: set[str] = set()  # parts with files but no manifest in the store
+        self._pointers: dict[str, bytes] = {}
+        self._plain: dict[str, tuple[int, int]] = {}
+        self._before: dict[str, Entry] = {}
+
+    def run(self, *, final: bool = True) -> bool:
+        """Do one pass; return whether the mirror has all that the local folders had when it began.
+
+        Args:
+            final: whether to send a large record that has grown by less than a tenth since it was last sent: an object
+                can only be written as a whole.
+
+        Raises:
+            OSError: the store refused or cannot be reached; the next pass continues from the store's contents.
+        """
+        scanned = scan(self.folders)
+        self.lag = sum(self._manifests.get(name) != part.manifest for name, part in scanned.parts.items())
+        try:
+            if not self._known:
+                self._list()
+            complete = self._upload(scanned, final)
+            self._remove(scanned)
+            return complete
+        except OSError:
+            self._known = False  # the last response may have been lost: list again
+            raise
+
+    def _list(self) -> None:
+        files = self.target.files()
+        self._before = files
+        parts = {name.rpartition("/")[0] for name in files if PART_NAME.fullmatch(Path(name).parent.name)}
+        whole = {name for name in parts if f"{name}/{MANIFEST}" in files}
+        self._strays = parts - whole
+        self._manifests = {
+            name: self._manifests.get(name) or self.target.read(f"{name}/{MANIFEST}") for name in sorted(whole)
+        }
+        pointers = [name for name in files if _beside(name, parts)]
+        self._pointers = {name: self.target.read(name) for name in pointers if files[name].size < _SMALL}
+        self._known = True
+
+    # -- uploading -----------------------------------------------------------------------------------------------
+
+    def _upload(self, scanned: Scan, final: bool) -> bool:
+        missing = {name for name, part in scanned.parts.items() if self._manifests.get(name) != part.manifest}
+        # Parts named by a pointer go first: with the pointer, a run can already resume from them.
+        complete = True
+        for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(named_in(entry[1]))):
+            base = pointer.rpartition("/")[0]
+            names = {f"{base}/{name}" if base else name for name in named_in(content)}
+            needed = _with_bases(names, scanned.parts)
+            complete &= self._upload_parts([scanned.parts[name] for name in needed & missing])
+            missing -= needed
+            if self._pointers.get(pointer) == content:
+                continue
+            if all(name in self._manifests for name in names):
+                self.target.write(pointer, content)
+                self._pointers[pointer] = content
+            else:
+                complete = False  # removed here meanwhile: the next pass finds a newer pointer
+        complete &= self._upload_parts([scanned.parts[name] for name in missing])
+        for name, (path, size, mtime_ns) in scanned.plain.items():
+            last = self._plain.get(name, (0, 0))[0]
+            if final or not _SMALL <= last < size < 1.1 * last:
+                self._upload_plain(name, path, size, mtime_ns)
+        return complete
+
+    def _upload_parts(self, parts: Iterable[Part]) -> bool:
+        uploaded = [self._upload_part(part) for part in sorted(parts, key=lambda part: part.order)]
+        return all(uploaded)
+
+    def _upload_part(self, part: Part) -> bool:
+        """Upload a part; return False if it was removed or replaced meanwhile."""
+        if part.name in self._manifests:  # a different part of the same name: readers must not mix the two
+            self.target.delete(f"{part.name}/{MANIFEST}")
+            del self._manifests[part.name]
+        self._strays.add(part.name)
+        for file, sums in part.files.items():
+            try:
+                sent = self.target.upload(part.folder / file, f"{part.name}/{file}")
+            except FileNotFoundError:
+                return False
+            if sent != sums:
+                if _read(part.folder / MANIFEST) == part.manifest:
+                    logger.warning("%s is not mirrored: %s does not match its checksum", part.folder, file)
+                return False
+        self.target.write(f"{part.name}/{MANIFEST}", part.manifest)
+        self._manifests[part.name] = part.manifest
+        self._strays.discard(part.name)
+        self.uploaded += 1
+        self.lag -= 1
+        return True
+
+    def _upload_plain(self, name: str, path: Path, size: int, mtime_ns: int) -> None:
+        if self._plain.get(name) == (size, mtime_ns):
+            return
+        uploaded = self._before.get(name)
+        known = name not in self._plain and size >= _SMALL and uploaded is not None
+        if not (known and uploaded is not None and uploaded.size == size and uploaded.mtime_ns > mtime_ns):
+            try:
+                self.target.upload(path, name)
+            except FileNotFoundError:
+                return
+        self._plain[name] = (size, mtime_ns)
+
+    def remove_started(self) -> None:
+        """Remove the uploaded plain files; raises OSError as `run` does."""
+        for name in self._plain:
+            self.target.delete(name)
+
+    # -- removing ------------------------------------------------------------------------------------------------
+
+    def _remove(self, scanned: Scan) -> None:
+        """Remove the parts that are gone locally, except those that a pointer in the store still names."""
+        roots = {name.rpartition("/")[0] for name in scanned.parts}
+        named = set()
+        for pointer, content in self._pointers.items():
+            base = pointer.rpartition("/")[0]
+            named |= {f"{base}/{name}" if base else name for name in named_in(content)}
+        kept = self._spared | scanned.parts.keys() | self._with_uploaded_bases(named)
+        for name in sorted((self._manifests.keys() | self._strays) - kept, reverse=True):
+            if name.rpartition("/")[0] not in roots:
+                continue  # nothing is left locally: more likely a lost folder than a pruned one
+            self.target.delete(f"{name}/{MANIFEST}")
+            self.target.delete_folder(name)
+            self._manifests.pop(name, None)
+            self._strays.discard(name)
+
+    def _with_uploaded_bases(self, names: set[str]) -> set[str]:
+        closed: set[str] = set()
+        open_names = list(names)
+        while open_names:
+            name = open_names.pop()
+            if name in closed:
+                continue
+            closed.add(name)
+            base, _, last = name.rpartition("/")
+            if last.startswith("step_"):  # a version needs no more than its pointer names
+                mentioned = named_in(self._manifests.get(name, b""))
+                open_names += [f"{base}/{other}" if base else other for other in mentioned]
+        return closed
+
+
+def _beside(name: str, parts: set[str]) -> bool:
+    base = name.rpartition("/")[0]
+    return any(part.rpartition("/")[0] == base for part in parts)
+
+
+def _with_bases(names: set[str], parts: Mapping[str, Part]) -> set[str]:
+    """Return `names` and the existing parts that they build on."""
+    closed: set[str] = set()
+    open_names = [name for name in names if name in parts]
+    while open_names:
+        name = open_names.pop()
+        if name in closed:
+            continue
+        closed.add(name)
+        base = name.rpartition("/")[0]
+        mentioned = (f"{base}/{other}" if base else other for other in named_in(parts[name].manifest))
+        open_names += [other for other in mentioned if other in parts]
+    return closed
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return durable.read_bytes(path)
+    except CheckpointError:
+        return b""
