@@ -160,7 +160,7 @@ def _mindir(model: Mapping[str, Any]) -> str:
         return text + '`mindspore.nn.GraphCell(mindspore.load("network.mindir"))` takes the inputs in their order.\n'
     return text + (
         '`mindspore.nn.GraphCell(mindspore.load("network.mindir"))` takes the inputs in their order, with row numbers\n'
-        "in place of ids. Its parameters `embedding.NAME.rows` take the rows of a batch, and `embedding.NAME.places`,\n"
-        "where there are any, the row number of each id; `graph.json` has their sizes. `trainer serve` does this for\n"
-        "a published model.\n"
+        "in place of ids. Its parameters `embedding.NAME.rows` take the rows of a batch, of all tables of one width\n"
+        "together, and `embedding.NAME.places`, where there are any, the row number of each id; `graph.json` has\n"
+        "their tables and sizes under `stacks`. `trainer serve` does this for a published model.\n"
     )

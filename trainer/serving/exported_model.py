@@ -28,8 +28,9 @@ from ..streams.formats.ragged_column import Ragged
 from . import onnx_graph
 from .export_readme import readme
 from .exported_tables import FORMATS, ExportedTable, exported_tables, file_name, table_of_each_element
-from .graph_export import ABOUT, FEATURES, NETWORK, ServedGraph, fields_of
+from .graph_export import ABOUT, FEATURES, NETWORK, fields_of
 from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
+from .served_graph import ServedGraph
 
 if TYPE_CHECKING:
     from callbacks.callback import Trainer

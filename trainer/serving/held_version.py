@@ -10,8 +10,8 @@ import numpy as np
 from ..data.ragged import Ragged
 from ..errors import DataError
 from ..metrics.predictions import activate
-from .graph_export import ServedGraph
 from .published import Current
+from .served_graph import ServedGraph
 
 
 class HeldVersion:

@@ -23,11 +23,11 @@ from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
-from .graph_export import ServedGraph
 from .held_version import HeldVersion
 from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
+from .served_graph import ServedGraph
 from .version_records import VersionRecords
 
 logger = logging.getLogger(__name__)

@@ -200,10 +200,33 @@ def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], ki
 
 
 def separate_tables(components: Sequence[Component]) -> Layout:
-    """Return the layout of an exported network: a bundle for each component, a stack for each table."""
+    """Return the layout of tables that are all read by themselves: a bundle per component, a stack per table."""
     layout = Layout()
     for number, component in enumerate(components):
         layout.add(number, component.specs, indirect=component.indirect)
+    return layout
+
+
+def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> Layout:
+    """Return the layout of a program that only reads, where every id of a batch has a position of its own.
+
+    Tables of equal width share a stack, whatever trains them. Tables that read the same elements with different
+    paddings translate positions, each in a stack of its own.
+    """
+    layout = Layout()
+    known: dict[Hashable, Bundle] = {}
+    for number, component in enumerate(components):
+        order = sorted(component.specs, key=lambda table: specs[table].dim)
+        if len({specs[table].padding for table in order}) > 1:
+            layout.add(number, order, indirect=True)
+            continue
+        key = tuple(specs[table].dim for table in order)
+        if key not in known:
+            known[key] = layout.add(number, order, indirect=False)
+            continue
+        known[key].components.append(number)
+        for stack, table in zip(known[key].stacks, order, strict=True):
+            layout.stacks[stack].tables.append(table)
     return layout
 
 

@@ -11,7 +11,7 @@ from ...errors import DataError
 from ..tables.hashing import float_ids_hint, to_ids, to_plain
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout, separate_tables
-from .sparse_plan import Carry, OpenRows, ReadSets, ReadSize, SparsePlan, TablePlan, marker, padded_size, padding_of
+from .sparse_plan import Carry, OpenRows, ReadSets, SparsePlan, TablePlan, marker, padded_size, padding_of
 from .unique_indexer import SortingIndexer, UniqueIndexer
 
 
@@ -23,7 +23,6 @@ class Planner:
         trainable: whether each table is trained.
         fields: which elements feed the tables.
         accumulate: batches that share one optimizer update.
-        read_sizes: the size of each table's read set in a program of fixed shape that only reads.
         layout: which tables are read and updated together; None keeps all tables separate.
     """
 
@@ -33,7 +32,6 @@ class Planner:
         trainable: Sequence[bool],
         fields: FieldMap,
         accumulate: int = 1,
-        read_sizes: Sequence[ReadSize] | None = None,
         layout: Layout | None = None,
     ) -> None:
         self.tables: list[SparseTable] = list(tables)
@@ -41,7 +39,7 @@ class Planner:
         self.fields = fields
         self.accumulate = accumulate
         self.layout = layout or separate_tables(fields.components)
-        self._read_sets = ReadSets(self.tables, self.layout, read_sizes)
+        self._read_sets = ReadSets(self.tables, self.layout)
         self._work_sizes = [0] * len(self.layout.stacks)
         self._step_sizes = [0] * len(self.layout.stacks)
         self._map_sizes = [0] * len(self.tables)

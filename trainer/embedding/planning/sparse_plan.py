@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -106,26 +106,17 @@ def marker(batches: int, size: int) -> np.ndarray:
 _LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
 
 
-class ReadSize(NamedTuple):
-    """Number of rows and map entries of a table's read set in a program of fixed shape."""
-
-    rows: int
-    map_size: int
-
-
 class ReadSets:
     """Assigns positions in the read sets to ids; the sizes depend only on the shape of the batch.
 
     Args:
         tables: the host tables.
         layout: which tables share a read set.
-        sizes: each table's size in a program of fixed shape; None lets them grow.
     """
 
-    def __init__(self, tables: Sequence[SparseTable], layout: Layout, sizes: Sequence[ReadSize] | None = None) -> None:
+    def __init__(self, tables: Sequence[SparseTable], layout: Layout) -> None:
         self.tables = tables
         self.stacks = layout.stacks
-        self.fixed = sizes
         self._sizes = [0] * len(layout.stacks)
         self._map_sizes = [0] * len(tables)
 
@@ -180,15 +171,11 @@ class ReadSets:
     def _size(self, stack: int, needed: int) -> int:
         # Programs keep the parameter they were compiled with, so a read set never shrinks.
         first = self.stacks[stack].tables[0]
-        if self.fixed:
-            return self.fixed[first].rows
         least = min(_LEAST_ROWS, _LEAST_ENTRIES // self.tables[first].spec.dim)
         self._sizes[stack] = _rounded(max(needed, least, self._sizes[stack]))
         return self._sizes[stack]
 
     def _map_size(self, index: int, needed: int) -> int:
-        if self.fixed:
-            return self.fixed[index].map_size
         self._map_sizes[index] = max(self._map_sizes[index], _rounded(needed))
         return self._map_sizes[index]
 

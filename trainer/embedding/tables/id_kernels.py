@@ -14,7 +14,7 @@ from ...native.compiled import compiled, inlined, pointer_to, prefetch
 _AHEAD = 32
 
 _i32, _i64 = nt.int32, nt.int64
-_int64s, _uint16s = pointer_to(_i64), pointer_to(nt.uint16)
+_int64s, _int32s, _uint16s = pointer_to(_i64), pointer_to(_i32), pointer_to(nt.uint16)
 
 
 @inlined
@@ -80,6 +80,42 @@ def find_ids(keys, rows, passed, choices, ids, out):
         if i >= 0:
             cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, _mix(ids[i]))
             out[i] = rows[cell] if cell >= 0 else -1
+    return np.int64(len(ids))
+
+
+MAP_LENGTH = 10  # numbers of `id_map.IdMap.described`
+
+
+@compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
+def find_rows(maps, table_of, choices, ids, out):
+    """Write the rows of ids of several tables into `out` (int32 [n]); 0, the default row, where unknown.
+
+    Args:
+        maps: of each table, what `id_map.IdMap.described` returns.
+        table_of: the table of each element of a row, int32 [elements].
+        choices: number of buckets that an id may be in.
+        ids: the ids of the rows, int64 [n], element by element.
+        out: receives the rows.
+    """
+    elements = len(table_of)
+    for i in range(-_AHEAD, len(ids)):
+        if i + _AHEAD < len(ids):
+            ahead = maps[table_of[(i + _AHEAD) % elements]]
+            _prefetch_cell(ahead[2], ahead[3], np.uint64(ahead[5]), _mix(ids[i + _AHEAD]))
+        if i >= 0:
+            of_table = maps[table_of[i % elements]]
+            key, hashed, row = ids[i] ^ _ODD_ID, _mix(ids[i]), np.int64(-1)
+            if key == 0:
+                row = of_table[0]
+            else:
+                for number in range(of_table[1]):  # a map that is growing has two tables
+                    first = 2 + 4 * number
+                    keys, passed = _int64s(of_table[first]), _uint16s(of_table[first + 2])
+                    cell = _cell(keys, passed, np.uint64(of_table[first + 3]), choices, key, hashed)
+                    if cell >= 0:
+                        row = np.int64(_int32s(of_table[first + 1])[cell])
+                        break
+            out[i] = max(row, 0)
     return np.int64(len(ids))
 
 

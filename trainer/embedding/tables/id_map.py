@@ -5,7 +5,7 @@ then the ids move bucket by bucket. Every call that adds ids does a part of this
 an id is in exactly one of the two tables, and lookups search both.
 
 A bucket holds eight ids, one cache line. An id is in its first bucket, in the cell that its hash selects if that was
-free, or, when the bucket was full, in the next of its `_CHOICES` buckets. A lookup therefore reads one line for almost
+free, or, when the bucket was full, in the next of its `CHOICES` buckets. A lookup therefore reads one line for almost
 every id, and all ids at once, so the cache misses overlap. Every bucket counts the ids that overflowed it. Removal
 empties the cell and decrements these counts, so rotating ids never degrade the table.
 """
@@ -18,7 +18,7 @@ from ...native.memory import zeros
 from .hashing import mix64
 
 WAYS = 8
-_CHOICES = 32
+CHOICES = 32
 # The one id that a table cannot store. Ids are stored combined with it, so that zero is an empty cell and a new table
 # is untouched memory.
 ODD_ID = np.int64(-0x61C8864680B583EB)
@@ -42,7 +42,14 @@ class Buckets:
         self._rows = zeros((buckets, WAYS), np.int32)
         self._passed = zeros((buckets,), np.uint16)
         self._mask = np.uint64(buckets - 1)
-        self._cells = self._keys.reshape(-1), self._rows.reshape(-1), self._passed, _CHOICES
+        self._cells = self._keys.reshape(-1), self._rows.reshape(-1), self._passed, CHOICES
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Addresses of the ids, rows and overflow counts, and the number of buckets minus one, for kernels."""
+        arrays = (self._keys, self._rows, self._passed)
+        keys, rows, passed = (array.__array_interface__["data"][0] for array in arrays)
+        return keys, rows, passed, len(self) - 1
 
     def __len__(self) -> int:
         """Return the number of buckets."""
@@ -147,6 +154,15 @@ class IdMap:
 
     def _tables(self) -> tuple[Buckets, ...]:
         return (self._table,) if self._outgrown is None else (self._table, self._outgrown)
+
+    def described(self) -> list[int]:
+        """Return what `id_kernels.find_rows` needs to know of the map; outdated by the next change of the map.
+
+        That is the row of `ODD_ID`, the number of tables, and of both tables the `Buckets.addresses`.
+        """
+        tables = self._tables()
+        addresses = [address for table in (*tables, *tables)[:2] for address in table.addresses]
+        return [self._odd_row, len(tables), *addresses]
 
     @property
     def growing(self) -> bool:

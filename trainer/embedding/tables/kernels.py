@@ -54,6 +54,30 @@ def gather(table, rows, out):
     return np.int64(count)
 
 
+@compiled(_i64(_i64[:, ::1], _i32[::1], _i32[::1], _rows2))
+def gather_of_tables(stores, table_of, rows, out):
+    """Copy the first columns of rows of several tables into `out` (float32 [n, columns]).
+
+    Args:
+        stores: address of each table's rows and columns of a row, int64 [tables, 2].
+        table_of: the table of each element, int32 [elements]; they repeat.
+        rows: row of each position, int32 [n], all within the table.
+        out: receives the rows.
+    """
+    count, columns = out.shape
+    elements = len(table_of)
+    for i in range(-AHEAD, count):
+        if i + AHEAD < count:
+            store = stores[table_of[(i + AHEAD) % elements]]
+            prefetch_lines(store[0] + np.int64(rows[i + AHEAD]) * store[1] * 4, columns * 4)
+        if i >= 0:
+            store = stores[table_of[i % elements]]
+            row = _floats(store[0] + np.int64(rows[i]) * store[1] * 4)
+            for column in range(columns):
+                out[i, column] = row[column]
+    return np.int64(count)
+
+
 @compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
 def number(values, slots, distinct, first, inverse):
     """Number the distinct `values` (int32 [n], -1 for none) in the order of first occurrence.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
-from ..graph_export import ServedGraph
 from ..held_version import HeldVersion
+from ..served_graph import ServedGraph
 from ..served_model import ServedModel
 from .request_rows import RequestRows, RowReader
 from .service_call import RefusalError, ServeOptions

@@ -18,7 +18,7 @@ from ...streams.formats.schema import Decoded, Schema, joined
 from .service_call import ARROW, JSON, RefusalError
 
 if TYPE_CHECKING:
-    from ..graph_export import ServedGraph
+    from ..served_graph import ServedGraph
 
 _COLUMN = re.compile(r"column '(?P<column>[^']*)' (?P<reason>.*)", re.DOTALL)
 _FORMS = '{"rows": [{column: value, ...}, ...]}, {"columns": {column: [value, ...]}}, a list of rows, or one row'
