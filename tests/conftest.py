@@ -63,6 +63,25 @@ def forks(tmp_path_factory):
     server.close()
 
 
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """Return the folder of programs of an environment that has the built wheel, and the dependencies of this one."""
+    from tests.wheel import install
+
+    return install(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="session")
+def installed_forks(installed, tmp_path_factory):
+    """Starts processes as `forks` does, of the installed wheel."""
+    from tests.forked import ForkServer
+    from tests.wheel import without_checkout
+
+    server = ForkServer(tmp_path_factory.mktemp("forks"), installed / "python", without_checkout(installed))
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_old_is_looked_through_for_garbage():
     """Spare the collector what outlives a module anyway: MindSpore makes it look at everything at each compilation."""

@@ -16,16 +16,19 @@ class ForkServer:
 
     Args:
         folder: for what is exchanged.
+        python: the interpreter that the processes are of.
+        environment: its variables, and those of the processes unless they are given others; None: those of this one.
     """
 
-    def __init__(self, folder):
-        self.folder, self.numbers = Path(folder), itertools.count()
-        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(folder)]
-        self.server = subprocess.Popen(command, stdin=subprocess.PIPE)
+    def __init__(self, folder, python=sys.executable, environment=None):
+        self.folder, self.numbers, self.environment = Path(folder), itertools.count(), environment
+        command = [str(python), str(Path(__file__).with_name("fork_server.py")), str(folder)]
+        self.server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
 
     def start(self, *arguments, cwd=None, environment=None):
         """Return the process of `python ARGUMENTS`."""
         name = str(next(self.numbers))
+        environment = environment or self.environment
         given = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or Path.cwd()),

@@ -42,9 +42,9 @@ def test_every_program_of_the_page_has_a_test():
 
 
 @pytest.mark.parametrize("name", ["Plain MindSpore", "Here"])
-def test_mindspore_prints_the_losses_of_the_page(name, tmp_path, forks):
+def test_mindspore_prints_the_losses_of_the_page(name, tmp_path, installed_forks):
     (tmp_path / "program.py").write_text(PROGRAMS[name], encoding="utf-8")
-    done = forks.start("program.py", cwd=tmp_path)
+    done = installed_forks.start("program.py", cwd=tmp_path)
     assert done.wait() == 0, done.errors.read_text()
     assert done.output.read_text() == PRINTED
 

@@ -1,4 +1,4 @@
-"""The tutorials run from top to bottom, each as one program, and print what they show."""
+"""The tutorials run from an installed wheel, each from top to bottom as one program, and print what they show."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 
 @pytest.mark.parametrize("name", ["offline", "online", "serving"])
-def test_a_tutorial_prints_what_it_shows(name, tmp_path, forks):
+def test_a_tutorial_prints_what_it_shows(name, tmp_path, installed_forks):
     page = (TUTORIALS / f"{name}.md").read_text("utf-8")
     code = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
     (tmp_path / "tutorial.py").write_text("\n".join(code), encoding="utf-8")
-    done = forks.start("tutorial.py", cwd=tmp_path)
+    done = installed_forks.start("tutorial.py", cwd=tmp_path)
     assert done.wait() == 0, done.errors.read_text()
     printed = done.output.read_text()
     assert NUMBER.sub("N", printed) == NUMBER.sub("N", shown)

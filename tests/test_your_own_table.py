@@ -8,11 +8,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import time
 import urllib.request
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -24,35 +21,6 @@ from tests.trainer.experiment.test_first_config import ROWS, make_table, write
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "your-own-table.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.M | re.S)
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Return the folder of programs of an environment that has the built wheel, and the dependencies of this one."""
-    folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"
-    for name in ("trainer", "callbacks", "mindspore_trainer"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the checkout is not to be seen
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(source)]
-    subprocess.run(build, check=True, timeout=200, cwd=folder, env=env)
-    (wheel,) = folder.glob("*.whl")
-    shutil.rmtree(source)
-    venv.create(folder / "env", symlinks=True)
-    python = folder / "env" / "bin" / "python"
-    subprocess.run(
-        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)],
-        check=True,
-        timeout=200,
-        env=env,
-    )
-    site = next((folder / "env" / "lib").glob("python*/site-packages"))
-    # a plain line: the editable installation beside the dependencies is not followed from here
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "env" / "bin"
 
 
 @pytest.fixture(scope="module")
