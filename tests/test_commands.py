@@ -1,0 +1,147 @@
+"""Every command that a page shows runs from an installed wheel, in a folder with nothing but a table of visits.
+
+tests/test_your_own_table.py runs those of docs/your-own-table.md and the three of README, home page and
+docs/seeing-a-run.md; the rest is here, each with the values that make it short. Sweeps train one trial:
+tests/trainer/experiment/test_sweep.py has the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.experiment.test_first_config import make_table, write
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = re.compile(r"^(?:\$ )?(trainer (?:[^ \n]| (?!  ))+)", re.M)  # what follows several spaces explains it
+SHORT = {
+    "1e-4,1e-3,1e-2": "1e-3",
+    "8,16": "8",
+    "--trials 20": "--trials 1",
+    "--trials 50": "--trials 1",
+    "--monitor val_auc": "--monitor val_auc --set fit.epochs=1",
+    "yesterday.parquet": "visits.parquet",
+    "fit visits.yaml": "fit visits.yaml --set fit.epochs=1",
+}
+ELSEWHERE = {
+    "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",
+    "launch -n 8 --nodes 2 --node-rank 0 --master 10.0.0.1:8118 python train.py": "machines: test_nodes.py there",
+}
+RUN_HERE = {"seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md"}
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands that a page of docs/ shows, without their first word."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    shown = "\n".join(re.findall(r"^```(?:text|sh)\n(.*?)^```", text, re.M | re.S))
+    return [command.removeprefix("trainer ").strip() for command in COMMAND.findall(shown)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("visits")
+    for name in ("visits.csv", "visits.parquet"):
+        write(make_table(), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(installed_forks, folder):
+    """Run a command, made short; return what it printed."""
+
+    def run(command, *more):
+        for long, short in SHORT.items():
+            command = command.replace(long, short)
+        process = installed_forks.start("-m", "mindspore_trainer", *shlex.split(command), *more, cwd=folder)
+        assert process.wait() == 0, (command, process.errors.read_text()[-3000:])
+        return process.output.read_text()
+
+    run("init visits.csv")
+    run("fit visits.yaml")
+    return run
+
+
+def test_every_page_with_commands_is_run():
+    pages = {page.name for page in (ROOT / "docs").glob("*.md") if commands(page.name)}
+    assert pages == RUN_HERE | {"index.md", "index_cn.md", "your-own-table.md"}
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert not re.findall(r"^    (?:\$ )?trainer \w+ .*", text, re.M), "commands in a block that names no language"
+
+
+def test_sweeps(run, folder):
+    first, *others, resumed = commands("seeing-a-run.md")[3:]
+    assert len(others) == 2
+    for number, command in enumerate((first, *others)):
+        printed = run(command)
+        assert "val_auc" in printed
+        if command is first:
+            assert "val_auc" in run(resumed)
+        assert "parallel" in (folder / "sweeps" / "visits" / "report.html").read_text("utf-8").lower()
+        (folder / "sweeps" / "visits").rename(folder / "sweeps" / f"visits-{number}")
+
+
+def test_export_and_the_scores_of_many_rows(run, folder):
+    init, fit, export, predict = commands("export.md")
+    assert (init, fit) == ("init visits.csv", "fit visits.yaml")  # done for all
+    page = (ROOT / "docs" / "export.md").read_text("utf-8")
+    shown = re.search(r"^network\.onnx takes.*?it$", page, re.M | re.S)[0]
+    assert re.sub(r"\S*\d\S*", "N", shown) in re.sub(r"\S*\d\S*", "N", run(export).replace(f"{folder}/", ""))
+    run(predict)
+    import pyarrow.parquet
+
+    assert pyarrow.parquet.read_table(folder / "scores.parquet").column_names[:2] == ["row", "user_id"]
+
+
+def test_versions(run):
+    run("fit visits.yaml", "--set", "run_dir=runs/another")
+    listed = run("versions published/visits", "--json")
+    numbers = [str(version["number"]) for version in json.loads(listed)]
+    assert len(numbers) >= 2
+    for command in commands("versions.md"):
+        run(re.sub(r"\b8[12]\d\b", numbers[-1], command).replace(f"roll-back {numbers[-1]}", f"roll-back {numbers[0]}"))
+
+
+def test_two_processes_are_launched(run):
+    here = [command for command in commands("scaling.md") if command not in ELSEWHERE]
+    assert len(here) == 1
+    assert len(commands("scaling.md")) == 1 + len(ELSEWHERE)
+    run(here[0])
+
+
+def ready(url):
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_server_answers_what_the_page_asks(run, folder, installed_forks):
+    (command,) = commands("serving.md")
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    ask, shown = re.search(r"^\$ (curl .*)\n(\{.*\})$", page, re.M).groups()
+    body = shlex.split(ask)[-1]
+    words = shlex.split(command.replace("8080", "0"))
+    server = installed_forks.start("-m", "mindspore_trainer", *words, cwd=folder)
+    try:
+        while not (reported := re.search(r"is served at (http://[\d.:]+)", server.errors.read_text())):
+            assert server.poll() is None, server.errors.read_text()
+            time.sleep(0.05)
+        url = reported[1]
+        while not ready(url):
+            assert server.poll() is None, server.errors.read_text()
+            time.sleep(0.05)
+        request = urllib.request.Request(f"{url}/predict", body.encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            given = json.load(answer)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    assert set(given) == set(json.loads(shown))
