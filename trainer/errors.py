@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .masking import mask_text
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class TrainerError(Exception):
-    """Base of every documented exception of this package. Its text shows no credentials."""
+    """Base of every documented exception of this package. Its text shows no credentials.
+
+    Attributes:
+        rank: the process with the problem, where all processes of a job raise the error together; else None.
+    """
+
+    rank: int | None = None
+
+    @classmethod
+    def of_rank(cls, rank: int, problem: str) -> Self:
+        """Return the error that all processes raise, given the problem of one of them."""
+        error = cls(f"rank {rank}: {problem}")
+        error.rank = rank
+        return error
 
     def __str__(self) -> str:
         return mask_text(super().__str__())

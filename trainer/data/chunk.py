@@ -114,8 +114,12 @@ class ChunkTransform:
         """
         raise NotImplementedError
 
-    def join_exchange(self) -> None:
-        """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
+    def join_exchange(self, problem: str = "") -> None:
+        """Take part in what other processes prepare, if this process has prepared no chunk since the last call.
+
+        Args:
+            problem: why it has none; all processes raise it as a DataError.
+        """
 
     def release(self) -> None:
         """Release prepared chunks that were not trained; called once the preparing thread has stopped."""

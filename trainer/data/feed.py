@@ -151,11 +151,11 @@ class Feed:
             self.source.interrupt()
             self._left_behind |= not worker.stop(seconds)
 
-    def join_exchange(self) -> None:
-        """Take part in what other processes prepare, in place of a chunk, when this one has none left."""
+    def join_exchange(self, problem: str = "") -> None:
+        """Take part in what other processes prepare; see `ChunkTransform.join_exchange`."""
         transform = self.options.transform()
         if transform is not None:
-            transform.join_exchange()
+            transform.join_exchange(problem)
 
     def report(self) -> str | None:
         """Return how many shapes the batches had and the share of padding, or None if shapes never changed.
@@ -334,6 +334,8 @@ class Feed:
         try:
             self._fill_in(chunk)
         except DataError as error:
+            if error.rank is not None:  # the batch of another process, of other data
+                raise
             raise DataError(f"{self._describe(chunk.start.batch, chunk.start.epoch)}: {error}") from error
         now = time.perf_counter()
         if self.observer is not None:

@@ -41,15 +41,19 @@ class TableReader(ChunkTransform):
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
         self.on_graph_thread = tables.group.size > 1
+        self._has_joined = False
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return the columns with positions in place of ids, and the plan of the rows to read."""
         columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
+        self._has_joined = True
         return (*columns, *plan.inputs), plan
 
-    def join_exchange(self) -> None:
-        """Take part in what the others read."""
-        self.tables.planner.join_exchange()
+    def join_exchange(self, problem: str = "") -> None:
+        """Take part in what the others read, if `prepare` has not done so since the last call."""
+        has_joined, self._has_joined = self._has_joined, False
+        if not has_joined:
+            self.tables.planner.join_exchange(problem)
 
 
 class DeltaPolicy:

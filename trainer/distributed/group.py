@@ -48,8 +48,14 @@ class Group:
         """Return the messages of all processes, of any lengths, in the order of ranks."""
         return [message]
 
-    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
-        """Send `parts[r]` to rank r for all r; return what each rank sent here; see `AllToAll.exchange`."""
+    def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:
+        """Send `parts[r]` to rank r for all r; return what each rank sent here; see `AllToAll.exchange`.
+
+        Args:
+            parts: see `AllToAll.exchange`.
+            in_graph: whether an operator of a running graph calls it, on a thread of MindSpore's; else it has to be
+                the thread that runs graphs.
+        """
         return list(parts)
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:

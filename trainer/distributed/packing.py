@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
+from ..errors import DataError, GraphError
 from .group import Group
 
 LENGTH_BYTES = 4
+_BATCH, _ENDED, _FAILED = range(3)  # what a process has for the others: from _FAILED on, which of the errors
+_FAILURES = (DataError, GraphError)
 
 
 def pack(value: Any, arrays: Sequence[np.ndarray]) -> bytes:
@@ -47,7 +50,7 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def lockstep_outputs(
-    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[], None]
+    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None]
 ) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
 
@@ -58,7 +61,12 @@ def lockstep_outputs(
         group: the processes; all of them have to consume this iterator.
         own: this process's outputs, tensors and host arrays in tuples and mappings of any depth, and the number of
             rows, 0 where they are made up.
-        join_exchange: called once `own` has ended, to take part in the exchanges of the other processes' batches.
+        join_exchange: called after each batch, and once `own` has ended, to take part in the exchanges of the other
+            processes' batches; takes the problem with this process's batch, or "".
+
+    Raises:
+        DataError, GraphError: a process's batch is refused, or does not fit the network; the same on all processes,
+            with its rank.
     """
     if group.size == 1:
         yield from own
@@ -66,17 +74,25 @@ def lockstep_outputs(
     batches = iter(own)
     group.wait_for_all()  # connect before one process can be late
     while True:
-        batch = next(batches, None)
-        ended = batch is None
-        if ended:
-            join_exchange()
-        message = b"" if ended or batch[1] == 0 else _pack(*batch)
+        batch, problem, failed = None, "", _FAILED
+        try:
+            batch = next(batches, None)
+        except (DataError, GraphError) as error:
+            if error.rank is not None:  # all processes raise it
+                raise
+            problem, failed = str(error), _FAILED + isinstance(error, GraphError)
+        join_exchange(problem)
+        kind = failed if problem else _ENDED if batch is None else _BATCH
+        message = problem.encode() if batch is None else _pack(*batch) if batch[1] else b""
         group.wait_for_all()  # while a process waits for its data
-        parts = group.gather_bytes(bytes([ended]) + message)
+        parts = group.gather_bytes(bytes([kind]) + message)
+        for rank, part in enumerate(parts):
+            if part[0] >= _FAILED:
+                raise _FAILURES[part[0] - _FAILED].of_rank(rank, part[1:].decode())
         for part in parts:
             if len(part) > 1:
                 yield _unpack(part[1:])
-        if all(part[0] for part in parts):
+        if all(part[0] == _ENDED for part in parts):
             return
 
 

@@ -50,9 +50,13 @@ class World(Group):
             self._barrier = Barrier(self)
         self._barrier.wait()
 
-    def _run(self, kind: type[nn.Cell], array: np.ndarray) -> np.ndarray:
+    def _check_thread(self) -> None:
+        """Refuse another thread: its messages would arrive between those of the steps, in any order."""
         if threading.get_ident() != self._thread:
             raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
+
+    def _run(self, kind: type[nn.Cell], array: np.ndarray) -> np.ndarray:
+        self._check_thread()
         if kind not in self._cells:
             self._cells[kind] = kind()
         program = (kind, array.shape, array.dtype)
@@ -76,7 +80,9 @@ class World(Group):
         frames = self.gather(frame)
         return [frames[rank, :length].tobytes() for rank, length in enumerate(lengths)]
 
-    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
+    def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:
+        if not in_graph:
+            self._check_thread()
         if self._all_to_all is None:
             self._all_to_all = AllToAll(self)
         received = self._all_to_all.exchange(parts)

@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..data.chunk import Chunk
-from ..errors import GraphError
+from ..errors import GraphError, TrainerError
 from ..mindspore_internals import execution
 from ..mindspore_internals.compilation import compiling
 from ..mindspore_internals.execution import await_operators, operator_by_operator
@@ -194,8 +194,12 @@ _UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operat
 
 
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
-    """Return a `GraphError` with MindSpore's message, the user's source line and the columns of the batch."""
-    if isinstance(error, GraphError):
+    """Return a `GraphError` with MindSpore's message, the user's source line and the columns of the batch.
+
+    What is the trainer's own, such as a process that is gone while rows are exchanged inside the graph, is returned as
+    it is: MindSpore passes an exception of a Python operator on.
+    """
+    if isinstance(error, TrainerError):
         return error
     shapes = [list(array.shape[1:] if chunk.stacked else array.shape) for array in chunk.arrays]
     fed = ", ".join(

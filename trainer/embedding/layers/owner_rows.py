@@ -55,7 +55,7 @@ class OwnerRows(HostRows):
         step = self._step
         parts = np.split(self.read(exchange.asked[step]), exchange.ends[step][:-1])
         out = np.zeros((len(positions), self._dim), np.float32)
-        for own, part in zip(exchange.sent[step], self._group.all_to_all(parts), strict=True):
+        for own, part in zip(exchange.sent[step], self._group.all_to_all(parts, in_graph=True), strict=True):
             out[own] = np.frombuffer(part, np.float32).reshape(-1, self._dim)
         return out
 
@@ -65,7 +65,7 @@ class OwnerRows(HostRows):
         parts = [gradients[own] for own in exchange.sent[step]]
         sums = np.zeros((len(owned), self._dim), np.float32)
         start = 0
-        received = self._group.all_to_all(parts)
+        received = self._group.all_to_all(parts, in_graph=True)
         for end, part in zip(exchange.ends[step].tolist(), received, strict=True):
             values = np.frombuffer(part, np.float32).reshape(-1, self._dim)
             self._add(np.ascontiguousarray(exchange.places[step][start:end]), values, sums)

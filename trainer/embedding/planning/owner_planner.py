@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
 from .planner import grow
-from .sharded_planner import ShardedPlanner, exchange_parts
+from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
 from .sparse_plan import SparsePlan, TablePlan
 from .unique_indexer import SortingIndexer, UniqueIndexer
 
@@ -78,15 +77,11 @@ class OwnerPlanner(ShardedPlanner):
         self._by_clock, self._made_up = now is None, made_up
         return super().plan(*arguments, now=now, **options)
 
-    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
-        """Return the ids; if they are refused on any process, raise on all of them."""
-        try:
-            return super()._checked_ids(given, num_batches, train)
-        except DataError as error:
-            if train:
-                empty: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
-                self._exchange_questions(empty, 0.0, str(error))
-            raise
+    def _share_problem(self, problem: str, train: bool) -> None:
+        if train:
+            empty: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+            self._exchange_questions(empty, 0.0, problem)
+        super()._share_problem(problem, train)
 
     def _exchange_questions(
         self, questions: Sequence[Sequence[np.ndarray]], now: float, problem: str = ""
@@ -97,9 +92,7 @@ class OwnerPlanner(ShardedPlanner):
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         blank = [np.zeros(0, np.int64)] * count
         received = exchange_parts(self.group, [[clock, text, *(own or blank)] for own in questions], np.int64)
-        for rank, (_, other, *_) in enumerate(received):
-            if len(other) and rank != self.group.rank and not problem:
-                raise DataError(f"rank {rank}: {other.astype(np.uint8).tobytes().decode()}")
+        raise_problems([text for _, text, *_ in received])
         clocks = [clock for clock, *_ in received if not clock[2]] or [received[0][0]]
         times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
         self._now = max((time for time, clock in zip(times, clocks, strict=True) if not clock[0]), default=times[0])

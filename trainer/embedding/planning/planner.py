@@ -154,8 +154,8 @@ class Planner:
     def _complete(self, plan: SparsePlan, num_batches: int) -> None:
         """Hook: add to the plan what follows from all of it; its inputs still have a leading batch axis."""
 
-    def join_exchange(self) -> None:
-        """Join the reads of other processes with no ids of its own."""
+    def join_exchange(self, problem: str = "") -> None:
+        """Join the reads of other processes with no ids of its own; with a `problem` all processes raise it."""
 
     # -- training ------------------------------------------------------------------------------------------------
 

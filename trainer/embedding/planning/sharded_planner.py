@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...distributed.group import Group
+from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW, PADDING
 from ..tables.table import SparseTable
 from .planner import Planner
@@ -215,9 +216,25 @@ class ShardedPlanner(Planner):
         # A lookup array over all row numbers would not shrink with more processes.
         self._rows = SortingIndexer()
 
-    def join_exchange(self) -> None:
-        """Join the exchange of weights with no ids of its own."""
-        self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()])
+    def join_exchange(self, problem: str = "") -> None:
+        """Join the exchange of weights with no ids of its own; with a `problem` all processes raise it."""
+        self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()], problem)
+
+    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
+        """Return the ids; if they are refused on any process, raise on all of them."""
+        try:
+            ids = super()._checked_ids(given, num_batches, train)
+            for _ in self._ids_of_tables(ids):  # checks the lengths of lists that tables share
+                pass
+        except DataError as error:
+            self._share_problem(str(error), train)
+            raise
+        return ids
+
+    def _share_problem(self, problem: str, train: bool) -> None:
+        """Raise the problem on all processes; to train, all of them have the same ids and so the same problem."""
+        if not train:
+            self.join_exchange(problem)
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
         return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
@@ -250,7 +267,7 @@ class ShardedPlanner(Planner):
         for (index, _), parts in zip(ids_of_tables, exchange(self.group, own, counts), strict=True):
             self.tables[index].receive_answers(parts)
 
-    def _query_weights(self, wanted: Sequence[tuple[int, np.ndarray]]) -> None:
+    def _query_weights(self, wanted: Sequence[tuple[int, np.ndarray]], problem: str = "") -> None:
         tables = [self.tables[index] for index, _ in wanted]
         queries = [RowQuery(ids, padding_of(table, ids)) for table, (_, ids) in zip(tables, wanted, strict=True)]
         owners = [table.shards.owners(query.keys) for table, query in zip(tables, queries, strict=True)]
@@ -258,7 +275,10 @@ class ShardedPlanner(Planner):
             [query.keys[owner == rank] for query, owner in zip(queries, owners, strict=True)]
             for rank in range(self.group.size)
         ]
-        distinct_ids = exchange_parts(self.group, wanted_of, np.int64)
+        text = np.frombuffer(problem.encode(), np.uint8)
+        received_ids = exchange_parts(self.group, [[text, *own] for own in wanted_of], np.int64)
+        raise_problems([text for text, *_ in received_ids])
+        distinct_ids = [own for _, *own in received_ids]
         answers = []
         for parts in distinct_ids:
             own = [np.empty((len(keys), table.spec.dim), np.float32) for table, keys in zip(tables, parts, strict=True)]
@@ -273,6 +293,17 @@ class ShardedPlanner(Planner):
             table.store.values = weights
             query.answers = np.arange(len(query.keys), dtype=np.int32)
             table.query = query
+
+
+def raise_problems(texts: Sequence[np.ndarray]) -> None:
+    """Raise the first problem, given those of all processes: UTF-8 text as numbers, empty where there is none.
+
+    Raises:
+        DataError: with the rank that has the problem; the same on all processes.
+    """
+    for rank, text in enumerate(texts):
+        if len(text):
+            raise DataError.of_rank(rank, text.astype(np.uint8).tobytes().decode())
 
 
 def exchange_parts(group: Group, parts: Sequence[Sequence[np.ndarray]], dtype: Any) -> list[list[np.ndarray]]:
