@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +163,16 @@ class Categorical(IdFeature):
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return int64 [N]."""
         return [self.ids_of(raw[self.source], statistic)]
+
+    @property
+    def alike(self) -> Hashable | None:
+        """Equal for categories without a vocabulary."""
+        return None if self.vocabulary is not None else (self.dtype, self.hash_buckets)
+
+    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
+        """Return the ids of several categories, int64 [N] each."""
+        ids = self.ids_of(np.stack([raw[feature.source] for feature in features]), None)
+        return [[row] for row in ids]
 
 
 @dataclass(frozen=True)

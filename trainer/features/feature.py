@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
@@ -153,6 +153,15 @@ class Feature:
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Compute the arrays of `outputs` for the rows of `raw`; `statistic` is None if the feature does not learn."""
+        raise NotImplementedError
+
+    @property
+    def alike(self) -> Hashable | None:
+        """Equal for features of one class that `apply_alike` applies together; None: it is applied alone."""
+        return None
+
+    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
+        """Return what `apply` returns for each of some features that are `alike`, this one the first."""
         raise NotImplementedError
 
     def declaration(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
 from .feature import Feature, Kind, Output, RawColumns, Statistic, text_column, time_column
 from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
+from .few_rows import alike_features, apply_features
 from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import Rows, SetAside, raw_values
@@ -92,6 +93,8 @@ class Features(Stateful):
         self.label_dtype = np.dtype(label_dtype)
         self.keep = names_kept(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
+        self._outputs_of = [feature.outputs() for feature in self.features]
+        self._alike = alike_features(self.features)
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
         self.columns = self._raw_columns()
@@ -315,18 +318,18 @@ class Features(Stateful):
             )
         packed: dict[Kind, list[Any]] = {Kind.NUMBERS: [], Kind.IDS: []}
         lists: dict[str, Any] = {}
-        for feature in self.features:
-            arrays = feature.apply(raw, self.statistics.get(feature.name))
-            for output, array in zip(feature.outputs(), arrays, strict=True):
+        applied = apply_features(self.features, self._alike, raw, self.statistics)
+        for outputs, arrays in zip(self._outputs_of, applied, strict=True):
+            for output, array in zip(outputs, arrays, strict=True):
                 if output.kind in packed:
                     packed[output.kind].append(array)
                 else:
                     lists[output.name] = array
         inputs = Inputs()
-        if packed[Kind.NUMBERS]:
-            inputs[NUMBERS] = np.concatenate(packed[Kind.NUMBERS], axis=1)
-        if packed[Kind.IDS]:
-            inputs[IDS] = np.stack(packed[Kind.IDS], axis=1)
+        if numbers := packed[Kind.NUMBERS]:
+            inputs[NUMBERS] = np.concatenate(numbers, axis=1)
+        if ids := packed[Kind.IDS]:
+            inputs[IDS] = np.stack(ids, axis=1)
         inputs.update(lists)
         return inputs
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -84,31 +84,66 @@ class Numeric(Feature):
 
     def observed(self, raw: RawColumns) -> np.ndarray:
         """Return the clipped and transformed values, float64 [N]; missing ones are NaN."""
-        values = np.asarray(raw[self.source], np.float64)
+        return self._transformed(np.asarray(raw[self.source], np.float64))
+
+    def _transformed(self, values: np.ndarray) -> np.ndarray:
         if self.clip is not None:
             values = np.clip(values, *self.clip)
         return values if self.transform is None else TRANSFORMS[self.transform](values)
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, 1 or 2]."""
-        values = self.observed(raw)
+        return [self._normalized(self.observed(raw), None if statistic is None else _Scale.of(statistic))]
+
+    @property
+    def alike(self) -> Hashable | None:
+        """Equal for numbers that are treated alike."""
+        return repr((self.clip, self.transform, self.normalize, self.missing, self._has_indicator))
+
+    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
+        """Return the numbers of several features, float32 [N, 1 or 2] each."""
+        values = self._transformed(np.stack([np.asarray(raw[feature.source], np.float64) for feature in features]))
+        scale = None
+        if statistics[0] is not None:
+            scales = np.array([_Scale.of(statistic) for statistic in statistics])
+            scale = _Scale(*scales.T[:, :, None])
+        return [[array] for array in self._normalized(values, scale)]
+
+    def _normalized(self, values: np.ndarray, scale: _Scale | None) -> np.ndarray:
+        """Return float32 [..., N, 1 or 2] of transformed values, [..., N]."""
         missing = ~np.isfinite(values)
-        fill = self.missing
-        if statistic is not None:
-            moments = statistic
+        fill: Any = self.missing
+        if scale is not None:
             if self.missing == "mean":
-                fill = moments.mean
+                fill = scale.mean
             if self.normalize == "standard":
-                values = (values - moments.mean) / moments.deviation
+                values = (values - scale.mean) / scale.deviation
                 fill = 0.0 if self.missing == "mean" else fill
             elif self.normalize == "min_max":
-                extent = moments.greatest - moments.least
-                scale = extent if 0 < extent < np.inf else 1.0
-                least = moments.least if moments.count else 0.0
-                values = (values - least) / scale
-                fill = (moments.mean - least) / scale if self.missing == "mean" else fill
+                values = (values - scale.least) / scale.extent
+                fill = (scale.mean - scale.least) / scale.extent if self.missing == "mean" else fill
         values = np.where(missing, fill, values).astype(np.float32)
-        return [np.stack([values, missing.astype(np.float32)], 1) if self._has_indicator else values[:, None]]
+        return np.stack([values, missing.astype(np.float32)], -1) if self._has_indicator else values[..., None]
+
+
+class _Scale(NamedTuple):
+    """What numbers are normalized by: scalars, or float64 [features, 1]."""
+
+    mean: Any
+    deviation: Any
+    least: Any
+    extent: Any
+
+    @classmethod
+    def of(cls, moments: Moments) -> _Scale:
+        """Return the scale of numbers with these moments; neutral where they do not vary."""
+        extent = moments.greatest - moments.least
+        return cls(
+            moments.mean,
+            moments.deviation,
+            moments.least if moments.count else 0.0,
+            extent if 0 < extent < np.inf else 1.0,
+        )
 
 
 def _number_vector(embedding: Any) -> NumberVector | None:

@@ -114,7 +114,7 @@ def _columns(data: Any, schema: Schema) -> dict[str, Any]:
 def _is_single(value: Any, column: Column) -> bool:
     """Return whether `value` belongs to a single row."""
     depth = len(column.shape)
-    if value is None or np.isscalar(value) or not hasattr(value, "__len__"):
+    if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
     if isinstance(value, Ragged) or not depth:
         return False

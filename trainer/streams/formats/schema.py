@@ -15,6 +15,8 @@ from ..event_times import MAX_FUTURE, far_ahead
 from .aligned_lists import AlignedLists, as_aligned
 from .column import MISSING, Column, MisfitError, as_column, known_arguments, short
 
+FEW_ROWS = 32  # up to this the cost of a column exceeds that of its values
+_PLAIN = {str, int, float, type(None), type(MISSING)}
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -123,6 +125,7 @@ class Schema:
     aligned: Mapping[str, Any] = field(default_factory=dict)
     fields: dict[str, Column] = field(init=False, repr=False)
     sequences: tuple[AlignedLists, ...] = field(init=False, repr=False)
+    alike: tuple[tuple[Column, tuple[str, ...]], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping) or not self.columns:
@@ -145,6 +148,7 @@ class Schema:
             fields[self.event_time] = Column(np.float64)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
+        object.__setattr__(self, "alike", _alike(fields))
 
     @property
     def seconds_per_unit(self) -> float:
@@ -177,7 +181,11 @@ class Schema:
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
+        together = self._convert_together(values, rows) if rows <= FEW_ROWS and not text else {}
         for name, column in self.fields.items():
+            if name in together:
+                arrays[name] = together[name]
+                continue
             column_values, absent = values.get(name), values.get(name) is None
             if absent:
                 column_values = [MISSING if column.default is None else column.default] * rows
@@ -196,11 +204,37 @@ class Schema:
             arrays = {name: array[good] for name, array in arrays.items()}
             times = None if times is None else times[good]
         columns = {
-            name: arrays[name] if column.ragged else np.require(arrays[name], requirements=("C", "W"))
+            name: arrays[name]
+            if column.ragged or arrays[name].flags.carray
+            else np.require(arrays[name], None, ("C", "W"))
             for name, column in self.columns.items()
         }
         bad = [BadRow(0, row, reason, raw(row)) for row, reason in sorted(reasons.items())]
         return Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
+
+    def _convert_together(self, values: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
+        """Convert columns of one declaration as one, which costs as much as one of them; those that all fit.
+
+        Only lists of plain values, which NumPy reads alike in whatever company; arrays may be of different types.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        for column, names in self.alike:
+            absent = [MISSING if column.default is None else column.default] * rows
+            joined_values: list[Any] = []
+            for name in names:
+                own = values.get(name, absent)
+                if type(own) is not list or len(own) != rows:
+                    break
+                joined_values += own
+            if len(joined_values) < rows * len(names) or not _PLAIN.issuperset(map(type, joined_values)):
+                continue
+            try:
+                array, bad = column.convert(joined_values)
+            except MisfitError:  # the columns are converted one by one, to name what does not fit
+                continue
+            if bad is None:
+                arrays |= zip(names, array.reshape(len(names), rows), strict=True)
+        return arrays
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Decoded:
         """Convert rows given as mappings from field name to value."""
@@ -210,6 +244,15 @@ class Schema:
             absent = {name: MISSING if c.default is None else c.default for name, c in self.fields.items()}
             values = {name: [row.get(name, default) for row in rows] for name, default in absent.items()}
         return self.convert(values, len(rows), refuse_bools=refuse_bools, raw=rows.__getitem__)
+
+
+def _alike(fields: Mapping[str, Column]) -> tuple[tuple[Column, tuple[str, ...]], ...]:
+    """Return the columns of single values that `convert` may convert together: their declaration and names."""
+    groups: dict[str, list[str]] = {}
+    for name, column in fields.items():
+        if column.coerce and not column.shape and not column.times:
+            groups.setdefault(repr(column), []).append(name)  # NaN, a default, equals nothing
+    return tuple((fields[names[0]], tuple(names)) for names in groups.values() if len(names) > 1)
 
 
 def as_schema(value: Any) -> Schema:
