@@ -25,7 +25,7 @@ class MovieLensReport:
         name: what the trained network is called in the table.
         folder: where the data is, as for `MovieLens`.
         curve: file name of the picture, in the run folder.
-        share_unknown: as for `MovieLens`: False for a network that takes ids as they are.
+        test: the held-out ratings as the network takes them, such as raw rows; without it those of `MovieLens`.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class MovieLensReport:
         name: str = "Wide & Deep",
         folder: str | os.PathLike[str] | None = None,
         curve: str = "loss_curve.png",
-        share_unknown: bool = True,
+        test: Any = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.curve = curve
-        self.share_unknown = share_unknown
+        self.test = test
 
     def __call__(self, trainer: Trainer, run_dir: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
         """Print the report of a finished run.
@@ -54,8 +54,7 @@ class MovieLensReport:
         if missing:
             raise ConfigurationError(f"MovieLensReport needs the metrics {', '.join(SCORES)}; missing: {missing}")
         train, test = MovieLens("train", folder=self.folder), MovieLens("test", 1000, folder=self.folder)
-        judged = test if self.share_unknown else MovieLens("test", 1000, folder=self.folder, share_unknown=False)
-        measured = trainer.evaluate(judged)
+        measured = trainer.evaluate(test if self.test is None else self.test)
         rows = {self.name: {name: measured[name] for name in SCORES}}
         rows |= dict(reversed(baselines(train.columns, test.columns).items()))
         unseen = float((test.columns["user"] == 0).mean())

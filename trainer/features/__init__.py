@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .categorical import Categorical, Cross, Time
+from .categorical import Categorical, Time
+from .crosses import Cross
 from .feature import Feature
 from .features import Features
 from .lists import ListFeature, Text, WeightedList

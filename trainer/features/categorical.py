@@ -1,4 +1,4 @@
-"""Categories: raw ids, hash buckets, vocabularies, crosses, and parts of a time."""
+"""Categories: raw ids, hash buckets, vocabularies, and parts of a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import choice, refuse, whole
-from ..embedding.tables.hashing import mix64, stable_seed, to_ids
+from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
 from ..streams.formats.column import Column
 from .feature import (
@@ -49,7 +49,9 @@ class IdFeature(Feature):
         hash_buckets: number of buckets that ids are hashed to, in place of a vocabulary.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
         table: name of the table; features that name the same one share it.
-        options: further arguments of `trainer.embedding.Embedding`, such as capacity, admission and eviction.
+        options: further arguments of `trainer.embedding.Embedding`, such as capacity, admission and eviction. With
+            `mode="dense"` the table is an ordinary parameter, which the optimizer updates as a whole, weight decay
+            included; its number of rows follows from a given vocabulary, `max_size` or `hash_buckets`.
     """
 
     dtype: str = "str"
@@ -117,6 +119,8 @@ class IdFeature(Feature):
             size = self.hash_buckets + 1
         elif self.given is not None:
             size = FIRST_ROW + self.given.count
+        elif self.max_size is not None:
+            size = FIRST_ROW + self.max_size
         return Table(self.table or self.name, self.dim, size, self.options)
 
     def statistic(self) -> ValueCounts:
@@ -175,57 +179,6 @@ class Categorical(IdFeature):
         return [[row] for row in ids]
 
 
-@dataclass(frozen=True)
-class Cross(Feature):
-    """A combination of several columns as one category: int64 [N]; missing if any of them is.
-
-    Args:
-        columns: names of the raw columns.
-        dtype: what they hold, "str" or "int64"; or one for each.
-        hash_buckets: number of buckets that combinations are hashed to; None: every combination is an id of its own.
-        dim: length of a vector; None: that of the `FeatureEmbedding`.
-    """
-
-    columns: Sequence[str] = ()
-    dtype: str | Sequence[str] = "str"
-    hash_buckets: int | None = None
-    dim: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_dim(self.dim)
-        whole("Cross(hash_buckets=...)", self.hash_buckets, optional=True)
-        if isinstance(self.columns, str) or len(self.columns) < 2 or self.column is not None:
-            refuse("Cross(columns=...)", "two or more names of columns", self.columns)
-        dtypes = [self.dtype] * len(self.columns) if isinstance(self.dtype, str) else list(self.dtype)
-        if len(dtypes) != len(self.columns):
-            refuse("Cross(dtype=...)", f"one dtype, or {len(self.columns)} of them", self.dtype)
-        for dtype in dtypes:
-            choice("Cross(dtype=...)", dtype, DTYPES)
-        object.__setattr__(self, "dtype", tuple(dtypes))
-
-    def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
-        return {name: id_column(dtype, self.required) for name, dtype in zip(self.columns, self.dtype, strict=True)}
-
-    def outputs(self) -> list[Output]:
-        """Return the id of the combination."""
-        size = None if self.hash_buckets is None else self.hash_buckets + 1
-        return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, size))]
-
-    def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return int64 [N]."""
-        mixed: Any = np.uint64(stable_seed(*self.columns))
-        missing: Any = False
-        for name in self.columns:
-            missing = missing | missing_ids(raw[name])
-            mixed = mix64(to_ids(raw[name]).view(np.uint64) ^ mixed)
-        if self.hash_buckets is None:
-            return [np.where(missing, NO_ID, mixed.view(np.int64))]
-        buckets = 1 + (mixed % np.uint64(self.hash_buckets)).astype(np.int64)
-        return [np.where(missing, MISSING_ROW, buckets)]
-
-
 _DAY = 86_400
 _PARTS = {  # name -> (number of values, function of whole seconds since the epoch, UTC)
     "hour": (24, lambda seconds: seconds % _DAY // 3600),
@@ -255,12 +208,14 @@ class Time(Feature):
             "<name>_age"; 0 where either is missing or it is negative.
         offset: hours that are added to UTC.
         dim: length of a part's vector; None: that of the `FeatureEmbedding`.
+        options: further arguments of `trainer.embedding.Embedding`; see `IdFeature`.
     """
 
     parts: Sequence[str] = ("hour", "weekday")
     since: str | None = None
     offset: float = 0.0
     dim: int | None = None
+    options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,8 +235,8 @@ class Time(Feature):
     def outputs(self) -> list[Output]:
         """Return the id of each part, and the age."""
         parts = [
-            Output(f"{self.name}_{part}", Kind.IDS, table=Table(f"{self.name}_{part}", self.dim, 1 + _PARTS[part][0]))
-            for part in self.parts
+            Output(name, Kind.IDS, table=Table(name, self.dim, 1 + _PARTS[part][0], self.options))
+            for part, name in ((part, f"{self.name}_{part}") for part in self.parts)
         ]
         return parts + ([] if self.since is None else [Output(f"{self.name}_age", Kind.NUMBERS)])
 

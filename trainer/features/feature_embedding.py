@@ -48,6 +48,7 @@ class FeatureEmbedding(nn.Cell):
         features: the declared columns.
         dim: length of the vectors; every categorical feature has the same one here.
         optimizer: `RowOptimizer` of all tables; None: the one that goes with the Trainer's optimizer.
+        exclude: names of fields or sequences that are left out here.
         prefix: begins the names of its tables, and of their files; a network with two of these layers tells them apart
             by it. All vectors then have length `dim`, whatever a feature says.
         options: further arguments of every `Embedding`; those of a feature come first.
@@ -72,7 +73,14 @@ class FeatureEmbedding(nn.Cell):
     """
 
     def __init__(
-        self, features: Features, dim: int = 16, *, optimizer: Any = None, prefix: str = "", **options: Any
+        self,
+        features: Features,
+        dim: int = 16,
+        *,
+        optimizer: Any = None,
+        exclude: Sequence[str] = (),
+        prefix: str = "",
+        **options: Any,
     ) -> None:
         super().__init__()
         whole("FeatureEmbedding(dim=...)", dim)
@@ -80,7 +88,13 @@ class FeatureEmbedding(nn.Cell):
             refuse("FeatureEmbedding(features)", "Features", features)
         self.dim = dim
         inputs = features.inputs
-        ids, lists = features.of_kind(Kind.IDS), features.of_kind(Kind.LIST)
+        all_ids = features.of_kind(Kind.IDS)
+        known = [output.name for output in (*all_ids, *features.of_kind(Kind.LIST))]
+        for name in exclude:
+            if name not in known:
+                refuse("FeatureEmbedding(exclude=...)", f"names of categories or lists, {', '.join(known)}", name, did_you_mean(name, known))
+        ids = [output for output in all_ids if output.name not in exclude]
+        lists = [output for output in features.of_kind(Kind.LIST) if output.name not in exclude]
         for output in (*ids, *lists):
             if not prefix and output.table.dim not in (None, dim):
                 raise ConfigurationError(
@@ -90,6 +104,8 @@ class FeatureEmbedding(nn.Cell):
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
         self.has_numbers, self.has_ids = "numbers" in inputs, bool(ids)
+        chosen = np.array([index for index, output in enumerate(all_ids) if output in ids], np.int32)
+        self.id_columns = Tensor(chosen) if 0 < len(chosen) < len(all_ids) else None
         plain, vectors = _number_columns(features.of_kind(Kind.NUMBERS))
         self.number_width = len(plain) or 1
         self.has_plain_numbers = bool(plain)
@@ -111,6 +127,8 @@ class FeatureEmbedding(nn.Cell):
         def own_options(output: Output) -> dict[str, Any]:
             """Return the arguments of a feature's table."""
             own = dict(output.table.options or {})
+            if own.get("mode", options["mode"]) == "dense" and own.get("capacity", options.get("capacity")) is None:
+                own["capacity"] = _rows_of(output)
             if prefix and own.get("path") is not None:
                 own["path"] = Path(own["path"]).with_name(prefix + Path(own["path"]).name)
             return own
@@ -161,7 +179,8 @@ class FeatureEmbedding(nn.Cell):
         rows = columns[0].shape[0]
         vectors = ()
         if self.has_ids:
-            vectors += (self.categories(columns[1] if self.has_numbers else columns[0]),)
+            ids = columns[1] if self.has_numbers else columns[0]
+            vectors += (self.categories(ids if self.id_columns is None else ops.gather(ids, self.id_columns, 1)),)
         for index in range(len(self.bag_inputs)):
             ids = columns[self.bag_inputs[index]]
             weights = None if self.weight_inputs[index] < 0 else columns[self.weight_inputs[index]]
@@ -182,6 +201,21 @@ class FeatureEmbedding(nn.Cell):
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
+
+
+def _rows_of(output: Output) -> int:
+    """Return the number of rows of a dense table.
+
+    Raises:
+        ConfigurationError: it does not follow from the feature.
+    """
+    assert output.table is not None
+    if output.table.size is None:
+        raise ConfigurationError(
+            f"feature {output.name!r}: mode='dense' needs the number of ids; give it a vocabulary (learned ones with "
+            "max_size) or hash_buckets, or options={'mode': 'dense', 'capacity': ...}"
+        )
+    return output.table.size
 
 
 def _number_columns(

@@ -174,10 +174,12 @@ class Bucketized(Feature):
         boundaries: ascending boundaries, or a number of buckets of equally many values, learned from the data (to 1 %
             of a value). Bucket i holds boundaries[i - 1] <= x < boundaries[i].
         dim: length of a bucket's vector; None: that of the `FeatureEmbedding`.
+        options: further arguments of `trainer.embedding.Embedding`; see `trainer.features.categorical.IdFeature`.
     """
 
     boundaries: int | Sequence[float] = 10
     dim: int | None = None
+    options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,7 +204,7 @@ class Bucketized(Feature):
     def outputs(self) -> list[Output]:
         """Return the bucket's id."""
         count = self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) + 1
-        return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, 1 + count))]
+        return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, 1 + count, self.options))]
 
     def statistic(self) -> Quantiles:
         """Return quantiles of the values."""

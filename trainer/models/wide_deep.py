@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from mindspore import nn
 
-from ..features import Features
+from ..features import Cross, Features
 from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
 
 
 class WideDeep(nn.Cell):
     """A linear model of categories, declared crosses and numbers, and a perceptron over the vectors.
+
+    Crosses belong to the linear model alone, as in the paper's figure 1: vectors for every combination would let the
+    perceptron memorize the training rows.
 
     Args:
         features: the declared columns; crosses are `Cross` features.
@@ -28,7 +31,8 @@ class WideDeep(nn.Cell):
     def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128)) -> None:
         super().__init__()
         self.wide = Linear(features)
-        self.embedding = pooled_embedding(features, dim)
+        crosses = [feature.name for feature in features.features if isinstance(feature, Cross)]
+        self.embedding = pooled_embedding(features, dim, exclude=crosses)
         self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
 
     def construct(self, *columns):
