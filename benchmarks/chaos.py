@@ -313,13 +313,19 @@ def whole(snapshot: checkpoint.Snapshot, group: str) -> dict[str, np.ndarray]:
     return merged
 
 
+# The ledger names rows by their users and items, so the batches have these as columns of their own.
+_NETWORK = "network={{class_path: benchmarks.id_network.WideDeep, init_args: {{dim: 8, hidden: [32, 16], {}: true}}}}"
+_PART = "{{class_path: examples.movielens.MovieLens, init_args: {{split: {}, batch_size: 1000}}}}"
+RAW_IDS = ["features=null", _NETWORK.format("raw_ids")]
+NUMBERED = ["features=null", _NETWORK.format("crosses"), "fit.batch_size=null", "data.test=null"]
+NUMBERED += [f"data.{name}={_PART.format(split)}" for name, split in (("train", "train"), ("valid", "test"))]
+
+
 @contextlib.contextmanager
 def case_of(source: str, folder: Path, rows: int, epochs: int) -> Iterator[Case]:
     """Give the case of one source; its server runs as long as the context."""
-    small = ["network.init_args.dim=8", "network.init_args.hidden=[32, 16]"]
     if source == "fit":
-        train = "{class_path: examples.movielens.MovieLens, init_args: {split: train, batch_size: 1000}}"
-        overrides = [*small, f"data.train={train}", f"fit.epochs={epochs}", "fit.sink_size=1", "fit.valid_every=10"]
+        overrides = [*NUMBERED, f"fit.epochs={epochs}", "fit.sink_size=1", "fit.valid_every=10"]
         yield Case("fit", ROOT / "configs" / "wide_deep_movielens.yaml", [*overrides, "report=null"], 90 * epochs)
         return
     columns = {name: column[:rows] for name, column in load().items()}
@@ -341,7 +347,7 @@ def case_of(source: str, folder: Path, rows: int, epochs: int) -> Iterator[Case]
             arguments = f'topic: ratings, servers: "{address}", {schema}'
             stream = f"{{class_path: trainer.streams.KafkaStream, init_args: {{{arguments}}}}}"
         config = ROOT / "configs" / "wide_deep_movielens_online.yaml"
-        yield Case("online", config, [*small, *online, f"data.stream={stream}"], steps, expected[: steps * BATCH])
+        yield Case("online", config, [*RAW_IDS, *online, f"data.stream={stream}"], steps, expected[: steps * BATCH])
 
 
 def run_source(source: str, folder: Path, given: argparse.Namespace) -> Result:
@@ -362,15 +368,13 @@ def run_source(source: str, folder: Path, given: argparse.Namespace) -> Result:
 @contextlib.contextmanager
 def job_of(source: str, rows: int, epochs: int) -> Iterator[tuple[str, Path, list[str]]]:
     """Give command, configuration and overrides of a job; its server runs as long as the context."""
-    small = ["network.init_args.dim=8", "network.init_args.hidden=[32, 16]"]
     if source == "job":
-        train = "{class_path: examples.movielens.MovieLens, init_args: {split: train, batch_size: 1000}}"
-        options = [*small, f"data.train={train}", f"fit.epochs={epochs}", "fit.sink_size=1", "report=null"]
+        options = [*NUMBERED, f"fit.epochs={epochs}", "fit.sink_size=1", "report=null"]
         yield "fit", ROOT / "configs" / "wide_deep_movielens.yaml", options
         return
     payloads = list(messages({name: column[:rows] for name, column in load().items()}))
     steps = len(payloads) // 2 * 100 // BATCH  # those for which both partitions have rows
-    options = [*small, f"online.batch_size={BATCH}", "online.sink_size=2", f"online.max_steps={steps}"]
+    options = [*RAW_IDS, f"online.batch_size={BATCH}", "online.sink_size=2", f"online.max_steps={steps}"]
     # nobody goes on without the other: which rows meet in a step then follows from the partitions alone
     options += ["online.flush_after=600", "online.window={class_path: trainer.Window, init_args: {rows: 1000}}"]
     with servers.kafka(payloads, partitions=2) as address:

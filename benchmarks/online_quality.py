@@ -26,10 +26,10 @@ from mindspore import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.id_network import WideDeep  # noqa: E402
 from callbacks import Callback, ProgressBar  # noqa: E402
 from examples.baselines import auc  # noqa: E402
 from examples.movielens import FEATURES, LABEL, load  # noqa: E402
-from examples.wide_deep import WideDeep  # noqa: E402
 from trainer import Trainer, Window  # noqa: E402
 from trainer.streams import ReplayStream  # noqa: E402
 

@@ -30,7 +30,8 @@ def item_mean(train: Columns, test: Columns, strength: float = 5.0) -> NDArray[n
 def linear(train: Columns, test: Columns, inverse_l2: float = 0.5) -> NDArray[np.float64]:
     """Return the probabilities of a logistic regression on all features, one weight per category.
 
-    The same inputs as the wide part of `examples.wide_deep`, trained to convergence by L-BFGS.
+    The inputs of the wide part of `configs/wide_deep_movielens.yaml` without its crosses, trained to convergence by
+    L-BFGS.
     `inverse_l2` is scikit-learn's C; its value did best on the newest tenth of the training part. Shape [rows of test].
     """
     from sklearn.linear_model import LogisticRegression

@@ -3,7 +3,7 @@
     python -m examples.movielens_raw runs/movielens.jsonl
 
 Ids, age, gender, occupation and zip code are strings, genres a list of strings, the time of the rating is in seconds,
-and a year of release that the files lack is missing. `configs/deepfm_movielens_raw.yaml` declares what becomes of them.
+and a year of release that the files lack is missing. `configs/deepfm_movielens.yaml` declares what becomes of them.
 """
 
 from __future__ import annotations

@@ -29,14 +29,9 @@ COLUMNS = (*FEATURES, LABEL)
 NAME = "ratings"
 
 
-def schema(raw_ids: bool = False) -> Schema:
-    """Return the schema of a rating: the columns of `examples.movielens`, with the time of the rating as event time.
-
-    With `raw_ids`, users and items may be any integers (int64), not only those that a table of fixed size has rows for.
-    """
+def schema() -> Schema:
+    """Return the schema of a rating: the columns of `examples.movielens`, with the time of the rating as event time."""
     ids = {name: {"dtype": "int32", "minimum": 0, "maximum": SIZES[name] - 1} for name in FEATURES if name != "genres"}
-    if raw_ids:
-        ids |= {name: {"dtype": "int64"} for name in ("user", "item")}
     columns = {name: ids.get(name, {"dtype": "float32", "shape": (SIZES["genres"],)}) for name in FEATURES}
     return Schema({**columns, LABEL: {"dtype": "float32"}}, label=LABEL, event_time="timestamp")
 

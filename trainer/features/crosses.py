@@ -74,7 +74,7 @@ class Cross(Feature):
         whole("Cross(max_length=...)", self.max_length, optional=True)
         if self.elements is None:
             if self.separator is not None or self.max_length is not None:
-                raise ConfigurationError("Cross: separator and max_length go with elements, the column that holds lists")
+                raise ConfigurationError("Cross: separator and max_length go with elements, the column of lists")
         elif self.elements not in self.columns:
             hint = did_you_mean(self.elements, self.columns)
             accepted = f"one of the columns, {', '.join(self.columns)}, or None"

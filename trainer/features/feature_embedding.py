@@ -89,10 +89,7 @@ class FeatureEmbedding(nn.Cell):
         self.dim = dim
         inputs = features.inputs
         all_ids = features.of_kind(Kind.IDS)
-        known = [output.name for output in (*all_ids, *features.of_kind(Kind.LIST))]
-        for name in exclude:
-            if name not in known:
-                refuse("FeatureEmbedding(exclude=...)", f"names of categories or lists, {', '.join(known)}", name, did_you_mean(name, known))
+        _check_names(exclude, [output.name for output in (*all_ids, *features.of_kind(Kind.LIST))])
         ids = [output for output in all_ids if output.name not in exclude]
         lists = [output for output in features.of_kind(Kind.LIST) if output.name not in exclude]
         for output in (*ids, *lists):
@@ -201,6 +198,18 @@ class FeatureEmbedding(nn.Cell):
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
+
+
+def _check_names(exclude: Sequence[str], known: Sequence[str]) -> None:
+    """Check that fields and sequences that are left out exist.
+
+    Raises:
+        ConfigurationError: one does not.
+    """
+    for name in exclude:
+        if name not in known:
+            accepted = f"names of categories or lists, {', '.join(known)}"
+            refuse("FeatureEmbedding(exclude=...)", accepted, name, did_you_mean(name, known))
 
 
 def _rows_of(output: Output) -> int:

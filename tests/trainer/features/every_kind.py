@@ -44,6 +44,7 @@ def make_features(max_length=None, **options):
             Categorical("device", vocabulary=["phone", "desk"]),
             Categorical("item", table="items"),
             Cross("user_city", columns=["user", "city"], dtype=["int64", "str"], hash_buckets=1000),
+            Cross("city_genres", columns=["city", "genres"], elements="genres", separator="|", max_length=max_length),
             Time("ts", parts=["hour", "weekday", "month"], since="born"),
             ListFeature("genres", separator="|", vocabulary="learn", max_length=max_length),
             ListFeature("history", table="items", pooling=None, max_length=4),

@@ -189,3 +189,34 @@ def test_a_weight_that_is_a_feature_too_has_the_same_value_for_both():
     assert trained["w"].dtype == np.float32
     with pytest.raises(ConfigurationError, match="weights are numbers; give the weight a column of its own"):
         Features([Categorical("w")], label="y", weight="w")
+
+
+def test_a_cross_with_a_list_has_a_combination_for_each_element():
+    data = {"u": ["x", "y", None, "x", "x"], "g": [["a", "b"], ["a", None], ["a"], [], ["b", "c", "a"]]}
+    crossed = transformed(Cross("c", columns=["u", "g"], elements="g", max_length=2), data)["c"]
+    lists = [row.tolist() for row in np.split(crossed.values, crossed.offsets[1:-1])]
+    assert [len(ids) for ids in lists] == [2, 1, 0, 0, 2]
+    assert lists[4] == [lists[4][0], lists[0][0]]  # cut at the front; "x" with "a" both times
+    assert len({lists[0][0], lists[0][1], lists[1][0], lists[4][0]}) == 4
+    alone = transformed(Cross("c", columns=["u", "e"]), {"u": ["x", "x"], "e": ["a", "b"]})["ids"][:, 0]
+    other = Cross("c", columns=["u", "e"], elements="e", separator="|", hash_buckets=7)
+    texts = transformed(other, {"u": ["x", None], "e": ["a| b", "a"]})["c"]
+    assert texts.lengths.tolist() == [2, 0]
+    assert texts.values.min() >= 1
+    assert texts.values.max() <= 7
+    single = Cross("c", columns=["u", "e"], elements="e", separator="|")
+    assert transformed(single, {"u": ["x"], "e": ["a|b"]})["c"].values.tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"elements": "genre"}, r"elements=...\) takes one of the columns, user, genres.*did you mean 'genres'"),
+        ({"separator": "|"}, "go with elements"),
+        ({"elements": "genres", "pooling": None}, "sum"),
+        ({"elements": "genres", "max_length": 0}, "max_length"),
+    ],
+)
+def test_a_cross_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Cross("c", columns=["user", "genres"], **arguments)

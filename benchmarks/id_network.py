@@ -1,4 +1,4 @@
-"""Wide & Deep for MovieLens-100K (H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016)."""
+"""Wide & Deep on the numbered ids of MovieLens-100K: a network whose inputs are the columns of its rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RAW_IDS = ("user", "item")
 class WideDeep(nn.Cell):
     """A linear model of the categories and a perceptron over their embeddings, added to one logit.
 
-    A network written by hand: unlike `trainer.models.WideDeep` it takes numbered ids, a flag for each genre, and
-    crosses of ids with genres, which no declared feature gives.
+    For measurements that look into batches, or score copies of a model row by row; `trainer.models.WideDeep` is the
+    one for data (H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016).
 
     Genres enter the perceptron as the mean of the vectors of a film's genres. Row 0 of users and items, which
     stands for all that training has not seen, starts at zero: the mean of what is known, and training leaves it there.
