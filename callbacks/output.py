@@ -70,18 +70,19 @@ class Throughput:
     """Samples per second between one reading and the next."""
 
     def __init__(self) -> None:
-        self._time, self._samples = time.monotonic(), 0
+        self.start(0)
 
     def start(self, samples_seen: int) -> None:
         """Start measuring at `samples_seen`."""
-        self._time, self._samples = time.monotonic(), samples_seen
+        self._time, self._samples, self._rate = time.monotonic(), samples_seen, 0.0
 
     def read(self, samples_seen: int) -> float:
-        """Return samples per second since the last reading."""
-        now = time.monotonic()
-        rate = (samples_seen - self._samples) / max(now - self._time, 1e-9)
-        self._time, self._samples = now, samples_seen
-        return rate
+        """Return samples per second since the last reading; without new samples, as at the run's end, the last rate."""
+        if samples_seen != self._samples:
+            now = time.monotonic()
+            self._rate = (samples_seen - self._samples) / max(now - self._time, 1e-9)
+            self._time, self._samples = now, samples_seen
+        return self._rate
 
 
 def gauges(trainer: Trainer) -> dict[str, float]:

@@ -30,8 +30,8 @@ class Profiler(Callback):
     After `skip` steps it times `steps` steps: waiting for data, reading and preparing it, the program, each callback.
     Then it times every operator of `steps` more, with MindSpore's own profiler (on CPU). At the end of the run it
     prints a table, and writes to its folder ``profile.txt`` (the table), ``profile.json`` (the numbers; `trainer
-    report` shows them) and ``trace.json`` for chrome://tracing or https://ui.perfetto.dev. Before and after these
-    steps it costs nothing.
+    report` shows them) and ``trace.json`` to open in https://ui.perfetto.dev. Before and after these steps it costs
+    nothing.
 
     Args:
         steps: optimizer steps in each of the two measurements; whole calls of the program, so possibly some more.
@@ -195,7 +195,7 @@ class Profiler(Callback):
             _write(self._target / "profile.json", json.dumps(self.profile.as_dict()))
             _write(self._target / "trace.json", json.dumps(self.profile.trace()))
             if self.verbose:
-                say(f"a trace for chrome://tracing or https://ui.perfetto.dev: {self._target / 'trace.json'}")
+                say(f"a trace for https://ui.perfetto.dev: {self._target / 'trace.json'}")
 
     def teardown(self, trainer: Trainer) -> None:
         """End a measurement that an exception has cut off."""

@@ -204,7 +204,7 @@ class StepProfile:
     # -- Chrome trace ------------------------------------------------------------------------------------------------
 
     def trace(self) -> dict[str, Any]:
-        """Return the spans and operators in the trace event format of chrome://tracing and Perfetto."""
+        """Return the spans and operators in the trace event format (JSON), which Perfetto reads."""
         start = self.phase.began
         threads = {self.training_thread: 1}
         names = {1: "training thread", 3: "operators"}

@@ -1,24 +1,52 @@
 """Make the pictures of docs/callbacks.md from real runs on scikit-learn's digits; look at them before you commit them.
 
 python scripts/callback_pictures.py docs/pictures/callbacks
+python scripts/callback_pictures.py docs/pictures/callbacks drift lines
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
+import io
+import json
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import mindspore
 import numpy as np
 from mindspore import nn
+from pictures import draw as draw_terminal
 from sklearn.datasets import load_digits
 
-from callbacks import EMA, BatchSizeFinder, EarlyStopping, LRFinder, Profiler
+from callbacks import (
+    EMA,
+    SWA,
+    BatchSizeFinder,
+    CSVLogger,
+    DeviceStats,
+    DriftMonitor,
+    EarlyStopping,
+    HealthFile,
+    JSONLinesLogger,
+    LambdaCallback,
+    LearningRateMonitor,
+    LossMonitor,
+    LRFinder,
+    ModelCheckpoint,
+    PredictionWriter,
+    Profiler,
+    PrometheusMonitor,
+    ReduceLROnPlateau,
+    SkipNonFinite,
+    TimeMonitor,
+)
 from callbacks.chart import COLORS, chart_svg
-from trainer import Schedule, Trainer
+from trainer import Schedule, Trainer, Window
+from trainer.streams import ReplayStream
 
 TRAIN, BATCH = 1200, 50
 SPANS = {"program": 0, "callback": 1, "step": 2, "operator": 3}
@@ -58,13 +86,13 @@ def lr_finder() -> str:
 
 
 def averages() -> str:
-    """Draw the validation loss of weights and of their moving average."""
+    """Draw the validation loss of weights, of their moving average and of their mean."""
     train, valid = digits()
     curves = {}
-    for name, callbacks in (("weights", []), ("EMA of the weights", [EMA(decay=0.98)])):
+    for name, callbacks in (("weights", []), ("EMA", [EMA(decay=0.98)]), ("SWA", [SWA(start=72)])):
         history = make(0.02).fit(train, 15, valid, batch_size=BATCH, callbacks=callbacks)
         curves[name] = (history.steps["val_loss"], history.history["val_loss"])
-    return chart_svg(curves, "Validation loss with and without EMA", "optimizer step", "val_loss")
+    return chart_svg(curves, "Validation loss of weights and of their averages", "optimizer step", "val_loss")
 
 
 def early_stopping() -> str:
@@ -125,7 +153,157 @@ def profiler(calls: int = 3) -> str:
     )
 
 
+def plateau() -> str:
+    """Draw the learning rate that ReduceLROnPlateau lowers, as LearningRateMonitor records it."""
+    train, valid = digits()
+    rates = LearningRateMonitor(every=1)
+    lowering = ReduceLROnPlateau(factor=0.3, patience=2)
+    history = make(0.03).fit(train, 25, valid, batch_size=BATCH, sink_size=1, callbacks=[lowering, rates])
+    losses = [value / 10 for value in history.history["val_loss"]]
+    curves = {
+        "learning rate": (rates.curve.steps, rates.curve.values),
+        "val_loss / 10": (history.steps["val_loss"], losses),
+    }
+    return chart_svg(curves, "ReduceLROnPlateau(factor=0.3, patience=2)", "optimizer step", "value")
+
+
+def checkpoints() -> str:
+    """Draw which snapshots of a run are on the disk at its end."""
+    train, valid = digits()
+    with tempfile.TemporaryDirectory() as folder:
+        saving = ModelCheckpoint(folder, monitor="val_loss", keep_best=1, keep_last=2)
+        history = make(0.02).fit(train, 20, valid, batch_size=BATCH, callbacks=[saving])
+        kept = sorted(path.name for path in Path(folder).glob("step_*"))
+    marks = {f"{name}{' (best)' if name == saving.best_name else ''}": int(name.removeprefix("step_")) for name in kept}
+    newest = max(marks, key=lambda name: marks[name])
+    marks = {name: step for name, step in marks.items() if name == newest or "best" in name}
+    curves = {"val_loss": (history.steps["val_loss"], history.history["val_loss"])}
+    return chart_svg(curves, "Snapshots kept by ModelCheckpoint", "optimizer step", "val_loss", marks=marks)
+
+
+def skipped() -> str:
+    """Draw the loss of a run two of whose batches hold a NaN, which SkipNonFinite leaves out."""
+    train = digits()[0]
+    rows = {name: values.copy() for name, values in train.items()}
+    for batch in (8, 15):
+        rows["x"][batch * BATCH, 0] = np.nan
+    losses: dict[int, float] = {}
+
+    def note(trainer: Trainer) -> None:
+        losses[trainer.state.progress.global_step] = trainer.state.outputs.loss
+
+    skipping = SkipNonFinite(every=1)
+    callbacks = [skipping, LambdaCallback(on_train_step_end=note)]
+    make(0.005).fit(rows, 1, batch_size=BATCH, sink_size=1, shuffle=False, callbacks=callbacks)
+    marks = {f"step {record['step']}": record["step"] for record in skipping.skipped}
+    return chart_svg(
+        {"loss": (list(losses), list(losses.values()))},
+        "SkipNonFinite: two batches with a NaN",
+        "step",
+        "loss",
+        marks=marks,
+    )
+
+
+class LossRose:
+    """Fires once, when the log loss is half above the lowest so far."""
+
+    def __init__(self) -> None:
+        self.lowest, self.fired = float("inf"), False
+
+    def update(self, value: float) -> bool:
+        """Return whether the value is a change."""
+        self.lowest = min(self.lowest, value)
+        fires, self.fired = not self.fired and value > 1.5 * self.lowest, self.fired or value > 1.5 * self.lowest
+        return fires
+
+
+def drift() -> str:
+    """Draw the log loss of a stream whose labels turn around, and where DriftMonitor tells."""
+    rng = np.random.default_rng(0)
+    rows, changed = 20_000, 12_000
+    x = rng.standard_normal((rows, 8)).astype(np.float32)
+    sign = np.where(np.arange(rows) < changed, 1, -1)
+    label = (x.sum(1) * sign + rng.standard_normal(rows) > 0).astype(np.float32)[:, None]
+    losses: dict[int, float] = {}
+    events: list[int] = []
+
+    def note(trainer: Trainer) -> None:
+        losses[trainer.state.progress.samples_seen] = trainer.state.window["window_log_loss"]
+
+    monitor = DriftMonitor(LossRose(), on_drift=lambda trainer: events.append(trainer.state.progress.samples_seen))
+    net = nn.Dense(8, 1)
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 0.02))
+    stream = ReplayStream({"x": x, "label": label})
+    callbacks = [monitor, LambdaCallback(on_window_end=note)]
+    trainer.online_train(stream, callbacks, batch_size=50, window=Window(rows=1000))
+    marks = {"DriftMonitor": events[0]}
+    curves = {"window_log_loss": (list(losses), list(losses.values()))}
+    return chart_svg(curves, "A stream whose labels turn around", "rows", "window_log_loss", marks=marks)
+
+
+def device_stats() -> str:
+    """Draw the cores that a run keeps busy."""
+    stats = DeviceStats(every=40)
+    make(1e-3).fit(digits()[0], 60, batch_size=BATCH, sink_size=1, callbacks=[stats])
+    records = stats.records[1:]
+    cores = ([record["step"] for record in records], [record["process_cpu"] for record in records])
+    return chart_svg({"cores": cores}, "DeviceStats: device/process_cpu", "optimizer step", "cores in use")
+
+
+def lines() -> list[str]:
+    """Return what LossMonitor and TimeMonitor print."""
+    train, valid = digits()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        make(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=[LossMonitor(8), TimeMonitor()])
+    return printed.getvalue().splitlines()
+
+
+def files() -> list[str]:
+    """Return the beginning of what loggers, PredictionWriter and HealthFile write."""
+    train, valid = digits()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        trainer = make(5e-3)
+        trainer.run_dir = folder
+        callbacks = [CSVLogger(), JSONLinesLogger(), HealthFile(folder / "health.json", every=8)]
+        trainer.fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
+        net = nn.Dense(64, 1)
+        binary = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2))
+        even = {"x": valid["x"], "y": (valid["y"] % 2).astype(np.float32)[:, None]}
+        binary.evaluate(even, batch_size=BATCH, callbacks=[PredictionWriter(folder / "predictions.csv")])
+        shown = []
+        for file, count in (("log.csv", 4), ("log.jsonl", 4), ("predictions.csv", 3)):
+            shown += [f"$ head -{count} {file}", *(folder / file).read_text("utf-8").splitlines()[:count], ""]
+        health = json.loads((folder / "health.json").read_text("utf-8"))
+    parts = ("status", "last_step", "last_snapshot", "samples_per_second", "stop_reason")
+    return [*shown, f"$ jq -c '{{{', '.join(parts)}}}' health.json", json.dumps({name: health[name] for name in parts})]
+
+
+def prometheus() -> list[str]:
+    """Return what Prometheus reads of a run."""
+    seen = []
+
+    def scrape(trainer: Trainer) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=10) as answer:
+            seen.append(answer.read().decode())
+
+    train, valid = digits()
+    monitor = PrometheusMonitor(port=0, every=1)
+    callbacks = [monitor, LambdaCallback(order=1, on_train_end=scrape)]
+    make(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
+    shown = [line for line in seen[-1].splitlines() if not line.startswith("#")]
+    return ["$ curl -s localhost:8000/metrics | grep -v '^#'", *shown]
+
+
+TERMINALS = {"lines": (lines, 80), "files": (files, 110), "prometheus": (prometheus, 80)}
 PICTURES = {
+    "plateau": plateau,
+    "checkpoints": checkpoints,
+    "skipped": skipped,
+    "drift": drift,
+    "device-stats": device_stats,
     "schedules": schedules,
     "lr-finder": lr_finder,
     "averages": averages,
@@ -135,12 +313,16 @@ PICTURES = {
 }
 
 
-def main(folder: Path) -> None:
-    """Write the pictures."""
+def main(folder: Path, only: list[str]) -> None:
+    """Write the pictures, or only those named."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name, (print_lines, columns) in TERMINALS.items():
+        if name in (only or TERMINALS):
+            draw_terminal(folder / f"{name}.svg", print_lines(), columns)
     for name, draw in PICTURES.items():
-        (folder / f"{name}.svg").write_text(draw() + "\n", "utf-8")
+        if name in (only or PICTURES):
+            (folder / f"{name}.svg").write_text(draw() + "\n", "utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -92,3 +92,8 @@ def test_every_picture_is_small_and_shown_and_every_callback_is_explained(projec
     names = set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback", "Logger"}
     explained = (docs / "callbacks.md").read_text("utf-8")
     assert {name for name in names if f"**{name}**" not in explained} == set()
+    alternatives = " ".join(re.findall(r"!\[([^\]]*)\]", explained))
+    (without,) = re.findall(r"^## Without a picture\n(.*?)^## ", explained, re.M | re.S)
+    for name in names:
+        shown, excused = (re.search(rf"\b{name}\b", part) is not None for part in (alternatives, without))
+        assert shown != excused, f"docs/callbacks.md has no picture of {name}, and does not say why"

@@ -16,6 +16,7 @@ def test_the_health_file_says_how_the_run_is_doing(online, tmp_path):
     assert seen[5]["last_snapshot"].endswith("step_00000004")
     last = json.loads(path.read_text())
     assert (last["status"], last["stop_reason"].split(":")[0]) == ("ended", "stream_end")
+    assert last["samples_per_second"] == seen[5]["samples_per_second"] > 0  # the end brings no new rows
     assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
 
 

@@ -81,7 +81,7 @@ def test_table_numbers_and_trace_are_written(fit, tmp_path, capsys):
 
 
 def test_the_trace_keeps_the_trace_event_format(fit, tmp_path):
-    """Of complete ("X") and metadata ("M") events, as chrome://tracing and Perfetto read them."""
+    """Of complete ("X") and metadata ("M") events, as ui.perfetto.dev reads them."""
     fit(Profiler(steps=8, skip=2, verbose=False), epochs=3, sink_size=4)
     text = (tmp_path / "profile" / "trace.json").read_text()
     trace = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
