@@ -26,7 +26,7 @@ from benchmarks import peers
 from examples.baselines import auc
 from examples.last_films import LENGTH, last_films
 from examples.movielens import ATOMIC, OFFICIAL, SIZES, file_rows, find_files
-from trainer import EarlyStopping, MultiTaskLoss, Trainer, models
+from trainer import EarlyStopping, ModelCheckpoint, MultiTaskLoss, Trainer, models
 from trainer.features import Categorical, Features, ListFeature, Numeric
 
 ROOT = Path(__file__).parents[1]
@@ -204,7 +204,10 @@ def factorized(parts: list[dict[str, np.ndarray]], seed: int, epochs: int, dim: 
     features = Features([Categorical("user", dtype="int64"), Categorical("item", dtype="int64")], label="rating")
     network = models.FM(features, dim=dim)
     trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), RATE), features=features, seed=seed)
-    stop = EarlyStopping("val_loss", patience=2, restore_best=True)
-    trainer.fit(parts[0], epochs, parts[1], callbacks=[stop], batch_size=BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        best = ModelCheckpoint(folder, monitor="val_loss", keep_last=1)
+        stop = EarlyStopping("val_loss", patience=2)
+        trainer.fit(parts[0], epochs, parts[1], callbacks=[best, stop], batch_size=BATCH)
+        trainer.load(Path(folder) / "best")
     errors = np.clip(trainer.predict(parts[2], batch_size=4096) + 3.5, 1, 5) - (parts[2]["rating"] + 3.5)
     return {"rmse": float(np.sqrt(np.mean(np.square(errors)))), "mae": float(np.mean(np.abs(errors)))}

@@ -82,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("fit", "online"):
         parsers[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
         parsers[name].add_argument(
-            "--resume", metavar="RUN", help="go on from the last snapshot of this run folder, or of its mirror (URL)"
+            "--resume",
+            metavar="RUN",
+            help="go on from the last snapshot of this run folder, or of its mirror (URL); auto, with CONFIG: of its run, "
+            "if it was begun",
         )
     for name in ("evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
@@ -183,16 +186,15 @@ def _train(args: argparse.Namespace) -> int:
     from . import rundir
     from .mirrored_run import fetch_published, fetched_run
 
+    if args.resume == "auto" and args.config is not None:
+        _resume_begun(args)
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError(
-            f"trainer {args.command} takes either CONFIG (a new run) or --resume RUN (which has its configuration)"
+            f"trainer {args.command} takes either CONFIG (a new run), --resume RUN (which has its configuration), or "
+            "CONFIG --resume auto (the run of CONFIG, if it was begun)"
         )
     if args.resume is None and folder_to_resume() is not None:
-        args.config, args.resume, args.overrides = (
-            None,
-            folder_to_resume(),
-            [],
-        )  # the run's own configuration contains them
+        args.config, args.resume, args.overrides = None, folder_to_resume(), []  # the run's own configuration has them
     mirror = args.resume if is_url(args.resume) else None
     if mirror is not None:
         args.resume = fetched_run(mirror)
@@ -207,6 +209,17 @@ def _train(args: argparse.Namespace) -> int:
         run_dir = command(config, resume=args.resume is not None)
     print_results(rundir.Run.read(run_dir))
     return 0
+
+
+def _resume_begun(args: argparse.Namespace) -> None:
+    """Replace CONFIG --resume auto by --resume RUN if the run was begun, else by CONFIG."""
+    from .restart import begun_run
+
+    source = Path(args.config)
+    with _project(source):
+        args.resume = begun_run(_load(source, args))
+    if args.resume is not None:  # the run's own configuration contains the overrides
+        args.config, args.overrides = None, []
 
 
 def _load(source: Path, args: argparse.Namespace) -> Any:
