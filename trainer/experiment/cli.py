@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         parsers[name].add_argument(
             "--resume",
             metavar="RUN",
-            help="go on from the last snapshot of this run folder, or of its mirror (URL); auto, with CONFIG: of its run, "
-            "if it was begun",
+            help="go on from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto begins "
+            "the run of CONFIG, or goes on with it",
         )
     for name in ("evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")

@@ -63,7 +63,11 @@ def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: Exp
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
     changed = []
     for key in sorted(given - {"run_dir"}):
-        values = before.get(key, _ABSENT), now.get(key, _ABSENT)
-        if values[0] != values[1]:
-            changed.append(f"{key}: " + ", now ".join("absent" if value is _ABSENT else repr(value) for value in values))
+        then, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if then != new:
+            changed.append(f"{key}: {_text(then)}, now {_text(new)}")
     return changed
+
+
+def _text(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)
