@@ -3,7 +3,7 @@
     pip install "ray[train]"
     python -m examples.engines.ray_job --workers 4 --restarts 3 fit wide_deep.yaml --resume auto
 
-Every worker of Ray runs `trainer COMMAND` as a process of its own, because signals are handled by the main thread alone.
+Every worker of Ray runs `trainer COMMAND` as a process of its own, because only a main thread handles signals.
 The run folder has to be on storage that all machines share, or mirrored (`mirror:` in the experiment).
 """
 
