@@ -39,7 +39,7 @@ LEFT_SECONDS = 5.0  # for the others to end as well, once a process has ended wi
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL: a process inside a collective does not handle signals
 LATE_SECONDS = 1800  # time limit of a collective; MindSpore's default is 30
 LOGS = "logs"
-_TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict")
+_TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict", "doctor")
 _SCHEDULER = "from mindspore import communication; communication.init()"
 
 

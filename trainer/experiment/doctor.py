@@ -48,8 +48,8 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
     Args:
         run_a_graph: also compile and run a tiny network, which takes about a second.
     """
-    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _architecture, _cpus, _threads, _graph_cache]
-    checks += [_convolutions, _devices]
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
+    checks += [_graph_cache, _convolutions, _devices]
     if run_a_graph:
         checks.append(_graph)
     checks += [_extras, _shadow]
@@ -89,6 +89,12 @@ def _packages() -> Iterator[Finding]:
         advice = "" if fits else f"pip install '{wanted}'{_REASONS.get(requirement.name, '')}"
         yield Finding(requirement.name, version or "not installed", OK if fits else WRONG, advice)
     yield Finding(_OWN, installed(_OWN) or "not installed; running from a source folder")
+
+
+def _job() -> Iterator[Finding]:
+    from .job_doctor import examine_job
+
+    yield from examine_job(Finding)
 
 
 def _requirements() -> dict[str, list[Requirement]]:
