@@ -10,7 +10,11 @@ speed of several machines is estimated in docs/scaling.md.
 
 The case `traffic` is not among the default ones: rows of an embedding under a small head, drawn from as many ids as
 given, uniformly or by Zipf's law. Each job runs in a network namespace of its own (Linux, as root), whose counters give
-the bytes on the wire; beside them stand the bytes that `trainer` handed over and those of the formula.
+the bytes on the wire; beside them stand the bytes that `trainer` handed over and those of the formula. With `--torch`,
+or an interpreter in BENCHMARK_PEERS (`benchmarks/peers.py`), PyTorch's all-to-all over gloo sends the same rows.
+
+The case `rows` measures what a process takes for a table with Adam's columns, whose ids (`--ids`) are each seen once:
+its rows and id map, and by how much the memory of the process has grown.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 ROWS, FIELDS, IDS, DIM, WIDTH = 1024, 39, 100_000, 16, 400
 MILLION = 1_000_000
-CASES = ("dense", "ids", "memory", "traffic")
+CASES = ("dense", "ids", "memory", "traffic", "rows")
 LAWS = ("uniform", "zipf")
 TRAFFIC_CALLS, TRAFFIC_STEPS = 3, 10  # of each call
 
@@ -44,26 +48,40 @@ def main() -> int:
     parser.add_argument("--activation", choices=("relu", "tanh"), default="relu", help="of the MLP")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES[:3]))
     parser.add_argument("--ids", type=int, nargs="+", default=[10_000, 1_000_000], help="of the case traffic")
+    parser.add_argument("--torch", action="store_true", help="traffic beside PyTorch's, in the peers' environment")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
         if "traffic" in given.cases:
             count_traffic(Path(given.worker), given.ids)
-        work(Path(given.worker), given.steps, [case for case in given.cases if case != "traffic"], given.activation)
+        if "rows" in given.cases:
+            for count in given.ids:
+                keep_rows(Path(given.worker), count)
+        cases = [case for case in given.cases if case not in ("traffic", "rows")]
+        if cases:
+            work(Path(given.worker), given.steps, cases, given.activation)
         return 0
+    from benchmarks import peers
+
     with tempfile.TemporaryDirectory() as scratch:
         for count in given.processes:
             own = [str(Path(__file__).resolve()), "--worker", scratch, "--steps", str(given.steps)]
             launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count)]
             own += ["--activation", given.activation, "--cases", *given.cases, "--ids", *map(str, given.ids)]
             command = [*launch, "python", *own] if count > 1 else [sys.executable, *own]
+            commands = [command]
             if "traffic" in given.cases:
-                command = ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
+                if count > 1 and (given.torch or peers.VARIABLE in os.environ):
+                    peer = str(Path(__file__).with_name("scaling_torch.py"))
+                    commands.append([str(peers.python()), peer, scratch, str(count), *map(str, given.ids)])
+                alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+                commands = [[*alone, *command] for command in commands]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(done.stdout + done.stderr, file=sys.stderr)
-                return 1
+            for command in commands:
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    print(done.stdout + done.stderr, file=sys.stderr)
+                    return 1
         print(table(Path(scratch), given.processes, given.cases))
     return 0
 
@@ -76,6 +94,8 @@ def table(folder: Path, counts: list[int], cases: list[str]) -> str:
         parts.append(traffic(folder, counts))
     if "memory" in cases:
         parts.append(memory(folder, counts))
+    if "rows" in cases:
+        parts.append(rows_kept(folder))
     return "\n\n".join(parts)
 
 
@@ -176,14 +196,17 @@ def traffic(folder: Path, counts: list[int]) -> str:
         f"{ROWS} rows of {FIELDS} ids per step over all processes, {DIM} numbers a row, {TRAFFIC_STEPS} steps a call",
         "",
         "| ids | processes | distinct ids of a process and step | KB of rows, formula | KB of rows, sent | messages | "
-        "KB on the wire, all |",
-        "|---|" + "---:|" * 6,
+        "KB on the wire, all | of formula | torch with gloo, KB on the wire |",
+        "|---|" + "---:|" * 8,
     ]
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("traffic_*.json"))]
     for one in sorted(found, key=lambda one: (one["law"], one["ids"], one["processes"])):
         cells = [f"{one['ids']:,} {one['law']}", str(one["processes"]), f"{one['distinct']:,.0f}"]
         cells += [f"{one[name] / 1e3:,.0f}" for name in ("formula", "sent")]
-        cells += [f"{one['messages']:.1f}", f"{one['wire'] / 1e3:,.0f}"]
+        share = f"{one['wire'] / one['formula']:.2f}" if one["formula"] else "-"
+        cells += [f"{one['messages']:.1f}", f"{one['wire'] / 1e3:,.0f}", share]
+        peer = folder / f"torch_{one['law']}_{one['ids']}_{one['processes']}.json"
+        cells.append(f"{json.loads(peer.read_text())['wire'] / 1e3:,.0f}" if peer.exists() else "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -192,6 +215,14 @@ def on_the_wire() -> int:
     """Return the bytes that the loopback device of this network namespace has carried."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))
+
+
+def draw_ids(law: str, count: int) -> np.ndarray:
+    """Return the ids of the case `traffic`, int64 [rows, FIELDS], from `count` ids by a law of LAWS."""
+    rng = np.random.default_rng(0)
+    shape = (TRAFFIC_CALLS * TRAFFIC_STEPS * ROWS, FIELDS)
+    weights = np.arange(1, count + 1) ** -1.1 if law == "zipf" else np.ones(count)
+    return np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(shape)).clip(0, count - 1)
 
 
 def row_bytes(ids: np.ndarray, size: int) -> tuple[float, float]:
@@ -228,11 +259,9 @@ def count_traffic(folder: Path, id_counts: list[int]) -> None:
     group = join()
     for law in LAWS:
         for count in id_counts:
-            rng = np.random.default_rng(0)
-            shape = (TRAFFIC_CALLS * TRAFFIC_STEPS * ROWS, FIELDS)
-            weights = np.arange(1, count + 1) ** -1.1 if law == "zipf" else np.ones(count)
-            ids = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(shape)).clip(0, count - 1)
-            arrays = {"x": ids, "y": (rng.random((len(ids), 1)) < 0.3).astype(np.float32)}
+            ids = draw_ids(law, count)
+            labels = np.random.default_rng(1).random((len(ids), 1)) < 0.3
+            arrays = {"x": ids, "y": labels.astype(np.float32)}
             network = Network()
             trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.05), seed=1)
             options = {"epochs": 1, "batch_size": ROWS // group.size, "shuffle": False, "callbacks": []}
@@ -269,6 +298,63 @@ def keep_a_million(folder: Path, group) -> None:
     (table,) = trainer.tables.tables.tables.values()
     found = {"ids": len(table), "rows": table.next_row * table.width * 4, "map": table.map.nbytes}
     (folder / f"memory_{group.size}_{group.rank}.json").write_text(json.dumps(found))
+
+
+def rows_kept(folder: Path) -> str:
+    """Return what each process takes for a table whose ids are all seen once."""
+    lines = [
+        "| ids | processes | ids per process | MB of rows | MB of id map | MB before | MB the process has grown by |",
+        "|---:|" + "---:|" * 6,
+    ]
+    found = [json.loads(path.read_text()) for path in folder.glob("rows_*_0.json")]
+    for one in sorted(found, key=lambda one: (one["total"], one["processes"])):
+        cells = [f"{one['total']:,}", str(one["processes"]), f"{one['ids']:,}"]
+        cells += [f"{one[name] / 1e6:,.0f}" for name in ("rows", "map", "before", "grown")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_rows(folder: Path, count: int) -> None:
+    """Train on `count` ids, each seen once, 64 a row, and write down what this process takes."""
+    from mindspore import nn
+
+    from trainer import Trainer
+    from trainer.distributed.group import join
+    from trainer.embedding import Embedding
+
+    class Network(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids = Embedding(DIM, mode="sparse", name="ids")
+            self.head = nn.Dense(DIM, 1)
+
+        def construct(self, x):
+            return self.head(self.ids(x).sum(axis=1))
+
+    group, network = join(), Network()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.001), seed=1)
+    rows = count // 64 // ROWS * ROWS
+
+    def arrays(first: int, last: int) -> dict[str, np.ndarray]:
+        return {
+            "x": np.arange(64 * first, 64 * last).reshape(-1, 64),
+            "y": np.zeros((last - first, 1), np.float32),
+        }
+
+    options = {"batch_size": ROWS // group.size, "sink_size": 8, "shuffle": False, "callbacks": []}
+    trainer.fit(arrays(0, 16 * ROWS), 1, **options)  # compiles; these ids come again
+    before = resident()
+    for first in range(0, rows, 16 * ROWS):  # so that the data take no memory worth counting
+        trainer.fit(arrays(first, min(rows, first + 16 * ROWS)), 1, **options)
+    (table,) = trainer.tables.tables.tables.values()
+    found = {"total": 64 * rows, "processes": group.size, "ids": len(table), "map": table.map.nbytes}
+    found |= {"rows": table.next_row * table.width * 4, "before": before, "grown": resident() - before}
+    (folder / f"rows_{count}_{group.size}_{group.rank}.json").write_text(json.dumps(found))
 
 
 def make(case: str, rows: int, activation: str = "relu"):
