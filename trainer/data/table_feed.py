@@ -1,8 +1,8 @@
 """The network's sparse tables within a run: their part of every chunk and of every snapshot.
 
-Of several processes each plans its own ids and exchanges rows with their owners; with accumulation, or without kernels,
-each plans the ids of all, as a single process would from the larger batch, so that positions mean the same rows
-everywhere. Both are described in `trainer.embedding.layers.sharded_tables`.
+Of several processes each plans its own ids and exchanges rows with their owners; on devices each plans the ids of all,
+as a single process would from the larger batch, so that positions mean the same rows everywhere. Both are described in
+`trainer.embedding.layers.sharded_tables`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,10 @@ class OwnTables(ChunkTransform):
         """Return the columns with positions instead of ids, and the plan of the rows to exchange and train."""
         planner = self.tables.tables.planner
         made_up = not chunk.num_samples
-        columns, plan = planner.plan(columns, chunk.stacked, chunk.num_batches, now=now, made_up=made_up)
+        fill, flush = chunk.start.micro_batches, chunk.flush
+        columns, plan = planner.plan(
+            columns, chunk.stacked, chunk.num_batches, now=now, made_up=made_up, fill=fill, flush=flush
+        )
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:

@@ -94,9 +94,7 @@ class Exchange(nn.Cell):
         parts = ()
         for gradient in gradients:
             parts += (self.own(gradient, rows),)
-        bad = self._bad(rows, statistics_finite)
-        if rows_finite is not True:
-            bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
+        bad = self._bad(rows, statistics_finite, rows_finite)
         head = ops.stack((self.own(self.weigh(loss, rows), rows), bad))
         totals, head = self._total(parts, self._with_tasks(head, loss, rows), rows[0] / rows[1])
         self._note_tasks(head, rows)
@@ -123,9 +121,12 @@ class Exchange(nn.Cell):
             clipped += (gradient * ops.cast(factor, gradient.dtype),)
         return clipped
 
-    def mean_of_sums(self, sums, weight, rows, statistics_finite):
-        """Return the mean gradients and whether the statistics are finite, from the sums of an accumulation."""
-        bad = self._bad(rows, statistics_finite)
+    def mean_of_sums(self, sums, weight, rows, statistics_finite, rows_finite=True):
+        """Return the mean gradients and whether the statistics are finite, from the sums of an accumulation.
+
+        `rows_finite` is as in `mean`.
+        """
+        bad = self._bad(rows, statistics_finite, rows_finite)
         totals, head = self._total(sums, ops.stack((bad, bad)), rows[0] / rows[1])
         means = ()
         for total in totals:
@@ -149,10 +150,12 @@ class Exchange(nn.Cell):
         if self.tasks is not None:
             self.tasks.add(head[_HEAD:], self._all_rows(rows))
 
-    def _bad(self, rows, statistics_finite):
+    def _bad(self, rows, statistics_finite, rows_finite):
         bad = ops.zeros_like(rows[0])
         if statistics_finite is not True:
             bad = ops.cast(ops.logical_and(rows[0] > 0, ops.logical_not(statistics_finite)), mstype.float32)
+        if rows_finite is not True:
+            bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
         return bad
 
     def _total(self, parts, head, share):

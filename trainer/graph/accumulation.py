@@ -31,8 +31,11 @@ class OpenAccumulation:
 
     @property
     def gradient_sums(self) -> tuple[Parameter, ...]:
-        """Sums of the weighted gradients, those of row groups last."""
-        return () if self._step is None else self._step.gradient_sum
+        """Sums of the weighted gradients that the processes have of the same parameters, those of row groups last."""
+        step = self._step
+        if step is None:
+            return ()
+        return step.gradient_sum[: step.dense] if step.by_owner else step.gradient_sum
 
     def parameters(self) -> dict[str, Parameter]:
         """Return what a snapshot must hold, by name: gradient sums, and moving statistics from before them.

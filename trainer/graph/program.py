@@ -245,7 +245,9 @@ class TrainStep(nn.Cell):
         done = self.micro_step + 1
         if ops.logical_or(done >= self.accumulate, flush):
             statistics_finite = self._statistics_are_finite()
-            if self.exchange is not None:
+            if self.by_owner:
+                means, statistics_finite = self._mean_by_owner(rows_of_all, loss, statistics_finite, table_rows)
+            elif self.exchange is not None:
                 means, statistics_finite = self.exchange.mean_of_sums(
                     self.gradient_sum, self.weight_sum, rows_of_all, statistics_finite
                 )
@@ -261,6 +263,30 @@ class TrainStep(nn.Cell):
         else:
             ops.assign(self.micro_step, done)
         return loss, kept_output(prediction, self.output)
+
+    def _mean_by_owner(self, rows_of_all, loss, statistics_finite, table_rows):
+        """Return (means of the accumulated gradients, those of the rows trained here last), whether all is finite.
+
+        The loss has been exchanged before, on every process, and dense gradients are exchanged after the rows.
+        """
+        accumulated = ()
+        for total in self.gradient_sum:
+            accumulated += (ops.depend(total, loss),)
+        sums = self.tables.sums_at_owners(table_rows, accumulated)
+        finite = True
+        if self.guard:
+            finite = self.all_finite(sums, True)
+        dense = ()
+        for total in self.gradient_sum[: self.dense]:
+            for row_sum in sums:
+                total = ops.depend(total, row_sum)
+            dense += (total,)
+        means, statistics_finite = self.exchange.mean_of_sums(
+            dense, self.weight_sum, rows_of_all, statistics_finite, finite
+        )
+        for row_sum in sums:
+            means += (row_sum / self.weight_sum,)
+        return means, statistics_finite
 
     def _update(self, gradients, loss_is_finite, statistics_are_finite, table_rows):
         if self.scaler is not None:

@@ -158,8 +158,9 @@ def check_training(
         )
     if has_tables and separate:
         raise ConfigurationError(
-            "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): all "
-            "processes have to know the ids of a step; give all of them the whole dataset"
+            "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): a process "
+            "that has run out of batches would not take part in the exchange of rows; give all of them the whole "
+            "dataset, of which each takes its share"
         )
     if separate and accumulate > 1:
         raise ConfigurationError(

@@ -14,6 +14,7 @@ from callbacks import Callback, Every, ModelCheckpoint
 from tests.trainer.distributed import jobs
 from trainer import Trainer, Window
 from trainer.embedding import Embedding, Eviction, MinSightings, RowAdagrad, RowSGD
+from trainer.embedding.layers.network_tables import SparseTables
 from trainer.errors import DataError
 from trainer.serving.publisher import Publish
 from trainer.streams import ReplayStream
@@ -26,6 +27,13 @@ class DoubledSGD(RowSGD):
 
     def construct(self, packed, gradient, lr, step):
         return super().construct(packed, 2 * gradient, lr, step)
+
+
+class ScaledAdagrad(RowAdagrad):
+    """Another one, with a slot for each number of a row."""
+
+    def construct(self, packed, gradient, lr, step):
+        return super().construct(packed, 0.5 * gradient, lr, step)
 
 
 class Pairs(nn.Cell):
@@ -172,8 +180,18 @@ def main(folder):
     found |= one
     found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
     options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
-    _, one = train(folder, group, "in graph", whole, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparseTables, "on_host", False)  # as on a device
+        trainer, one = train(folder, group, "in graph", whole, **options)
     found |= one
+    found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    options = {"bias": RULES, "optimizer": RowAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
+    trainer, one = train(folder, group, "accumulated", whole, gradient_accumulation_steps=3, **options)
+    found |= one
+    found["accumulated/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    trainer, one = train(folder, group, "own rule", whole, network=Pairs(ScaledAdagrad()), epochs=1, sink_size=2)
+    found |= one
+    found["own rule/by_owner"] = np.array(trainer.tables.tables.by_owner)
     options = {"bias": {"capacity": 5000, "eviction": Eviction("lfu")}, "clip_norm": 0.1, "epochs": 1}
     options["amp_level"] = "O2"
     trainer, one = train(folder, group, "half", whole, **options)

@@ -19,7 +19,7 @@ def of(found, name):
 BY_CLOCK = "last_time"
 
 
-@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "half", "stream", "window"])
+@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "accumulated", "own rule", "half", "stream", "window"])
 def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/rows/"), of(two[0], f"{name}/rows/")
     assert expected.keys() == found.keys()
@@ -32,8 +32,13 @@ def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
     np.testing.assert_allclose(two[0][f"{name}/loss"], one[f"{name}/loss"], rtol=0, atol=tolerance)
 
 
-def test_rows_are_exchanged_with_their_owners_alone(one, two):
-    assert [found["half/by_owner"].item() for found in (one, *two)] == [False, True, True]
+@pytest.mark.parametrize("name", ["half", "accumulated", "own rule"])
+def test_rows_are_exchanged_with_their_owners_alone(one, two, name):
+    assert [found[f"{name}/by_owner"].item() for found in (one, *two)] == [False, True, True]
+
+
+def test_without_python_in_the_graph_all_rows_go_to_all(two):
+    assert not two[0]["in graph/by_owner"].item()
 
 
 def test_new_items_were_refused_and_admitted(one):

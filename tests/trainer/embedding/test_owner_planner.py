@@ -98,28 +98,50 @@ def step(rows, columns, ids, size):
     return sums
 
 
-def train_alone(rules):
+class Accumulated:
+    """The gradients of micro-batches up to their update; rows keep their positions where a call ends before it."""
+
+    def __init__(self, accumulate):
+        self.accumulate, self.fill = accumulate, 0
+        self.sums = np.zeros((0, DIM), np.float32)
+
+    def add(self, gradients):
+        """Return the sums if the update is due, else None."""
+        sums = np.zeros_like(gradients)
+        sums[: len(self.sums)] = self.sums
+        self.sums, self.fill = sums + gradients, self.fill + 1
+        if self.fill < self.accumulate:
+            return None
+        sums, self.sums, self.fill = self.sums, self.sums[:0], 0
+        return sums
+
+
+def train_alone(rules, accumulate=1):
     tables, layout, optimizer = make(rules)
-    planner = Planner(tables, [True, True], fields(), layout=layout)
+    planner = Planner(tables, [True, True], fields(), accumulate, layout=layout)
+    open_sums = Accumulated(accumulate)
     rows = HostRows({index: table.store for index, table in enumerate(tables)}, DIM, optimizer)
     rate = np.array([0.1], np.float32)
     for call in range(CALLS):
-        columns, plan = planner.plan(batches(call), True, STEPS, now=float(call))
+        columns, plan = planner.plan(batches(call), True, STEPS, now=float(call), fill=open_sums.fill)
         rows.choose(plan.tables, plan.sizes[0])
         for number in range(STEPS):
             positions = plan.inputs[0][number]
             weights = rows.read(positions)
             given = step(weights, [c[number] for c in columns], [c[number] for c in batches(call)], len(weights))
-            rows.update(given, positions, rate, rate)
+            sums = open_sums.add(given)
+            if sums is not None:
+                rows.update(sums, positions, rate, rate)
         for table in tables:
             table.commit(None)
     return tables
 
 
-def train_together(group, rules):
+def train_together(group, rules, accumulate=1):
     tables, layout, optimizer = make(rules, group.rank, group.size)
     owned = [OwnedTable(table) for table in tables]
-    planner = OwnerPlanner(group, owned, [True, True], fields(), layout=layout)
+    planner = OwnerPlanner(group, owned, [True, True], fields(), accumulate, layout=layout)
+    open_sums = Accumulated(accumulate)
     rows = OwnerRows({index: table.store for index, table in enumerate(tables)}, DIM, optimizer, group)
     rate = np.array([0.1], np.float32)
     for call in range(CALLS):
@@ -132,14 +154,16 @@ def train_together(group, rules):
         if made_up:
             own = [column[:, :1] for column in ids]
         now = float(call) if group.rank == 0 else float(call) - 0.5
-        columns, plan = planner.plan(own, True, STEPS, now=now, made_up=made_up)
+        columns, plan = planner.plan(own, True, STEPS, now=now, made_up=made_up, fill=open_sums.fill)
         (exchange,) = plan.exchanges
         rows.follow(exchange)
         for number in range(STEPS):
             positions, trained = plan.inputs[0][number], plan.inputs[1][number]
             weights = rows.exchange_weights(positions, rate)
             given = step(weights, [c[number] for c in columns], [c[number] for c in own], len(weights))
-            rows.update(rows.exchange_gradients(given, trained, rate), trained, rate, rate)
+            sums = open_sums.add(given)
+            if sums is not None:
+                rows.update(rows.exchange_gradients(sums, trained, rate), trained, rate, rate)
         for table in owned:
             table.commit(None)
     return tables
@@ -169,11 +193,14 @@ def content(tables, number):
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_owners_come_to_the_rows_and_decisions_of_one_process(size, rules):
-    """Of 60 rows 5 processes have 12 each; of the last call's 10 rows rank 0 has all and the others none."""
-    alone = train_alone(rules)
-    together = everyone(size, lambda group: train_together(group, rules))
+@pytest.mark.parametrize(("size", "accumulate"), [(2, 1), (3, 1), (5, 1), (2, 2), (3, 4)])
+def test_owners_come_to_the_rows_and_decisions_of_one_process(size, accumulate, rules):
+    """Of 60 rows 5 processes have 12 each; of the last call's 10 rows rank 0 has all and the others none.
+
+    With 2 or 4 micro-batches an update begins in one call of 3 and ends in the next.
+    """
+    alone = train_alone(rules, accumulate)
+    together = everyone(size, lambda group: train_together(group, rules, accumulate))
     for error in together:
         if isinstance(error, Exception):
             raise error

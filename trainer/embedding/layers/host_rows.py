@@ -58,14 +58,20 @@ class HostRows:
     """
 
     def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
-        kernel, numbers = find_kernel(optimizer) or refuse("optimizer", "a row optimizer with a kernel", optimizer)
+        kernel, numbers = find_kernel(optimizer) or self._without_kernel(optimizer)
         self._slot = {index: slot for slot, index in enumerate(stores)}
-        self._read, self._apply = kernels.read_rows.ready(), kernel.ready()
+        self._read = kernels.read_rows.ready()
+        if kernel is not None:
+            self._apply = kernel.ready()
         self._numbers = np.array([0, *numbers], np.float32)  # the first one is the learning rate of the step
         self._stores = list(stores.values())
         self._width = self._stores[0].width
         self._dim = dim
         self._codes = np.full(1, -1, np.int64)
+
+    def _without_kernel(self, optimizer: RowOptimizer) -> tuple[RowKernel | None, tuple[float, ...]]:
+        """Return no kernel and no parameters, if the rows can be trained without."""
+        return refuse("optimizer", "a row optimizer with a kernel", optimizer)
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
         """Map positions to the rows of `parts` from now on; they have at most `size` - 1 rows."""

@@ -6,7 +6,7 @@ working set; and for a trained table ``accumulated_gradients`` float32 [n + 1, d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,21 +29,64 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
 
 
 def take(tables: SparseTables) -> dict[str, np.ndarray]:
-    """Return these arrays after the last trained chunk, with keys prefixed by ``table/``."""
+    """Return these arrays after the last trained chunk, with keys prefixed by ``table/``.
+
+    Processes that exchange rows by owner call it together: rank 0 returns the sums over all of them.
+    """
     arrays = {}
     for stacks, members in _units(tables):
-        carried = tables.carried.get(stacks[0])
+        carried, sums = tables.carried.get(stacks[0]), [_sum_of(tables, stack) for stack in stacks]
+        if tables.by_owner:
+            carried, sums = _merged(tables, carried, sums)
         if carried is None:
             continue
-        for stack, names, rows in zip(stacks, members, carried.rows, strict=True):
-            total = tables.gradient_sum(stack)
+        for total, names, rows in zip(sums, members, carried.rows, strict=True):
             for component, name in enumerate(names):
                 own = np.flatnonzero(carried.component_of == component)
                 arrays[f"{name}/{OPEN_ROWS}"] = rows[own]
                 arrays[f"{name}/{POSITIONS}"] = (own + 1).astype(np.int32)
                 if total is not None:
-                    arrays[f"{name}/{GRADIENTS}"] = total.asnumpy()[np.append(0, own + 1)]
+                    arrays[f"{name}/{GRADIENTS}"] = total[np.append(0, own + 1)]
     return arrays
+
+
+def _sum_of(tables: SparseTables, stack: int) -> np.ndarray | None:
+    total = tables.gradient_sum(stack)
+    return None if total is None else total.asnumpy()
+
+
+def _merged(
+    tables: SparseTables, carried: OpenRows | None, sums: Sequence[np.ndarray | None]
+) -> tuple[OpenRows | None, list[np.ndarray | None]]:
+    """Return the rows that any process has open, each once, and the sums of their gradients; None on other ranks.
+
+    Args:
+        tables: the tables.
+        carried: the rows of this process, or None.
+        sums: its gradient sums for each of the stacks that share the rows, float32 [1 + rows or more, dim].
+    """
+    group = tables.group
+    own = np.zeros((0, 1 + len(sums)), np.int32)
+    if carried is not None:
+        own = np.concatenate((carried.component_of[:, None], carried.rows.T), axis=1).astype(np.int32)
+    parts = group.gather_rows(own)
+    gradients = [None if total is None else group.gather_rows(total[: 1 + len(own)]) for total in sums]
+    rows = np.concatenate(parts)
+    if not group.is_main or not len(rows):
+        return None, [None] * len(sums)
+    # Stacks share positions only where each of them gives an id one row: the first one tells ids apart.
+    _, first, inverse = np.unique(rows[:, :2], axis=0, return_index=True, return_inverse=True)
+    inverse = np.split(inverse.reshape(-1) + 1, np.cumsum([len(part) for part in parts])[:-1])
+    merged: list[np.ndarray | None] = []
+    for of_ranks in gradients:
+        if of_ranks is None:
+            merged.append(None)
+            continue
+        total = np.zeros((1 + len(first), of_ranks[0].shape[1]), np.float32)
+        for places, part in zip(inverse, of_ranks, strict=True):
+            total[np.append(0, places)] += part
+        merged.append(total)
+    return OpenRows(rows[first, 0], np.ascontiguousarray(rows[first, 1:].T)), merged
 
 
 def check(tables: SparseTables, state: Mapping[str, Any]) -> None:
@@ -84,8 +127,13 @@ def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int
 
 
 def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
-    """Let the next chunk continue the accumulation in `arrays`; tables without arrays have none open."""
+    """Let the next chunk continue the accumulation in `arrays`; tables without arrays have none open.
+
+    Of processes that exchange rows by owner rank 0 takes all of it, and their sum stays what it was.
+    """
     carry = {}
+    if tables.by_owner and not tables.group.is_main:
+        arrays = {}
     for stacks, members in _units(tables):
         if not all(f"{name}/{OPEN_ROWS}" in arrays for names in members for name in names):
             tables.set_gradient_sums(stacks, None)

@@ -1,7 +1,9 @@
 """Stacks inside the training graph whose rows live in the tables of several processes.
 
 In every step the owners send the weights that each process reads, receive their gradients, add these up in the order of
-ranks and apply the row optimizer to their rows in place. The kernels' operators do this on the thread of the graph.
+ranks and apply the row optimizer to their rows: its kernel does so in place; one without a kernel gets the packed rows
+in the graph, and they are written back. The operators do this on the thread of the graph. Micro-batches of one update
+in a call read the weights once, and the gradients travel with the update.
 One token, passed from each exchange to the next, keeps their order the same on all processes.
 """
 
@@ -20,7 +22,7 @@ from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS
 from ..tables.row_store import RowStore
-from .host_rows import HostRows, HostStackProgram, operator
+from .host_rows import HostRows, HostStackProgram, find_kernel, operator
 from .row_optimizer import RowOptimizer
 
 
@@ -30,20 +32,33 @@ class OwnerRows(HostRows):
     Args:
         stores: the rows of each table that are owned here.
         dim: columns of a weight.
-        optimizer: one that has a kernel.
+        optimizer: trains them.
         group: the processes.
+        blank: packed row for padding, float32 [width]: any that the optimizer can train.
     """
 
-    def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer, group: Group) -> None:
+    def __init__(
+        self,
+        stores: dict[int, RowStore],
+        dim: int,
+        optimizer: RowOptimizer,
+        group: Group,
+        blank: np.ndarray | None = None,
+    ) -> None:
         super().__init__(stores, dim, optimizer)
         self._group = group
+        self._blank = np.zeros(self._width, np.float32) if blank is None else blank
+        self._weights = np.zeros((0, dim), np.float32)
         self._add = kernels.add_rows.ready()
         self._exchange: StackExchange | None = None
-        self._step = -1
+        self._step = self._stretch = -1
+
+    def _without_kernel(self, optimizer: RowOptimizer) -> tuple[None, tuple[float, ...]]:
+        return None, ()
 
     def follow(self, exchange: StackExchange) -> None:
         """Set what the steps of the next call exchange."""
-        self._exchange, self._step = exchange, -1
+        self._exchange, self._step, self._stretch = exchange, -1, -1
         slots = np.array([self._slot[index] for index in exchange.tables[1:].tolist()], np.int64)
         self._codes = np.full(len(exchange.rows), -1, np.int64)
         self._codes[1:] = slots << ROW_BITS | exchange.rows[1:]
@@ -52,25 +67,46 @@ class OwnerRows(HostRows):
         """Send the weights that each process reads in the next step; return the own ones, float32 [n, dim]."""
         exchange = self._exchange
         self._step += 1
-        step = self._step
-        parts = np.split(self.read(exchange.asked[step]), exchange.ends[step][:-1])
+        stretch = exchange.stretches[self._step]
+        if stretch == self._stretch:  # no update since the weights were read
+            return self._weights
+        self._stretch = stretch
+        parts = np.split(self.read(exchange.asked[stretch]), exchange.ends[stretch][:-1])
         out = np.zeros((len(positions), self._dim), np.float32)
-        for own, part in zip(exchange.sent[step], self._group.all_to_all(parts, in_graph=True), strict=True):
+        for own, part in zip(exchange.sent[stretch], self._group.all_to_all(parts, in_graph=True), strict=True):
             out[own] = np.frombuffer(part, np.float32).reshape(-1, self._dim)
+        self._weights = out
         return out
 
     def exchange_gradients(self, gradients: np.ndarray, owned: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Send each owner the gradients of its rows; return the sums for the rows at `owned`, float32 [n, dim]."""
-        exchange, step = self._exchange, self._step
-        parts = [gradients[own] for own in exchange.sent[step]]
+        exchange, stretch = self._exchange, self._stretch
+        parts = [gradients[own] for own in exchange.sent[stretch]]
         sums = np.zeros((len(owned), self._dim), np.float32)
         start = 0
         received = self._group.all_to_all(parts, in_graph=True)
-        for end, part in zip(exchange.ends[step].tolist(), received, strict=True):
+        for end, part in zip(exchange.ends[stretch].tolist(), received, strict=True):
             values = np.frombuffer(part, np.float32).reshape(-1, self._dim)
-            self._add(np.ascontiguousarray(exchange.places[step][start:end]), values, sums)
+            self._add(np.ascontiguousarray(exchange.places[stretch][start:end]), values, sums)
             start = end
         return sums
+
+    def read_packed(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Return the owned rows at `positions`, int32 [n], with their slots: float32 [n, width]."""
+        out = np.empty((len(positions), self._width), np.float32)
+        with self._held() as bases:
+            self._read(bases, self._codes, positions, self._width, out, self._width, self._numbers)
+        out[positions == 0] = self._blank
+        return out
+
+    def write_packed(self, packed: np.ndarray, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Set the owned rows at `positions` to `packed`, float32 [n, width]; return the next token."""
+        codes = self._codes[positions]
+        rows, slots = (codes & ((1 << ROW_BITS) - 1)).astype(np.int32), codes >> ROW_BITS
+        for slot, store in enumerate(self._stores):
+            own = np.flatnonzero((codes >= 0) & (slots == slot))
+            store.write(rows[own], packed[own])
+        return token + np.float32(1)
 
 
 class OwnerStackProgram(HostStackProgram):
@@ -90,10 +126,18 @@ class OwnerStackProgram(HostStackProgram):
         self.members = members
         self.is_main = group.is_main
         hide(self, "token", token)
-        hide(self, "host_rows", OwnerRows(self.stores(), dim, self.optimizer, group))
+        blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
+        rows = OwnerRows(self.stores(), dim, self.optimizer, group, blank)
+        hide(self, "host_rows", rows)
         self.read = operator(self.host_rows.exchange_weights, lambda positions, token: (positions[0], dim))
         self.add_up = operator(self.host_rows.exchange_gradients, lambda gradients, owned, token: (owned[0], dim))
-        self.apply_update = operator(self.host_rows.update, lambda gradients, owned, rate, token: (1,))
+        self.has_kernel = find_kernel(self.optimizer) is not None
+        if self.has_kernel:
+            self.apply_update = operator(rows.update, lambda gradients, owned, rate, token: (1,))
+        else:
+            width = self.width
+            self.read_packed = operator(rows.read_packed, lambda positions, token: (positions[0], width))
+            self.write_packed = operator(rows.write_packed, lambda packed, positions, token: (1,))
 
     def build(self) -> None:
         """Leave the operators to the constructor."""
@@ -132,5 +176,9 @@ class OwnerStackProgram(HostStackProgram):
     def update(self, positions, owned, sums, lr):
         """Apply one optimizer step to the rows at `owned`."""
         step, rate = self.next_step(lr)
-        rate = ops.reshape(self.optimizer.rate(rate, step), (1,))
-        ops.assign(self.token, self.apply_update(sums, owned, rate, self.token))
+        if self.has_kernel:
+            rate = ops.reshape(self.optimizer.rate(rate, step), (1,))
+            ops.assign(self.token, self.apply_update(sums, owned, rate, self.token))
+        else:
+            packed = self.optimizer(self.read_packed(owned, self.token), sums, rate, step)
+            ops.assign(self.token, self.write_packed(packed, owned, self.token))

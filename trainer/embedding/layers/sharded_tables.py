@@ -1,19 +1,17 @@
 """The tables of a network, sharded over processes.
 
-By owner: in every step each process receives the weights of its own rows from their owners and sends their gradients
-back; the owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`).
+By owner, on CPU: in every step each process receives the weights of its own rows from their owners and sends their
+gradients back; the owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`).
 
-With accumulation, or a row optimizer without a kernel: before a training call, the owner of each distinct row sends the
-packed row to all processes. Every process then holds the rows of the call and applies the same updates, because row
-gradients are summed over processes like dense ones. Afterwards each process keeps the rows it owns.
-`planning.sharded_planner` exchanges the ids beforehand.
+On devices: before a training call, the owner of each distinct row sends the packed row to all processes. Every process
+then holds the rows of the call and applies the same updates, because row gradients are summed over processes like dense
+ones. Afterwards each process keeps the rows it owns. `planning.sharded_planner` exchanges the ids beforehand.
 
 Everything runs on the thread that runs graphs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,56 +29,12 @@ from ..planning.planner import Planner
 from ..planning.sharded_planner import ShardedPlanner, ShardedTable
 from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, own_states, renumbered
-from ..planning.sparse_plan import SparsePlan, TablePlan
+from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
-from .host_rows import HostStackProgram
 from .network_tables import SparseTables
 from .owner_rows import OwnerStackProgram
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
-
-
-class CallBuffer:
-    """The rows of one call in memory, as `HostRows` reads and trains them; row p is at position p.
-
-    Attributes:
-        rows: float32 [size, width].
-    """
-
-    is_frozen = False  # no snapshot is taken in the middle of a call
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.lock = contextlib.nullcontext()
-        self.rows = np.zeros((1, width), np.float32)
-
-    @property
-    def address(self) -> int:
-        """Address of the rows in memory."""
-        return self.rows.__array_interface__["data"][0]
-
-
-class CallStackProgram(HostStackProgram):
-    """A `HostStackProgram` whose kernels train the gathered rows of a call in their buffer."""
-
-    def stores(self) -> dict[int, Any]:
-        """Return the rows of the call, as if they were one table."""
-        hide(self, "buffer", CallBuffer(self.width))
-        return {0: self.buffer}
-
-    def load(self, parts: list[TablePlan], size: int) -> None:
-        """Copy the chunk's rows to their positions."""
-        buffer = self.buffer
-        if len(buffer.rows) != size:
-            buffer.rows = np.zeros((size, buffer.width), np.float32)
-            self.host_rows.choose([TablePlan(0, np.arange(1, size, dtype=np.int32), parts[0].stack)], size)
-        for part in parts:
-            self.tables[part.table].store.read(part.rows, buffer.rows[part.start : part.start + len(part.rows)])
-
-    def write_back(self, parts: list[TablePlan]) -> None:
-        """Write the trained rows owned by this process back to its tables."""
-        for part in parts:
-            self.tables[part.table].commit(self.buffer.rows[part.start : part.start + len(part.rows)])
 
 
 class ShardedTables(SparseTables):
@@ -91,7 +45,7 @@ class ShardedTables(SparseTables):
     """
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
-        self.by_owner = accumulate == 1 and all(map(self._has_kernel, optimizers))
+        self.by_owner = self._has_kernel(None)  # wherever operators may call Python
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
 
@@ -107,8 +61,7 @@ class ShardedTables(SparseTables):
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
         if self.by_owner:
             return functools.partial(OwnerStackProgram, group=self.group, token=self.token)
-        kind = super()._program_for(optimizer)
-        return CallStackProgram if kind is HostStackProgram else kind
+        return super()._program_for(optimizer)
 
     @property
     def rows(self) -> int:

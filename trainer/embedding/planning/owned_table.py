@@ -15,19 +15,15 @@ class OwnedTable(ShardedTable):
     """A `ShardedTable` of which each process plans its own ids.
 
     Attributes:
-        seen: for each step of the latest plan, how often this process sees each distinct row of the chunk, int64 [u];
-            only kept for tables that evict by frequency.
+        keeps_seen: whether to keep `seen`.
+        seen: how often each batch of this process's latest plan sees each distinct row of the chunk, int64 [steps, u].
     """
 
     def __init__(self, table: Any) -> None:
         super().__init__(table)
-        self.seen: list[np.ndarray] = []
+        self.keeps_seen = False
+        self.seen = np.zeros((0, 0), np.int64)
         self._owners = np.zeros(0, np.int64)
-
-    @property
-    def counts_sightings(self) -> bool:
-        """Whether a row knows how often it was seen."""
-        return "frequency" in self.table.meta_names
 
     def question(self, ids: np.ndarray, *, made_up: bool, stepwise: bool) -> list[list[np.ndarray]]:
         """Begin the query for this process's ids of a call, int64 [steps, n]; return what to send to each owner.
@@ -98,8 +94,8 @@ class OwnedTable(ShardedTable):
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
         """Count in `seen` how often this process sees each row of the chunk; the owners record it."""
-        if self.counts_sightings:
-            self.seen = [np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse]
+        if self.keeps_seen:
+            self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
 
     def start(self) -> None:
         """Mark the oldest plan: its rows are about to be trained in place."""

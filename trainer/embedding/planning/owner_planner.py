@@ -8,6 +8,9 @@ Before a training call every process sends each of the others three messages, al
 
 A step then sends no ids. Owners send the weights of the listed rows and receive their gradients, in the same order.
 
+With accumulation the unit is not a step but a stretch: the micro-batches of one optimizer update in a call, whose
+distinct rows are listed once. What an open accumulation has read in earlier calls is listed again in the next one.
+
 A refused id has the default row, of which every process has the same copy: it is listed for all owners, and each of
 them adds up all its gradients.
 """
@@ -27,23 +30,27 @@ from .sparse_plan import SparsePlan, TablePlan
 from .unique_indexer import SortingIndexer, UniqueIndexer
 
 _LARGEST = 1 << 31
+_LISTS = 4  # arrays that a process sends each owner for each stack
 
 
 @dataclass(slots=True)
 class StackExchange:
-    """What the kernels of one stack send and receive in each step of a call.
+    """What the kernels of one stack send and receive in each stretch of a call; without accumulation, in each step.
 
     Rows owned here have positions of their own, from 1; those of the default rows of the tables come first.
 
     Attributes:
-        sent: for each step and rank, the positions in the step of the rows which that rank owns, int32.
-        asked: for each step, the positions of the owned rows that the ranks read, in their order, int32.
-        ends: for each step, where the rows of each rank end in `asked`, int64 [size].
-        places: for each step and entry of `asked`, its index among the step's distinct rows, from 1, int32.
+        stretches: the stretch of each micro-batch, ascending from 0, int64.
+        sent: for each stretch and rank, the positions in the stretch of the rows which that rank owns, int32.
+        asked: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
+        ends: for each stretch, where the rows of each rank end in `asked`, int64 [size].
+        places: for each stretch and entry of `asked`, its index among the stretch's distinct rows, from 1, int32.
         tables: table of each owned row, int32 [rows]; entry 0 is not a row.
         rows: its row there, int32 [rows].
-        step_rows: for each step, the positions of its distinct owned rows, int32.
+        step_rows: for each stretch, the positions of its distinct owned rows, int32.
     """
+
+    stretches: np.ndarray
 
     sent: list[list[np.ndarray]]
     asked: list[np.ndarray]
@@ -55,7 +62,7 @@ class StackExchange:
 
 
 class OwnerPlanner(ShardedPlanner):
-    """A `ShardedPlanner` that plans the ids of its own process to train, too; without accumulation."""
+    """A `ShardedPlanner` that plans the ids of its own process to train, too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,19 +70,25 @@ class OwnerPlanner(ShardedPlanner):
         self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
         self._owned_steps = UniqueIndexer()
         self._by_clock = self._made_up = False
-        self._now = 0.0
+        self._now, self._fill = 0.0, 0
+        self._stretches = np.zeros(0, np.int64)
+        for index, table in enumerate(self.tables):
+            table.keeps_seen = self._counts_sightings(index)
 
-    def plan(self, *arguments: Any, now: float | None = None, made_up: bool = False, **options: Any) -> Any:
+    def plan(
+        self, *arguments: Any, now: float | None = None, made_up: bool = False, fill: int = 0, **options: Any
+    ) -> Any:
         """Replace ids by positions; see `Planner.plan`.
 
         Args:
             arguments: see `Planner.plan`.
             now: newest event time of this process, in seconds; None: the system clock. The newest of all counts.
             made_up: whether the rows of this process do not count: their ids are padding then.
+            fill: see `Planner.plan`.
             options: see `Planner.plan`.
         """
-        self._by_clock, self._made_up = now is None, made_up
-        return super().plan(*arguments, now=now, **options)
+        self._by_clock, self._made_up, self._fill = now is None, made_up, fill
+        return super().plan(*arguments, now=now, fill=fill, **options)
 
     def _share_problem(self, problem: str, train: bool) -> None:
         if train:
@@ -139,20 +152,23 @@ class OwnerPlanner(ShardedPlanner):
         """Tell the owners which rows each step reads; add what the kernels need to the plan."""
         if not plan.train:
             return
+        self._stretches = (np.arange(num_batches) + self._fill) // self.accumulate
+        self._stretches -= self._stretches[0]
+        firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))
         parts_of = plan.by_stack()
         sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
         lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         inputs = list(self._inputs_of_stacks())
         order = [(index, stack) for index, stacks in inputs for stack in stacks]
         for index, stack in order:
-            sent[stack], own = self._list_rows(parts_of[stack], plan.inputs[index][:num_batches], plan.sizes[stack])
+            sent[stack], own = self._list_rows(parts_of[stack], plan.inputs[index][firsts], plan.sizes[stack])
             for rank, arrays in enumerate(own):
                 lists[rank] += arrays
         received = exchange_parts(self.group, lists, np.int32)
         exchanges: dict[int, StackExchange] = {}
         for number, (_, stack) in enumerate(order):
-            asked = [parts[3 * number : 3 * number + 3] for parts in received]
-            exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], asked, num_batches)
+            asked = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
+            exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], asked, len(firsts))
         for index, stacks in inputs:
             plan.inputs[index + 1] = self._owned_input(exchanges[stacks[0]], stacks, len(plan.inputs[index]))
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
@@ -160,16 +176,16 @@ class OwnerPlanner(ShardedPlanner):
     def _list_rows(
         self, parts: Sequence[TablePlan], steps: np.ndarray, size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide the rows of each step among their owners.
+        """Divide the rows of each stretch (`steps`, int32 [stretches, rows]) among their owners.
 
         Returns:
-            (positions in the step for each step and rank; for each rank the lists to send: how many rows of each table
-            each step has, of those with an owner and of default rows, int32 [steps, 2 * tables]; the owner's rows; how
-            often they are seen, if any of the tables counts it).
+            (positions in the stretch for each stretch and rank; for each rank the lists to send: how many rows of each
+            table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables]; the
+            owner's rows; how often they are seen, and in which batch last, if any of the tables counts it).
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        seen_at = np.ones(size, np.int64)  # a table that does not count sightings sees a row once per step
+        seen_at = np.ones((2, size), np.int64)  # a table that does not count sightings sees a row once per step
         counted = self._any_seen(parts)
         for index, part in enumerate(parts):
             inside = slice(part.start, part.start + len(part.rows))
@@ -181,6 +197,7 @@ class OwnerPlanner(ShardedPlanner):
         heads = np.zeros((shards.size, len(steps), 2 * members), np.int32)
         listed: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
         seen: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
+        last: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
         for step, positions in enumerate(steps):
             positions = positions[1 : 1 + np.count_nonzero(positions)]
             own_keys = keys[positions]
@@ -191,7 +208,8 @@ class OwnerPlanner(ShardedPlanner):
             if counted:
                 for part in parts:
                     if self._counts_sightings(part.table):
-                        seen_at[part.start : part.start + len(part.rows)] = self.tables[part.table].seen[step]
+                        inside = slice(part.start, part.start + len(part.rows))
+                        seen_at[:, inside] = _sightings(self.tables[part.table].seen, self._stretches == step)
             sent.append([])
             for rank in range(shards.size):
                 own = order[starts[rank * members] : starts[(rank + 1) * members]]
@@ -199,15 +217,18 @@ class OwnerPlanner(ShardedPlanner):
                 heads[rank, step, :members], heads[rank, step, members:] = lengths[rank], lengths[-1]
                 listed[rank].append(rows[positions[own]])
                 if counted:
-                    seen[rank].append(seen_at[positions[own]].astype(np.int32))
+                    seen[rank].append(seen_at[0, positions[own]].astype(np.int32))
+                    last[rank].append(seen_at[1, positions[own]].astype(np.int32))
                 sent[-1].append((own + 1).astype(np.int32))
         return sent, [
-            [heads[rank], np.concatenate(listed[rank]), np.concatenate([np.zeros(0, np.int32), *seen[rank]])]
+            [heads[rank], np.concatenate(listed[rank]), _joined(seen[rank]), _joined(last[rank], self.accumulate > 1)]
             for rank in range(shards.size)
         ]
 
     def _counts_sightings(self, table: int) -> bool:
-        return self.trainable[table] and self.tables[table].counts_sightings
+        """Return whether the owner needs to know how often, or in which batch of a stretch, a row is seen."""
+        names = self.tables[table].table.meta_names
+        return self.trainable[table] and ("frequency" in names or bool(names and self.accumulate > 1))
 
     def _number_owned(
         self,
@@ -218,13 +239,17 @@ class OwnerPlanner(ShardedPlanner):
     ) -> StackExchange:
         """Number the rows owned here that the processes have listed."""
         members = len(parts)
-        heads = [head.reshape(steps, 2 * members) for head, _, _ in asked]
+        heads = [head.reshape(steps, 2 * members) for head, *_ in asked]
         ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
         member = _by_step(
             [np.repeat(np.tile(np.arange(members), 2 * steps), head.reshape(-1)) for head in heads], heads
         )
-        rows = _by_step([rows for _, rows, _ in asked], heads)
-        seen = _by_step([seen for _, _, seen in asked], heads) if self._any_seen(parts) else None
+        rows = _by_step([rows for _, rows, *_ in asked], heads)
+        seen = last = None
+        if self._any_seen(parts):
+            seen = _by_step([seen for _, _, seen, _ in asked], heads)
+            if self.accumulate > 1:
+                last = _by_step([last for *_, last in asked], heads)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
@@ -236,7 +261,7 @@ class OwnerPlanner(ShardedPlanner):
         inverse = inverse[members:]
         borders = np.concatenate(([0], np.cumsum(ends[:, -1])))
         pieces = [slice(borders[step], borders[step + 1]) for step in range(steps)]
-        self._record(parts, number_of, row_of, inverse, pieces, seen)
+        self._record(parts, number_of, row_of, inverse, pieces, seen, last)
         places, step_rows = [], []
         for piece in pieces:
             step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
@@ -244,7 +269,7 @@ class OwnerPlanner(ShardedPlanner):
             places.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[number_of]
         asked_of = [inverse[piece] for piece in pieces]
-        return StackExchange(sent, asked_of, list(ends), places, table_of, row_of, step_rows)
+        return StackExchange(self._stretches, sent, asked_of, list(ends), places, table_of, row_of, step_rows)
 
     def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)
@@ -257,6 +282,7 @@ class OwnerPlanner(ShardedPlanner):
         inverse: np.ndarray,
         pieces: Sequence[slice],
         seen: np.ndarray | None,
+        last: np.ndarray | None,
     ) -> None:
         """Record the sightings of the rows owned here in their tables."""
         for index, part in enumerate(parts):
@@ -270,10 +296,12 @@ class OwnerPlanner(ShardedPlanner):
             renumbered[mine] = np.arange(1, np.count_nonzero(mine) + 1)
             steps: list[np.ndarray] = []
             if table.meta_names:
-                for piece in pieces:
+                for batch, stretch in enumerate(self._stretches):
+                    piece = pieces[stretch]
                     own = renumbered[inverse[piece]]
                     if seen is not None:
-                        own = np.repeat(own, seen[piece])
+                        counts = seen[piece] if last is None else seen[piece] * (last[piece] == batch)
+                        own = np.repeat(own, counts)
                     steps.append(own[own > 0])
             most = max(map(len, steps), default=0)
             sightings = np.zeros((len(steps), most), np.int64)
@@ -285,9 +313,25 @@ class OwnerPlanner(ShardedPlanner):
         """Return the positions of the rows that each step trains, int32 [batches, size]; 0 means none."""
         size = grow(self._owned_sizes, stacks[0], max(map(len, exchange.step_rows)) + 1)
         owned = np.zeros((batches, size), np.int32)
-        for step, rows in enumerate(exchange.step_rows):
-            owned[step, 1 : len(rows) + 1] = rows
+        for batch, stretch in enumerate(exchange.stretches):
+            rows = exchange.step_rows[stretch]
+            owned[batch, 1 : len(rows) + 1] = rows
         return owned
+
+
+def _sightings(seen: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return how often the `chosen` batches see each row, and the last of them that does: int64 [2, rows].
+
+    Args:
+        seen: how often each batch sees each row, int64 [batches, rows].
+        chosen: consecutive batches, bool [batches].
+    """
+    own, first = seen[chosen], int(np.argmax(chosen))
+    return np.stack((own.sum(axis=0), first + len(own) - 1 - np.argmax(own[::-1] > 0, axis=0)))
+
+
+def _joined(parts: Sequence[np.ndarray], wanted: bool = True) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int32), *(parts if wanted else ())])
 
 
 def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:

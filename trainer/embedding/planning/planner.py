@@ -308,10 +308,6 @@ class Planner:
             step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
             for batch in range(len(ids)):
                 step_map[batch, numbers[batch][:, reads]] = positions[batch]
-            if self.accumulate > 1:  # batches of one update share a map
-                for update in np.unique(updates):
-                    inside = np.flatnonzero(updates == update)
-                    step_map[inside] = step_map[inside].max(axis=0)
             plan.inputs.append(step_map)
         return numbers
 

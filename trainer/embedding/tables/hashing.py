@@ -169,8 +169,13 @@ class Shards:
         return self.owners(ids) == self.rank
 
     def capacity(self, total: int | None) -> int | None:
-        """Return this process's share of a capacity of `total` rows; the shares add up to the total."""
-        return None if total is None else total // self.size + (self.rank < total % self.size)
+        """Return this process's share of a capacity of `total` rows, by its shards; the shares add up to it."""
+        if total is None:
+            return None
+        whole, more = divmod(VIRTUAL_SHARDS, self.size)  # shards of each process; the first `more` have one more
+        first = self.rank * whole + min(self.rank, more)
+        last = first + whole + (self.rank < more)
+        return total * last // VIRTUAL_SHARDS - total * first // VIRTUAL_SHARDS
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """Return the global numbers of this process's `rows`: int32 [n] for int32 [n]; 0 stays 0."""

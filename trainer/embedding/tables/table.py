@@ -105,7 +105,8 @@ class SparseTable(TableRows):
             last = np.zeros(len(rows) + 1, np.int64)
             for step in range(len(inverse)):
                 last[inverse[step]] = record.start_step + step + 1
-            self.columns["last_step"][rows] = last[1:]
+            # Rows of an open accumulation are among them, seen again or not.
+            self.columns["last_step"][rows] = np.maximum(self.columns["last_step"][rows], last[1:])
             self.columns["plan"][rows] = self.plans
             if "frequency" in self.columns:
                 self.columns["frequency"][rows] += np.bincount(inverse.reshape(-1), minlength=len(rows) + 1)[1:]
