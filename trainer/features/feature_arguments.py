@@ -11,7 +11,7 @@ from ..errors import ConfigurationError, did_you_mean
 from .feature import Feature
 
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
-PREDICTION = "prediction"
+PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns kept for output
 
 
 def as_feature(value: Mapping[str, Any]) -> Feature:
@@ -42,16 +42,15 @@ def names_kept(keep: Any) -> tuple[str, ...]:
     """Return the names of columns returned together with predictions.
 
     Raises:
-        ConfigurationError: they are not names, or one is the name of the predictions.
+        ConfigurationError: they are not names, or one is reserved.
     """
     names = (keep,) if isinstance(keep, str) else tuple(keep)
     if not all(isinstance(name, str) and name for name in names):
         refuse("Features(keep=...)", "names of columns", keep)
     for name in names:
-        if name == PREDICTION:
-            refuse(
-                "Features(keep=...)", f"names of columns other than {PREDICTION!r}, that of the network's output", name
-            )
+        if name in (PREDICTION, SET_ASIDE):
+            what = "the network's output" if name == PREDICTION else "why rows are left out"
+            refuse("Features(keep=...)", f"names of columns other than {name!r}, that of {what}", name)
     return names
 
 

@@ -276,22 +276,26 @@ class Features(Stateful):
 
         return drift_of(self, data, max_rows)
 
-    def transform(self, data: Any, *, keep: bool = False) -> Inputs:
+    def transform(self, data: Any, *, keep: bool = False, aside: dict[int, str] | None = None) -> Inputs:
         """Convert a data frame, a mapping of columns, a list of mappings, or one mapping to network inputs.
 
         Args:
             data: the rows.
             keep: whether the result has the columns kept for output, as its attribute `kept`.
+            aside: receives why rows are left out that the declaration forbids, by their index; None: one is an error.
 
         Raises:
             ConfigurationError: a feature must learn from data first; or no columns are kept.
-            DataError: as for `read`; or a row that the declaration forbids.
+            DataError: as for `read`; or a row that the declaration forbids, and no good one with `aside`.
         """
         if keep:
             self.check_keep()
         rows = self.read(data, labelled=False, kept=keep)
-        for row, reason in rows.bad.items():
+        if rows.bad and (aside is None or not rows.good):
+            row, reason = next(iter(rows.bad.items()))
             raise DataError(f"row {row}: {reason}; every row gets an answer, so none can be set aside")
+        if aside is not None:
+            aside.update(rows.bad)
         inputs = self.apply(rows.columns)
         if keep:
             inputs.kept = {name: rows.columns[name] for name in self.keep}

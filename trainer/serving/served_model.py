@@ -18,7 +18,7 @@ from ..checks import choice
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
-from ..features.feature_arguments import PREDICTION
+from ..features.feature_arguments import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked
@@ -97,7 +97,15 @@ class ServedModel:
             self._thread = threading.Thread(target=self._follow, name="model-consumer", daemon=True)
             self._thread.start()
 
-    def predict(self, batch: Any = None, *, output: str = "network", keep: bool = False, **columns: Any) -> Any:
+    def predict(
+        self,
+        batch: Any = None,
+        *,
+        output: str = "network",
+        keep: bool = False,
+        set_aside: bool = False,
+        **columns: Any,
+    ) -> Any:
         """Return the predictions for a batch of any size.
 
         Args:
@@ -110,16 +118,19 @@ class ServedModel:
                 the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
                 `Trainer(prediction_activation=...)` names.
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
+            set_aside: of raw rows, leave those out that the declaration forbids, as `Trainer.predict` does, and return
+                a dict with the "prediction" of the others and why the rest has none, under "set_aside".
             columns: the columns by name, in place of `batch`.
 
         Returns:
             float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it,
-            unless `output` says otherwise.
+            unless `output` says otherwise. With `keep` or `set_aside` a dict: "prediction", for `set_aside` a mapping
+            from the index of each row left out to its column and reason, the columns that are kept.
 
         Raises:
             ConfigurationError: "probability" of a model whose loss does not say what its outputs mean.
-            DataError: a row that the features' declaration forbids; columns are missing, or differ in their number of
-                rows, or have another shape than in training.
+            DataError: a row that the features' declaration forbids, with `set_aside` all of them; columns are missing,
+                or differ in their number of rows, or have another shape than in training.
             ConfigurationError: this process was forked from one that has run graphs.
         """
         check_not_forked()
@@ -128,20 +139,24 @@ class ServedModel:
             raise DataError("predict takes a batch, or columns as keywords, not both")
         batch = columns if batch is None else batch
         kept: Mapping[str, Any] = {}
+        aside: dict[int, str] | None = {} if set_aside else None
         with self.held() as version:
             features = version.graph.features
             if features is not None and is_raw(batch):
-                batch = features.transform(batch, keep=keep)
+                batch = features.transform(batch, keep=keep, aside=aside)
                 kept = batch.kept
-            elif keep:
-                raise ConfigurationError("predict(keep=True) goes with raw rows of a model trained on features")
+            elif keep or set_aside:
+                option = "keep" if keep else "set_aside"
+                raise ConfigurationError(f"predict({option}=True) goes with raw rows of a model trained on features")
             outputs = version.run(batch)
         if output == "probability":
             if version.graph.activation is None:
                 raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
             outputs = (version.probability(outputs), *outputs[1:])
         predictions = outputs if len(outputs) > 1 else outputs[0]
-        return {PREDICTION: predictions, **kept} if keep else predictions
+        if not keep and aside is None:
+            return predictions
+        return {PREDICTION: predictions, **({} if aside is None else {SET_ASIDE: aside}), **kept}
 
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:

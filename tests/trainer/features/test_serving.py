@@ -118,6 +118,33 @@ def test_what_could_not_be_served_is_refused_before_training(tmp_path):
         assert trainer.state.progress.global_step == 0
 
 
+def test_bad_rows_are_left_out_where_asked_and_named_with_their_reasons(served):
+    """A history that is no list, an age that is no number: their neighbours get the answers they get alone."""
+    model = served[1]
+    rows = [dict(row) for row in UNSEEN[:300]]
+    rows[7]["age"], rows[0]["user"], rows[299]["age"] = "old", "anonymous", {"years": 3}
+    good = [row for number, row in enumerate(rows) if number not in (0, 7, 299)]
+    answer = model.predict(rows, set_aside=True)
+    assert list(answer) == ["prediction", "set_aside"]
+    np.testing.assert_array_equal(answer["prediction"], model.predict(good))
+    assert sorted(answer["set_aside"]) == [0, 7, 299]
+    assert answer["set_aside"][7].startswith("column 'age' takes float64; received")
+    assert answer["set_aside"][0].startswith("column 'user' takes int64; received")
+    kept = model.predict(rows, set_aside=True, keep=True, output="probability")
+    assert list(kept) == ["prediction", "set_aside", "request", "user"]
+    assert kept["request"].tolist() == [row["request"] for row in good]
+    assert model.predict(good[:2], set_aside=True)["set_aside"] == {}
+    for one in (rows[7], [rows[7]]):
+        with pytest.raises(DataError, match="row 0: column 'age' takes float64; received"):
+            model.predict(one, set_aside=True)
+    with pytest.raises(DataError, match=r"column '(age|user)' takes"):
+        model.predict(rows)
+    with pytest.raises(ConfigurationError, match=r"set_aside=True\) goes with raw rows"):
+        model.predict(model.features.transform(good[:3]), set_aside=True)
+    with pytest.raises(ConfigurationError, match="other than 'set_aside', that of why rows are left out"):
+        Features([Numeric("x")], keep=["set_aside"])
+
+
 def test_a_forbidden_row_is_named_instead_of_left_out():
     strict = Features([Numeric("x", required=True)])
     with pytest.raises(DataError, match="row 1: column 'x' is missing"):
