@@ -1,6 +1,6 @@
 """One raw row through `ServedModel.predict`: DeepFM on 13 numbers and 26 categories, as click logs have them.
 
-    python benchmarks/serve_row.py [--rows 2000] [--batch 256]
+    python benchmarks/serve_row.py [--rows 2000] [--batch 256 | --batch 1 256]
 
 Prints the time from a row, a mapping of column names to values, to its prediction, in this process and without HTTP;
 and where it is spent: turning the row into the network's inputs, looking its ids up, running the graph.
@@ -32,7 +32,7 @@ def clicks(rows: int) -> dict[str, np.ndarray]:
     return table
 
 
-def publish(folder: Path, batch: int) -> None:
+def publish(folder: Path, batch: int | list[int]) -> None:
     """Train a few steps and publish."""
     from mindspore import nn
 
@@ -63,7 +63,7 @@ def milliseconds(action, rows: list) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2000, help="that are asked for, one at a time")
-    parser.add_argument("--batch", type=int, default=256, help="rows of the published program")
+    parser.add_argument("--batch", type=int, nargs="+", default=[256], help="rows of the published programs")
     given = parser.parse_args()
     from trainer.serving import ServedModel
 

@@ -32,6 +32,11 @@ _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
 NETWORK, ABOUT = "network.mindir", "graph.json"
 
 
+def program_file(batch: int) -> str:
+    """Return the name of a further program, for fewer rows than ``network.mindir``."""
+    return f"network-{batch}.mindir"
+
+
 def export_network(
     network: nn.Cell,
     tables: SparseTables | None,
@@ -40,6 +45,7 @@ def export_network(
     *,
     batch: int,
     cast: bool = False,
+    file: str = NETWORK,
 ) -> dict[str, Any]:
     """Write ``network.mindir`` into `folder` and return the description that `ServedGraph` reads, as JSON.
 
@@ -51,6 +57,7 @@ def export_network(
         folder: an existing folder.
         batch: rows of a batch.
         cast: whether outputs are cast to float32.
+        file: another name of the file.
     """
     fields = fields_of(tables)
     specs = [] if tables is None else [table.spec for table in tables.planner.tables]
@@ -58,8 +65,8 @@ def export_network(
         exportable(network, tables, columns, cast=cast, stacked=True) as (step, inputs, stacks),
         plain_folder(folder) as plain,
     ):
-        ms.export(step, *inputs, file_name=f"{plain}/{NETWORK}", file_format="MINDIR")
-        shutil.move(f"{plain}/{NETWORK}", folder / NETWORK)
+        ms.export(step, *inputs, file_name=f"{plain}/{file}", file_format="MINDIR")
+        shutil.move(f"{plain}/{file}", folder / file)
     return {
         "batch": batch,
         "shapes": [list(column.shape[1:]) for column in columns],

@@ -43,8 +43,12 @@ class HeldVersion:
         """
         graph = self.graph
         columns = _checked(graph, batch)
-        count = len(columns[0])
-        parts = [graph.run(_one_call(graph, columns, start)) for start in range(0, count, graph.batch)]
+        count, start = len(columns[0]), 0
+        parts: list[tuple[np.ndarray, ...]] = []
+        while start < count:
+            size = graph.size_for(count - start)
+            parts.append(graph.run(_one_call(graph, columns, start, size), size))
+            start += size
         return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
 
     def probability(self, outputs: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -84,17 +88,17 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
     return columns
 
 
-def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int) -> list[np.ndarray]:
-    """Return the arguments of one call: the rows from `start` on; with lists, padded to a batch."""
+def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
+    """Return the arguments of one call: `size` rows from `start` on; with lists, padded to a batch."""
     if not graph.ragged:
-        arrays = dict(zip(graph.given, (column[start : start + graph.batch] for column in columns), strict=True))
+        arrays = dict(zip(graph.given, (column[start : start + size] for column in columns), strict=True))
         return [arrays[name] for name in graph.about["columns"]]
-    rows = np.minimum(np.arange(start, start + graph.batch), len(columns[0]) - 1)
+    rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
     arrays = {}
     for name, column in zip(graph.given, columns, strict=True):
         if name in graph.ragged:
             wanted = graph.ragged[name]
-            arrays |= wanted.arrays(name, column[rows], wanted.capacity(graph.batch))
+            arrays |= wanted.arrays(name, column[rows], wanted.capacity(size))
         else:
             arrays[name] = column[rows]
     return [arrays[name] for name in graph.about["columns"]]

@@ -6,8 +6,9 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..errors import ConfigurationError
 from ..features.feature import Kind
 from ..features.features import Features
 from ..metrics.defaults import BINARY, meaning_of
-from .graph_export import ABOUT, export_network, plain_folder, write_features
+from .graph_export import ABOUT, NETWORK, export_network, plain_folder, program_file, write_features
 from .published import GRAPH, VERSION, Part, publish_folder
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def publish_network(trainer: Trainer, root: Path, batch: int, seen: InputBatch) -> Part:
+def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], seen: InputBatch) -> Part:
     """Write the network for servers into a new folder of `root`.
 
     Args:
         trainer: a Trainer.
         root: folder of the published model.
-        batch: rows of the exported program.
+        batch: rows of the exported program, or of several.
         seen: a batch that shows the network's inputs.
 
     Raises:
@@ -43,10 +44,16 @@ def publish_network(trainer: Trainer, root: Path, batch: int, seen: InputBatch) 
     """
     tables = trainer.tables.tables if trainer.tables is not None else None
     check_lists(seen)
-    columns = blank_inputs(seen, batch)
+    *smaller, largest = sorted({batch} if isinstance(batch, int) else set(batch))
     name = f"graph-{uuid.uuid4().hex[:12]}"
     with FolderWriter(root / name) as folder:
-        about = export_network(trainer.network, tables, columns, folder.path, batch=batch, cast=trainer.builder.cast)
+
+        def export(rows: int, file: str) -> dict[str, Any]:
+            columns, cast = blank_inputs(seen, rows), trainer.builder.cast
+            return export_network(trainer.network, tables, columns, folder.path, batch=rows, cast=cast, file=file)
+
+        about = export(largest, NETWORK)
+        about["smaller"] = [{"batch": rows, "stacks": export(rows, program_file(rows))["stacks"]} for rows in smaller]
         about["columns"] = list(seen.names)
         about["ragged"] = {name: [list(suffixes), *rest] for name, (suffixes, *rest) in seen.ragged.items()}
         for file in os.listdir(folder.path):

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,9 @@ class Publish(Callback):
         root: folder that servers follow.
         every: an `Every`, or seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
-        batch: rows of the exported program; a server pads the last batch.
+        batch: rows of the exported program; a server pads the last batch. Or those of several programs, as (1, 256): a
+            server takes the smallest in which the rows have room. One row is then answered sooner, but not always with
+            the last bits of its answer among many: a processor's matrix products differ with the number of rows.
         redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
             (little-endian) to float32 bytes, and ``<prefix>:version``, set last.
         prefix: see `redis`.
@@ -96,7 +98,7 @@ class Publish(Callback):
         every: Every | float = 1.0,
         rows: str = "float32",
         *,
-        batch: int = 256,
+        batch: int | Sequence[int] = 256,
         redis: str | None = None,
         prefix: str = "model",
         compact: int = 32,
@@ -104,7 +106,8 @@ class Publish(Callback):
         on_error: str = "warn",
     ) -> None:
         choice("Publish(rows=...)", rows, ROW_TYPES)
-        whole("Publish(batch=...)", batch)
+        for size in batch if isinstance(batch, list | tuple) and batch else [batch]:
+            whole("Publish(batch=...)", size, also=", or several such numbers")
         whole("Publish(compact=...)", compact)
         choice("Publish(on_error=...)", on_error, ("warn", "raise"))
         self.root = Path(root)

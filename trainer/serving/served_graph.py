@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -17,7 +18,7 @@ from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
-from .graph_export import ABOUT, NETWORK, read_features
+from .graph_export import ABOUT, NETWORK, program_file, read_features
 
 
 class ServedGraph:
@@ -31,7 +32,8 @@ class ServedGraph:
     Attributes:
         tables: name -> host table, to be filled.
         weights: name -> parameter of the network proper.
-        batch: rows of one call.
+        batch: most rows of one call.
+        sizes: rows of each program, ascending.
         ragged: the network's inputs for each ragged column, by name.
         given: names of the columns that callers give.
         features: the declared columns that raw rows are transformed by, or None.
@@ -47,20 +49,18 @@ class ServedGraph:
         self.given = given_names(about["columns"], self.ragged)
         self.features = read_features(folder) if about.get("features") else None
         self.activation: str | None = about.get("activation")
-        self._cell = nn.GraphCell(ms.load(str(folder / NETWORK)))
-        parameters = {parameter.name: parameter for parameter in parameters_of(self._cell)}
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in about["tables"]
         ]
         self.tables = {spec.name: SparseTable(spec, np.zeros(0, np.float32)) for spec in specs}
-        self._sizes = [(stack["size"], stack["map_size"]) for stack in about["stacks"]]
-        self._windows = [Mirror(parameters.pop(f"embedding.{stack['name']}.rows")) for stack in about["stacks"]]
-        self._maps = [
-            Mirror(parameters.pop(f"embedding.{stack['name']}.places")) if stack["map_size"] else None
-            for stack in about["stacks"]
+        smaller = [
+            _Program(folder / program_file(entry["batch"]), entry["batch"], entry["stacks"])
+            for entry in about.get("smaller", ())
         ]
-        self.weights = parameters
+        self._programs = [*smaller, _Program(folder / NETWORK, self.batch, about["stacks"])]
+        self.sizes = tuple(program.batch for program in self._programs)
+        self.weights = self._programs[-1].weights
         fields = FieldMap.from_json(about["fields"])
         fields.names = tuple(about["columns"])
         self._reads = FixedReads(list(self.tables.values()), fields, read_layout(fields.components, specs))
@@ -70,28 +70,66 @@ class ServedGraph:
 
         Called on the thread of `run`.
         """
-        for name, value in weights.items():
-            if name in self.weights:
-                overwrite(self.weights[name], value)
+        for program in self._programs:
+            for name, value in weights.items():
+                if name in program.weights:
+                    overwrite(program.weights[name], value)
 
-    def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs of one call, [batch, ...] each.
+    def size_for(self, rows: int) -> int:
+        """Return the rows of the smallest program in which `rows` have room; if none has any, of the largest."""
+        return next((size for size in self.sizes if size >= rows), self.batch)
+
+    def run(self, columns: Sequence[np.ndarray], size: int | None = None) -> tuple[np.ndarray, ...]:
+        """Return the outputs of one call, [size, ...] each.
 
         Args:
-            columns: raw columns of `batch` rows, [batch, ...]; of a network without ragged columns also of fewer rows:
+            columns: raw columns of `size` rows, [size, ...]; of a network without ragged columns also of fewer rows:
                 the outputs of the rows behind them are those of the last one.
+            size: one of `sizes`; None for the largest.
         """
-        windows, maps = [], []
-        for window, row_map, (size, map_size) in zip(self._windows, self._maps, self._sizes, strict=True):
-            windows.append(window.array(size))
-            maps.append(None if row_map is None else row_map.array(map_size))
-        changed = self._reads(columns, windows, maps)
-        for mirror in (*self._windows, *self._maps):
-            if mirror is not None:
-                mirror.push()
+        program = self._programs[-1 if size is None else self.sizes.index(size)]
+        changed = self._reads(columns, *program.windows())
         if not self.ragged:  # only now: each id that is looked up takes time
-            changed = [_filled(column, self.batch) for column in changed]
-        outputs = self._cell(*(Tensor(column) for column in changed))
+            changed = [_filled(column, program.batch) for column in changed]
+        return program.run(changed)
+
+
+class _Program:
+    """The exported network for one number of rows.
+
+    Args:
+        file: its MindIR file.
+        batch: number of rows.
+        stacks: its parameters of rows, as `export_network` describes them.
+
+    Attributes:
+        weights: name -> parameter of the network proper.
+    """
+
+    def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
+        self.batch = batch
+        self._cell = nn.GraphCell(ms.load(str(file)))
+        parameters = {parameter.name: parameter for parameter in parameters_of(self._cell)}
+        self._rows = [(Mirror(parameters.pop(f"embedding.{stack['name']}.rows")), stack["size"]) for stack in stacks]
+        self._maps = [
+            (Mirror(parameters.pop(f"embedding.{stack['name']}.places")), stack["map_size"])
+            if stack["map_size"]
+            else None
+            for stack in stacks
+        ]
+        self.weights = parameters
+
+    def windows(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Return what `FixedReads` writes to: of each stack the rows and the map."""
+        rows = [mirror.array(size) for mirror, size in self._rows]
+        return rows, [None if pair is None else pair[0].array(pair[1]) for pair in self._maps]
+
+    def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the outputs for `batch` rows, whose table rows are in the windows."""
+        for pair in (*self._rows, *self._maps):
+            if pair is not None:
+                pair[0].push()
+        outputs = self._cell(*(Tensor(column) for column in columns))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(output.asnumpy() for output in outputs)
 

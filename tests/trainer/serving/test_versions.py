@@ -158,6 +158,10 @@ def test_a_second_publisher_and_pruning_leave_what_is_pinned_and_kept(trained, r
         wait_for(lambda: model.version == old + 7)
     versions.release(old - 6)
     versions.shadow(None)
+    versions.keep(old - 5)  # nothing else needs it any more
+    new_trainer(3).online_train(clicks, max_steps=1, callbacks=[Publish(root, every=1e-6, compact=1, batch=16)])
+    assert max(version.number for version in versions.list() if version.number <= old) == old - 5
+    versions.release(old - 5)
     new_trainer(3).online_train(clicks, max_steps=1, callbacks=[Publish(root, every=1e-6, compact=1, batch=16)])
     assert min(version.number for version in versions.list()) > old
     assert len(list(root.glob("graph-*"))) <= 2

@@ -136,10 +136,11 @@ class Engine:
                 return
 
     def _warm_up(self) -> None:
-        """Compile the program before the first request needs it."""
+        """Compile the programs before the first request needs them."""
         try:
             with self.model.held() as version:
-                version.run(blank_row(version.graph))
+                for size in version.graph.sizes:
+                    version.run(blank_rows(version.graph, size))
         except Exception as error:  # requests are answered with the reason
             logger.warning("the model could not be tried on blank rows: %s", error)
         self.ready.set()
@@ -212,12 +213,13 @@ class Engine:
         return known[1]
 
 
-def blank_row(graph: ServedGraph) -> dict[str, Any]:
-    """Return one row of zeros and empty lists, as the network takes it."""
+def blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
+    """Return rows of zeros and empty lists, as the network takes them."""
     about = graph.about
     shapes = dict(zip(about["columns"], zip(about["shapes"], about["dtypes"], strict=True), strict=True))
     return {
-        name: [[]] if name in graph.ragged else np.zeros((1, *shapes[name][0]), shapes[name][1]) for name in graph.given
+        name: [[]] * rows if name in graph.ragged else np.zeros((rows, *shapes[name][0]), shapes[name][1])
+        for name in graph.given
     }
 
 
