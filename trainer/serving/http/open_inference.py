@@ -35,7 +35,14 @@ def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
     inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list) or not inputs or not all(isinstance(one, dict) for one in inputs):
         raise RefusalError(400, '"inputs" takes a list of tensors {"name", "shape", "datatype", "data"}')
-    columns = {str(one.get("name")): _tensor(one) for one in inputs}
+    names = [one.get("name") for one in inputs]
+    repeated = next((name for name in names if names.count(name) > 1 or not isinstance(name, str)), None)
+    if repeated is not None:
+        raise RefusalError(400, f"inputs have different names, which are strings; received {names}")
+    outputs = request.get("outputs") or []
+    if not isinstance(outputs, list) or not all(isinstance(one, dict) and "name" in one for one in outputs):
+        raise RefusalError(400, f'"outputs" takes a list of {{"name": ...}}; received {outputs!r}')
+    columns = {one["name"]: _tensor(one) for one in inputs}
     counts = {name: len(values) for name, values in columns.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise RefusalError(400, f"inputs have one first dimension, at least 1; received {counts}")
@@ -43,19 +50,52 @@ def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
 
 
 def _tensor(one: dict[str, Any]) -> Any:
-    name, shape, kind = one.get("name"), one.get("shape"), one.get("datatype")
-    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
+    name, shape, kind = one["name"], one.get("shape"), one.get("datatype")
+    if not isinstance(shape, list) or not shape or not all(_is_count(n) for n in shape):
         raise RefusalError(400, f"input {name!r}: shape takes a list of whole numbers; received {shape!r}")
-    if kind != "BYTES" and kind not in _TYPES:
+    if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise RefusalError(400, f"input {name!r}: datatype takes BYTES, {', '.join(_TYPES)}; received {kind!r}")
     try:
-        if kind == "BYTES":
-            values = np.array(one.get("data"), object).reshape(shape).tolist()
-        else:
-            values = np.array(one.get("data"), _TYPES[kind]).reshape(shape)
+        values = _values(one.get("data"), kind).reshape(shape)
     except (ValueError, TypeError, OverflowError):
         raise RefusalError(400, f"input {name!r}: data are not {kind} values of shape {shape}") from None
-    return _columns_of_one(values)
+    return _columns_of_one(values.tolist() if kind == "BYTES" else values)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _values(data: Any, kind: str) -> np.ndarray:
+    """Return the data of a tensor as an array of a datatype; null is missing, for text and floats.
+
+    Raises:
+        ValueError, TypeError, OverflowError: a value that the datatype cannot hold.
+    """
+    if not isinstance(data, list):
+        raise TypeError("data take a list")
+    if kind == "BYTES":
+        texts = np.array(data, object)
+        if not all(isinstance(value, str | None) for value in texts.ravel()):
+            raise TypeError("BYTES hold strings")
+        return texts
+    plain = np.array(data)
+    wanted = np.dtype(_TYPES[kind])
+    if plain.dtype.kind == "O" and wanted.kind == "f" and all(_is_number(value) for value in plain.ravel()):
+        plain = plain.astype(np.float64)
+    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[wanted.kind]:
+        raise TypeError(f"{kind} does not hold {plain.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = plain.astype(wanted)
+    if wanted.kind in "iu" and not np.array_equal(values, plain):
+        raise OverflowError(f"{kind} does not hold all of the values")
+    if wanted.kind == "f" and np.any(np.isinf(values)):
+        raise OverflowError(f"{kind} does not hold all of the values")
+    return values
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _columns_of_one(values: Any) -> Any:
@@ -75,7 +115,7 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
         row, text = min(scored.bad.items())
         raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])
     outputs = named_outputs(scored)
-    wanted = [one.get("name") for one in request.get("outputs") or [] if isinstance(one, dict)] or list(outputs)
+    wanted = [one["name"] for one in request.get("outputs") or []] or list(outputs)
     for output in wanted:
         if output not in outputs:
             raise RefusalError(400, f"outputs are {', '.join(outputs)}; received {output!r}")
