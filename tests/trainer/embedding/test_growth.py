@@ -36,7 +36,7 @@ def check(table, model):
 @settings(max_examples=120, deadline=None)
 def test_agrees_with_a_dict_while_it_grows(choices, seed, first, operations):
     rng = np.random.default_rng(seed)
-    with mock.patch.object(id_map, "_CHOICES", choices):
+    with mock.patch.object(id_map, "CHOICES", choices):
         table, model, next_row = IdMap(step=8), {}, 0
         for kind, count in [("add", first), *operations]:
             ids = rng.choice(POOL, count, replace=False)
@@ -91,7 +91,7 @@ def growing_map(ids=400):
 
 
 def test_ids_without_room_are_found_while_the_map_grows():
-    with mock.patch.object(id_map, "_CHOICES", 1):
+    with mock.patch.object(id_map, "CHOICES", 1):
         table = IdMap(step=8)
         candidates = np.arange(1_000, 200_000)
         crowd = candidates[mix64(candidates) & np.uint64(1_023) == 5][:20]
