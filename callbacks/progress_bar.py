@@ -38,8 +38,8 @@ class ProgressBar(Callback):
         line_seconds: least time between two lines of a stream without a terminal.
         file: where to; None for standard error.
         terminal: True or False to override the test for a terminal.
-        results: show the last and best metrics on the terminal when a run has ended; the command line leaves them
-            out, because its own table follows.
+        results: say why a run was stopped and, on a terminal, show the last and best metrics; the command line leaves
+            this out, because its log and its own table do.
 
     Raises:
         ConfigurationError: a time is not a number >= 0.
@@ -75,6 +75,8 @@ class ProgressBar(Callback):
         """Find out where to write; a run may begin in the middle of an epoch."""
         # Looked up now, not at import: the standard streams may have been redirected since.
         self._stream = self.file or sys.stderr
+        # Not tqdm.auto: in a notebook without ipywidgets it warns and draws on standard error, which is a red box; with
+        # ipywidgets it leaves a bar for each epoch. The panel is one display that is redrawn.
         self._panel = Panel() if self.file is None and self.terminal is None and in_notebook() else None
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
@@ -144,7 +146,8 @@ class ProgressBar(Callback):
         """Finish what an unfinished epoch or a stream has open."""
         if self._bar is not None or trainer.state.progress.global_step > self._steps:
             self._close(trainer)
-        if trainer.state.stop_reason is not None and trainer.state.stop_reason.kind != "limit":
+        reason = trainer.state.stop_reason
+        if reason is not None and reason.kind != "limit" and (self.results or self._panel is not None):
             self._say_stopped(trainer)
         self._times.skip()
         run = trainer.run

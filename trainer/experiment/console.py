@@ -89,7 +89,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def print_results(finished: Run) -> None:
-    """Print the last and best metrics of a finished run, why it ended, and where its files are."""
+    """Print the last and best metrics of a finished run and where its files are; why it ended is in the log above."""
     from .compare import duration, number, table
 
     metrics = finished.metrics
@@ -97,7 +97,7 @@ def print_results(finished: Run) -> None:
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
     rows = [[name, number(value), *_best_of(best.get(name))] for name, value in results.items()]
     print("\n".join(table([["result", "last", "best", "at step", "in snapshot"], *rows])))
-    print(f"ended by {metrics['stop_reason']} after {duration(metrics['seconds'])}")
+    print(f"took {duration(metrics['seconds'])}")
     print(f"snapshot {_shortest(metrics['snapshot']) if metrics['snapshot'] else 'none'}")
     print(f"run folder {finished.path}")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..report.page import page
-from ..report.run_data import RunData, SweepData, read_record, series_of_history
+from ..report.run_data import Record, RunData, SweepData, read_record, series_of_history
 from . import rundir
 from .compare import duration, flatten, is_running
 from .rundir import Run
@@ -74,7 +74,7 @@ def run_data(run: Run, name: str) -> RunData:
         record=record,
         results=metrics.get("results", {}),
         best=metrics.get("best", {}),
-        facts=list(_facts(run)),
+        facts=list(_facts(run, record)),
         config=flatten(run.config),
         defaults=frozenset(versions.get("defaults", ())),
         environment={key: value for key, value in versions.items() if key != "defaults" and value not in (None, [])},
@@ -96,7 +96,8 @@ def _profile(path: Path) -> Mapping[str, Any]:
     return profile if isinstance(profile, dict) and profile.keys() >= SHOWN_OF_PROFILE else {}
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
+    """Yield what the head of a run says; of one without results, how far its record has come."""
     metrics = run.metrics
     if metrics:
         progress = metrics["progress"]
@@ -104,6 +105,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "time", duration(metrics["seconds"])
         yield "snapshot", Path(metrics["snapshot"] or "none").name
         yield "steps per call", str(metrics.get("sink_mode", ""))
+    elif record.series:
+        yield "so far", f"{max(series.steps[-1] for series in record.series.values()):,} steps"
+        if record.newest is not None:
+            yield "last value", f"{datetime.fromtimestamp(record.newest, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     if run.versions.get("started"):
         yield "started", str(run.versions["started"])[:16].replace("T", " ") + " UTC"
     yield "folder", str(run.path)

@@ -11,6 +11,7 @@ from ..errors import ConfigurationError
 from .run_data import RunData, Series, SweepData
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
+MOST_TABLE_CURVES = 12
 DASHES = ("solid", "dashed", "dotted", "dotdash")
 HEIGHT = 300
 LEGEND_ROW = 30
@@ -211,23 +212,29 @@ def _of_scores(
 
 
 def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
-    """Plot a number of each sparse table over the steps: "rows", "bytes", "admitted", ..."""
-    plot = None
+    """Plot a number of each sparse table over the steps: "rows", "bytes", "admitted", ...
+
+    More than `MOST_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
+    tables.
+    """
+    if not any(table.get(field) for run in runs for _, of_step in run.record.tables for table in of_step.values()):
+        return None
+    names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
+    summed = sum(map(len, names)) > MOST_TABLE_CURVES
+    plot = _figure(f"{title}: all together" if summed else title, "step")
     for index, run in enumerate(runs):
-        names = list(run.record.tables[-1][1]) if run.record.tables else []
-        if plot is None and any(table.get(field) for _, of_step in run.record.tables for table in of_step.values()):
-            plot = _figure(title, "step")
-        if plot is None:
-            continue
-        for number, name in enumerate(names):
-            points = [(step, of_step[name][field]) for step, of_step in run.record.tables if name in of_step]
+        groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}
+        for number, (name, members) in enumerate(groups.items()):
+            points = [
+                (step, sum(of_step[member][field] for member in members if member in of_step))
+                for step, of_step in run.record.tables
+                if any(member in of_step for member in members)
+            ]
             label = f"{run.name} {name}" if len(runs) > 1 else name
             row: dict[str, list[Any]] = {"x": [step for step, _ in points], "y": [value for _, value in points]}
             row |= {"step": row["x"], "label": [label] * len(points)}
             color = color_of(index if len(runs) > 1 else number)
             _draw(plot, row, color, DASHES[number % len(DASHES) if len(runs) > 1 else 0], label, len(points) < 60)
-    if plot is None:
-        return None
     _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0,0}")])
     return _finish(plot)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -85,7 +86,10 @@ def _drawn(div: str, plot: Any) -> str:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], marked: Iterable[bool] = ()) -> str:
-    """Return a table; numbers are right-aligned, and marked rows are highlighted."""
+    """Return a table; numbers are right-aligned, and marked rows are highlighted.
+
+    A line may break behind the dots of a name in the first column.
+    """
     rows = [list(row) for row in rows]
     if not rows:
         return ""
@@ -95,7 +99,9 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
     head = "".join(f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = ""
     for row, mark in zip(rows, marks, strict=True):
-        cells = "".join(f"<td{kind}>{html.escape(_text(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+        texts = [html.escape(_text(cell)) for cell in row]
+        texts[0] = re.sub(r"\.(?=[a-z])", ".<wbr>", texts[0])
+        cells = "".join(f"<td{kind}>{text}</td>" for text, kind in zip(texts, kinds, strict=True))
         body += f"<tr class='differs'>{cells}</tr>" if mark else f"<tr>{cells}</tr>"
     caption = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

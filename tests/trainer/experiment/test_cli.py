@@ -214,6 +214,7 @@ def test_on_a_terminal_results_are_shown_once_and_lines_break_between_words(proj
     assert "section fit has no argument 'epoch'; accepts epochs," in " ".join(text.split())
     assert sum(line.startswith("val_auc ") for line in lines) == 1
     assert sum(line.startswith("test_auc ") for line in lines) == 1
+    assert text.count("limit: epochs=2") == 1  # why it ended
     assert "% training" in text
     assert f"snapshot runs/{name}-2/checkpoints/step_00000038" in lines
 

@@ -19,7 +19,7 @@ from trainer.experiment.cli import main
 from trainer.experiment.run_pages import make_server, render
 from trainer.metrics import Auc
 from trainer.metrics.score_table import score_table
-from trainer.report.figures import lines
+from trainer.report.figures import lines, tables
 from trainer.report.run_data import Record, RunData, Series, read_record
 
 CONFIG = """\
@@ -164,6 +164,19 @@ def test_the_axis_of_a_constant_lies_around_its_value():
     assert 0 < plot.y_range.default_span <= 0.001
 
 
+def test_many_sparse_tables_are_one_curve_for_each_run():
+    def run(name, count):
+        return RunData(name, record=Record(tables=[(5, {f"table{n}": {"rows": n} for n in range(count)})]))
+
+    def labels(*runs):
+        return [item.label.value for item in tables("Rows", runs, "rows").legend[0].items]
+
+    assert labels(run("one", 3)) == ["table0", "table1", "table2"]
+    assert labels(run("one", 20), run("two", 3)) == ["one 20 tables", "two 3 tables"]
+    (curve, *_) = tables("Rows", [run("one", 20)], "rows").renderers
+    assert curve.data_source.data["y"] == [sum(range(20))]
+
+
 def test_windows_are_drawn_over_event_time(runs, page):
     (window, decayed, lifetime) = figures(page)["auc by window"]
     assert window["label"][0].endswith("streamed auc")
@@ -258,6 +271,15 @@ def test_a_wrong_run_and_one_given_twice_are_reported(runs, tmp_path, capsys):
     assert "is not a run folder" in capsys.readouterr().err
     assert main(["report", str(runs[0]), str(runs[0])]) == 2
     assert "takes each run once" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_says_how_far_it_has_come(runs, tmp_path):
+    for name in ("config.yaml", "versions.json", "record.jsonl"):
+        (tmp_path / name).write_bytes((runs[0] / name).read_bytes())
+    with claim(tmp_path, "run folder"):
+        texts = Outline(render([tmp_path])).texts
+    assert texts[texts.index("so far") + 1] == "16 steps"
+    assert "last value" in texts
 
 
 def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):
