@@ -86,19 +86,23 @@ class Outline(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.texts, self._hidden = [], [], 0
+        self.tags, self.texts, self._hidden, self._goes_on = [], [], 0, False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
+        self._goes_on = tag == "wbr"  # a place where a line may break, within a text
         self._hidden += tag in ("script", "style")
 
     def handle_endtag(self, tag):
         self._hidden -= tag in ("script", "style")
 
     def handle_data(self, data):
-        if not self._hidden:
+        if self._goes_on:
+            self.texts[-1] += data
+        elif not self._hidden:
             self.texts.append(data)
+        self._goes_on = False
 
 
 def figures(page):
