@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigurationError, DataError
-from ..streams.formats.coercion import is_missing, seconds_of
+from ..streams.formats.coercion import as_text, is_missing, seconds_of
 from ..streams.sources.folder_segments import kind_of
 
 SAMPLE_ROWS = 100_000
@@ -204,7 +204,7 @@ def _summary(name: str, values: Sequence[Any]) -> ColumnSummary:
         facts = judge(name, present)
         if facts is not None:
             return ColumnSummary(name, rows=rows, missing=missing, **facts)
-    texts = [str(value) for value in present]
+    texts = [str(as_text(value)) for value in present]  # counted as the categories that are learned
     return ColumnSummary(name, rows=rows, missing=missing, **_texts(texts))
 
 
@@ -265,7 +265,7 @@ def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
     whole = numbers and all(isinstance(part, int) for part in parts)
     if numbers and not whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
-    return {"kind": "list", **_list_facts([list(map(str, value)) for value in present]), "whole": whole}
+    return {"kind": "list", **_list_facts([[str(as_text(part)) for part in value] for value in present]), "whole": whole}
 
 
 def _list_facts(lists: list[list[str]]) -> dict[str, Any]:

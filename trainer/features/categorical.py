@@ -13,6 +13,7 @@ import numpy as np
 from ..checks import choice, refuse, whole
 from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
+from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
 from .feature import (
     FIRST_ROW,
@@ -93,7 +94,8 @@ class IdFeature(Feature):
         values = self._given_values()
         kind = np.str_ if self.dtype == "str" else np.int64
         try:
-            return KnownIds(np.unique(to_ids(np.asarray(values).astype(kind))))
+            ids = np.asarray(values).astype(kind)
+            return KnownIds(np.unique(to_ids(lower_truth(ids) if self.dtype == "str" else ids)))
         except (ValueError, OverflowError) as error:
             raise ConfigurationError(
                 f"{type(self).__name__}(vocabulary=...): a value is no {self.dtype}: {error}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..checks import choice, refuse, whole
 from ..errors import ConfigurationError
+from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
@@ -224,7 +225,7 @@ def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool
 
     lists = per_distinct(texts, parts)
     if dtype == "str":
-        return lists
+        return Ragged(lower_truth(lists.values), lists.offsets)
     numbers = np.array([_whole(value) for value in lists.values.tolist()], np.int64)
     return Ragged(numbers, lists.offsets)
 

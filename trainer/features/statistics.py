@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..checks import any_number, whole
+from ..embedding.tables.hashing import to_ids
 from ..embedding.tables.id_map import IdMap
+from ..streams.formats.coercion import TRUTH_WORDS
 from .feature import FIRST_ROW, UNSEEN_ROW
 
 logger = logging.getLogger(__name__)
@@ -241,4 +243,22 @@ class ValueCounts:
         arrays = state["arrays"]
         self.ids, self.counts = np.array(arrays["ids"], np.int64), np.array(arrays["counts"], np.int64)
         self.rows = np.array(arrays["rows"], np.int32) if "rows" in arrays else np.full(len(self.ids), -1, np.int32)
+        ids = _with_lower_truth(self.ids)
+        if ids is not self.ids:
+            order = np.argsort(ids)
+            self.ids, self.counts, self.rows = ids[order], self.counts[order], self.rows[order]
         self._vocabulary = None
+
+
+def _with_lower_truth(ids: np.ndarray) -> np.ndarray:
+    """Return ids with those of "True", "FALSE" and so on as the ids of "true" and "false"; unchanged without any.
+
+    Vocabularies of older versions kept the spelling that their data had; see `trainer.streams.formats.coercion`.
+    """
+    spellings = to_ids(np.array(list(TRUTH_WORDS)))
+    words = to_ids(np.array(list(TRUTH_WORDS.values())))
+    renamed = ids
+    for index in np.flatnonzero(np.isin(spellings, ids)):
+        if not (renamed == words[index]).any():
+            renamed = np.where(renamed == spellings[index], words[index], renamed)
+    return renamed

@@ -190,6 +190,39 @@ def test_the_open_inference_protocol(server, expected):
     assert server.ask("/v2/models/other/infer", request, **AUTHORIZED)[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"datatype": "INT32", "data": [0.9, 1, 2]}, "not INT32 values"),
+        ({"datatype": "INT32", "data": ["1", "2", "3"]}, "not INT32 values"),
+        ({"datatype": "INT32", "data": [True, False, True]}, "not INT32 values"),
+        ({"datatype": "UINT8", "data": [300, 1, 2]}, "not UINT8 values"),
+        ({"datatype": "UINT64", "data": [-1, 1, 2]}, "not UINT64 values"),
+        ({"datatype": "FP32", "data": [1e39, 1, 2]}, "not FP32 values"),
+        ({"datatype": "FP32", "data": ["1", "2", "3"]}, "not FP32 values"),
+        ({"datatype": "BOOL", "data": [1, 0, 1]}, "not BOOL values"),
+        ({"datatype": "BYTES", "data": [1, 2, 3]}, "not BYTES values"),
+        ({"datatype": ["a"], "data": [1, 2, 3]}, "datatype takes BYTES"),
+        ({"datatype": "FP32", "data": 5}, "not FP32 values"),
+        ({"datatype": "FP32", "data": [1, 2, 3], "name": "city"}, "different names"),
+        ({"datatype": "FP32", "data": [1, 2, 3], "name": 3}, "different names"),
+    ],
+)
+def test_tensors_that_do_not_hold_their_datatype_are_refused(server, change, said):
+    age = {"name": "age", "shape": [3], **change}
+    city = {"name": "city", "shape": [3], "datatype": "BYTES", "data": ["a", None, "b"]}
+    status, _, answer = server.ask("/v2/models/ads/infer", {"inputs": [age, city]}, **AUTHORIZED)
+    assert (status, said in answer["error"]) == (400, True), answer
+
+
+@pytest.mark.parametrize("outputs", [5, ["probability"], [{"parameters": {}}], {"name": "probability"}])
+def test_outputs_of_another_form_are_refused(server, outputs):
+    inputs = [{"name": "age", "shape": [1], "datatype": "INT64", "data": [30.0]}]
+    request = {"inputs": inputs, "outputs": outputs}
+    status, _, answer = server.ask("/v2/models/ads/infer", request, **AUTHORIZED)
+    assert (status, answer["error"].startswith('"outputs" takes a list')) == (400, True), answer
+
+
 def test_many_requests_at_once_become_batches(published, expected):
     async def ask_all():
         service = Service(published, ServeOptions(batch_delay=0.05))

@@ -1,11 +1,13 @@
 """Coerces table values to a column's type: fills missing values, converts between numbers and text.
 
-A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds.
+A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds. A truth value is the
+text "true" or "false" in every format, however a text spells it: pandas writes True, databases TRUE, JSON true.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +55,13 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
         values = [row if len(row) else MISSING for row in rows]
     if isinstance(values, Ragged):
         if values.dtype.kind == column.dtype.kind:
-            return values
+            words = lower_truth(values.values) if values.dtype.kind == "U" else values.values
+            return values if words is values.values else Ragged(words, values.offsets, **values.options)
         element = _element_missing(column.dtype.kind)
         return Ragged(np.asarray(_scalars(column.dtype.kind, values.values, element)), values.offsets)
     if column.shape:
         if isinstance(values, np.ndarray) and values.dtype != object:
-            return values
+            return lower_truth(values) if values.dtype.kind == "U" else values
         return [missing if is_missing(row) else _row(row, column, text) for row in values]
     if column.times:
         values = _read_times(values, text)
@@ -70,7 +73,33 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
     return _scalars(column.dtype.kind, values, missing)
 
 
-_BOOLS = {word: "1" if word.lower() == "true" else "0" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
+def _spellings(word: str) -> list[str]:
+    return ["".join(letters) for letters in itertools.product(*((letter, letter.upper()) for letter in word))]
+
+
+TRUTH_WORDS = {spelling: word for word in ("true", "false") for spelling in _spellings(word)}
+_BOOLS = {spelling: "1" if word == "true" else "0" for spelling, word in TRUTH_WORDS.items()}
+_SHORTEST = 4  # letters of "true"
+
+
+def lower_truth(texts: np.ndarray) -> np.ndarray:
+    """Return texts of any shape with every spelling of "true" and "false" in lower case; the array itself without any.
+
+    Args:
+        texts: of dtype U; not changed.
+    """
+    width = texts.dtype.itemsize // 4
+    if not texts.size or width < _SHORTEST:
+        return texts
+    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(-1, width)
+    first, last = codes[:, 0] | 32, codes[:, _SHORTEST - 1] | 32  # ASCII letters in lower case
+    likely = np.flatnonzero(((first == ord("t")) & (last == ord("e"))) | ((first == ord("f")) & (last == ord("s"))))
+    found = texts.reshape(-1)[likely].tolist()
+    if not any(TRUTH_WORDS.get(text, text) != text for text in set(found)):
+        return texts
+    lowered = texts.copy()
+    lowered.reshape(-1)[likely] = [TRUTH_WORDS.get(text, text) for text in found]
+    return lowered
 
 
 def _element_missing(kind: str) -> Any:
@@ -79,7 +108,7 @@ def _element_missing(kind: str) -> Any:
 
 def _row(row: Any, column: Column, text: bool) -> Any:
     """Convert the values of one list; anything else is returned unchanged."""
-    if text or not isinstance(row, list | tuple | np.ndarray):
+    if not isinstance(row, list | tuple | np.ndarray) or (text and column.dtype.kind != "U"):
         return row
     if len(column.shape) > 1:
         return row
@@ -93,9 +122,9 @@ def _scalars(kind: str, values: Any, missing: Any) -> Any:
             return whole
     if isinstance(values, np.ndarray):
         values = values.tolist() if values.dtype.kind != "M" else list(values)
-    convert = {"U": _as_text, "f": _as_float}.get(kind, _as_integer)
-    if all(type(value) is str for value in values) and kind == "U":
-        return values
+    convert = {"U": as_text, "f": _as_float}.get(kind, _as_integer)
+    if kind == "U" and all(type(value) is str for value in values):
+        return values if TRUTH_WORDS.keys().isdisjoint(values) else [TRUTH_WORDS.get(value, value) for value in values]
     return [missing if is_missing(value) else convert(value, missing) for value in values]
 
 
@@ -105,6 +134,8 @@ def _array(kind: str, values: np.ndarray, missing: Any) -> np.ndarray | None:
     if source_kind == "M":
         seconds = times_in_seconds(values)
         return seconds if kind == "f" else None
+    if kind == "U" and source_kind in "Ub":
+        return lower_truth(values) if source_kind == "U" else np.where(values, "true", "false")
     if source_kind == kind or (kind == "f" and source_kind in "iub") or (kind in "iu" and source_kind in "iub"):
         return values
     if source_kind in "iu" and kind == "U":
@@ -155,15 +186,17 @@ _FRACTION = re.compile(r"\.\d+")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
-def _as_text(value: Any, missing: Any) -> Any:
+def as_text(value: Any, missing: Any = None) -> Any:
+    """Return a value as the text of a text column; unchanged if it has none, as a list."""
     if isinstance(value, str):
-        return value
+        return TRUTH_WORDS.get(value, value)
     if isinstance(value, bool | np.bool_):
-        return str(bool(value))
+        return "true" if value else "false"
     if isinstance(value, float | np.floating):
         return str(int(value)) if float(value).is_integer() else repr(float(value))
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        text = value.decode("utf-8", "replace")
+        return TRUTH_WORDS.get(text, text)
     if isinstance(value, np.datetime64):
         return str(value)
     if hasattr(value, "isoformat"):
