@@ -265,7 +265,11 @@ def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
     whole = numbers and all(isinstance(part, int) for part in parts)
     if numbers and not whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
-    return {"kind": "list", **_list_facts([[str(as_text(part)) for part in value] for value in present]), "whole": whole}
+    return {
+        "kind": "list",
+        **_list_facts([[str(as_text(part)) for part in value] for value in present]),
+        "whole": whole,
+    }
 
 
 def _list_facts(lists: list[list[str]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..errors import ConfigurationError, DataError
 from ..state import Predictions
 from ..storage.cached_segments import local_files
 from ..streams.batch import is_frame
+from .absent_columns import AbsentColumns
 from .feature_arguments import PREDICTION
 from .features import Features, Inputs
 from .learned import add_sample
@@ -52,17 +53,23 @@ def rows_of(
     keep = None
     if isinstance(data, RawFiles):
         data, keep = data.path, data.rows_kept(features)
+    absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
     if not isinstance(data, str | Path):
         rows = features.read(data, labelled=labelled, kept=kept)
         aside.add(rows, 0)
+        absent.note(rows.columns, rows.good)
+        absent.warn(data)
         if rows.good:
             yield rows
         return
     first = 0
-    with open_files(local_files(data), features, aside, labelled=labelled, kept=kept) as stream:
+    data = local_files(data)
+    with open_files(data, features, aside, labelled=labelled, kept=kept) as stream:
         for rows in parts_of(stream):
+            absent.note(rows.columns, rows.good)
             yield rows if keep is None else keep(rows, first)
             first += rows.count
+    absent.warn(data)
 
 
 def inputs_of(

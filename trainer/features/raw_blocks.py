@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import DataError, StreamError
 from ..streams.sources.files import FileStream
+from .absent_columns import AbsentColumns
 from .features import Features, Inputs
 from .raw_files import RawFiles
 from .raw_rows import Rows, SetAside
@@ -61,12 +62,15 @@ class RawBlocks:
         self._keep = data.rows_kept(features)
         aside = SetAside(features.max_bad_share)
         self._blocks: list[Block] = []
+        absent = AbsentColumns(features.schema)
         with open_files(self._path, features, aside) as stream:
             for position, first, rows in _blocks(stream, block_rows):
+                absent.note(rows.columns, rows.good)
                 kept = self._kept(rows, first)
                 self._blocks.append(Block(position, first, rows.good, kept.good))
                 if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
                     features.learn(kept.columns)
+        absent.warn(self._path)
         self.report = aside.report()
         self.rows = [block.rows for block in self._blocks]
         if not sum(self.rows):

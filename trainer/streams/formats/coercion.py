@@ -1,7 +1,7 @@
 """Coerces table values to a column's type: fills missing values, converts between numbers and text.
 
-A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds. A truth value is the
-text "true" or "false" in every format, however a text spells it: pandas writes True, databases TRUE, JSON true.
+A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds. A truth value is
+the text "true" or "false" in every format, however a text spells it: pandas writes True, databases TRUE, JSON true.
 """
 
 from __future__ import annotations
