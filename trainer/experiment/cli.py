@@ -301,10 +301,10 @@ def _check(args: argparse.Namespace) -> int:
     source = Path(args.config)
     with _project(source):
         config = _load(source, args)
-        from .declared import stream_problems
+        from .declared import missing_beginning, stream_problems
         from .problems import ConfigErrors
 
-        if problems := stream_problems(config):
+        if problems := [*stream_problems(config), *missing_beginning(config)]:
             raise ConfigErrors(problems)
     print(f"{source}: nothing wrong with experiment {config.experiment!r}")
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
+from ..storage.location import is_url
 from .experiment_config import INIT_KEYS, ExperimentConfig, ObjectSpec
 from .instantiate import instantiate, make_features
 from .problems import ConfigErrors, Problem, format_value
@@ -195,6 +196,15 @@ def _of_feature(node: Node, path: str) -> Iterator[Problem]:
         entry = entries.get(argument.group(1)) if argument else None
         location = node.location if entry is None else entry.location
         yield Problem(location, path if entry is None else join(path, argument.group(1)), str(error))
+
+
+def missing_beginning(config: ExperimentConfig) -> list[Problem]:
+    """Return the problem of a section `init_from` whose path does not exist; a run that is resumed does not need it."""
+    path = None if config.init_from is None else config.init_from.get("path")
+    if not isinstance(path, str) or has_reference(path) or is_url(path) or Path(path).exists():
+        return []
+    message = f"takes a snapshot, a run folder, a .ckpt file or a published model that exists; received {path!r}"
+    return [Problem(config.places["init_from"], "init_from.path", message)]
 
 
 def initial_problems(node: Node, path: str) -> list[Problem]:

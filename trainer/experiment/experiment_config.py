@@ -85,6 +85,7 @@ class ExperimentConfig:
         report: an object called as ``report(trainer, run_dir)`` after `fit`.
         source: the file the configuration was read from.
         overrides: the ``--set`` arguments that were applied.
+        places: where each section is written, for messages.
     """
 
     experiment: str
@@ -105,6 +106,7 @@ class ExperimentConfig:
     report: ObjectSpec | None = None
     source: Path | None = field(default=None, compare=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
+    places: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form of the configuration for the run folder, without empty values.

@@ -103,7 +103,8 @@ class _Reader:
         if not all(name in values for name in REQUIRED):
             return None
         values.setdefault("run_dir", Path("runs") / values["experiment"])
-        return ExperimentConfig(**values, source=source, overrides=overrides)
+        places = {name: node.location for name, node in sections.items()}
+        return ExperimentConfig(**values, source=source, overrides=overrides, places=places)
 
     # --- sections -------------------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class _Reader:
                 entries[key] = entry
         free = [name for name in signature.names() if name not in supplied]
         keywords = self.objects.read_arguments(entries, path, signature, free)
-        problems = value_problems(keywords) | (trainer_problems(keywords) if path == "trainer" else {})
+        problems = value_problems(path, keywords) | (trainer_problems(keywords) if path == "trainer" else {})
         for key, message in problems.items():
             self.add(entries[key].node.location if key in entries else node.location, join(path, key), message)
         defaults = {name: p.default for name, p in signature.parameters.items() if name in free}

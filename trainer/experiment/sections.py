@@ -97,6 +97,10 @@ def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
+def _sink_size(name: str, value: Any) -> None:
+    checks.steps_per_call(True, value)
+
+
 _above_zero = functools.partial(checks.number, above=0, optional=True)
 _whole = functools.partial(checks.whole, optional=True)
 _RANGES: dict[str, Callable[[str, Any], Any]] = {
@@ -115,13 +119,14 @@ _RANGES: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def value_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
+def value_problems(section: str, keywords: Mapping[str, Any]) -> dict[str, str]:
     """Check that the numbers of a section are in range; return messages by key."""
     problems = {}
-    for name in _RANGES.keys() & keywords.keys():
+    ranges = {**_RANGES, "sink_size": _sink_size if section == "fit" else checks.whole}
+    for name in ranges.keys() & keywords.keys():
         if checks.is_number(keywords[name]) or name == "max_time":  # other types are rejected by the type check
             try:
-                _RANGES[name](name, keywords[name])
+                ranges[name](name, keywords[name])
             except ConfigurationError as error:
                 problems[name] = str(error).removeprefix(f"{name} ")
     return problems

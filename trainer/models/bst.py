@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
 from .activations import LeakyReLU
 from .layers import LayerNorm, Perceptron, flat, flat_width
-from .sequences import history_of
+from .sequences import candidate_and_history, candidates_of
 
 
 def masked_softmax(scores, mask):
@@ -80,11 +80,11 @@ class BST(nn.Cell):
 
     Args:
         features: the declared columns; see `DIN`.
-        candidate: name of the candidate's feature; None: the one that shares the history's table.
+        candidate: see `DIN`.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
         blocks: number of transformer blocks.
-        heads: heads of each block; it divides `dim`.
+        heads: heads of each block; it divides `dim`, of several lists the sum of their vectors' lengths.
         positions: number of positions that are learned, counted back from the candidate; earlier items share the last.
 
     Inputs:
@@ -100,7 +100,7 @@ class BST(nn.Cell):
     def __init__(
         self,
         features: Features,
-        candidate: str | None = None,
+        candidate: str | Sequence[str] | None = None,
         dim: int = 16,
         hidden: Sequence[int] = (256, 128),
         blocks: int = 1,
@@ -110,27 +110,28 @@ class BST(nn.Cell):
         super().__init__()
         for name, value in (("blocks", blocks), ("heads", heads), ("positions", positions)):
             whole(f"BST({name}=...)", value)
-        if dim % heads:
-            raise ConfigurationError(f"BST(heads={heads}) does not divide dim={dim}")
-        candidate = history_of(features, "BST", candidate)
+        candidates = candidates_of(features, "BST", candidate)
+        width = dim * len(candidates)
+        if width % heads:
+            lists = "" if len(candidates) == 1 else f" for each of {len(candidates)} lists"
+            raise ConfigurationError(f"BST(heads={heads}) does not divide dim={dim}{lists}")
         self.embedding = FeatureEmbedding(features, dim)
-        self.candidate = self.embedding.field_index(candidate)
-        self.dim, self.last_position = dim, float(positions - 1)
-        first = np.random.default_rng(0).normal(0, 0.01, (positions, dim)).astype(np.float32)
+        self.candidates = tuple(self.embedding.field_index(name) for name in candidates)
+        self.last_position = float(positions - 1)
+        first = np.random.default_rng(0).normal(0, 0.01, (positions, width)).astype(np.float32)
         self.positions = Parameter(Tensor(first), name="positions")
-        self.blocks = nn.CellList([TransformerBlock(dim, heads) for _ in range(blocks)])
-        self.top = Perceptron(flat_width(self.embedding) + 2 * dim, hidden, 1, LeakyReLU)
+        self.blocks = nn.CellList([TransformerBlock(width, heads) for _ in range(blocks)])
+        self.top = Perceptron(flat_width(self.embedding) + 2 * width, hidden, 1, LeakyReLU)
 
     def construct(self, *columns):
         """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
-        history, mask = sequences[0]
+        candidate, history, mask = candidate_and_history(fields, sequences, self.candidates)
         # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.
         count = running_count(mask)
         back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
         history = history + ops.gather(self.positions, back, 0)
-        candidate = fields[:, self.candidate] + self.positions[0]
-        x = ops.concat((history, ops.expand_dims(candidate, 1)), 1)
+        x = ops.concat((history, ops.expand_dims(candidate + self.positions[0], 1)), 1)
         # True, but not as a constant, which would fix the batch size of an exported graph.
         true = ops.cast(mask[:, :1], mstype.float32) > -1.0
         mask = ops.concat((mask, true), 1)

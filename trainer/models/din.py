@@ -12,7 +12,7 @@ from mindspore.common.initializer import HeNormal
 from ..features import FeatureEmbedding, Features
 from .activations import activation_of
 from .layers import check_hidden, flat, flat_width
-from .sequences import history_of
+from .sequences import candidate_and_history, candidates_of
 
 
 class ActivatedPerceptron(nn.Cell):
@@ -86,9 +86,11 @@ class DIN(nn.Cell):
     not included.
 
     Args:
-        features: the declared columns; one list without pooling is the history, and a categorical feature that shares
-            its table the candidate.
-        candidate: name of the candidate's feature; None: the one that shares the history's table.
+        features: the declared columns; a list without pooling is the history, and a categorical feature that shares
+            its table the candidate. Several such lists are the aligned columns of one sequence (items, their shops),
+            whose vectors are concatenated, as section 4.1 does.
+        candidate: name of the candidate's feature, for several lists a name for each; None: those that share the
+            lists' tables.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
         attention_hidden: widths of the activation unit's layers.
@@ -107,23 +109,24 @@ class DIN(nn.Cell):
     def __init__(
         self,
         features: Features,
-        candidate: str | None = None,
+        candidate: str | Sequence[str] | None = None,
         dim: int = 16,
         hidden: Sequence[int] = (200, 80),
         attention_hidden: Sequence[int] = (64, 32),
         activation: str = "dice",
     ) -> None:
         super().__init__()
-        candidate = history_of(features, "DIN", candidate)
+        candidates = candidates_of(features, "DIN", candidate)
         self.embedding = FeatureEmbedding(features, dim)
-        self.candidate = self.embedding.field_index(candidate)
-        self.attention = ActivationUnit(dim, attention_hidden, activation)
-        self.top = ActivatedPerceptron(flat_width(self.embedding) + dim, hidden, activation)
+        self.candidates = tuple(self.embedding.field_index(name) for name in candidates)
+        width = dim * len(candidates)
+        self.attention = ActivationUnit(width, attention_hidden, activation)
+        self.top = ActivatedPerceptron(flat_width(self.embedding) + width, hidden, activation)
 
     def construct(self, *columns):
         """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
-        history, mask = sequences[0]
-        interest = self.attention(fields[:, self.candidate], history, mask)
+        candidate, history, mask = candidate_and_history(fields, sequences, self.candidates)
+        interest = self.attention(candidate, history, mask)
         x = ops.concat((flat(fields, numbers), interest), 1)
         return self.top(x, ops.ones((1, x.shape[0]), mstype.float32)).reshape(-1)

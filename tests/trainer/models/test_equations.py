@@ -16,15 +16,18 @@ HISTORIES, TASKS = ("din", "bst"), ("mmoe", "ple", "esmm")
 class Given(nn.Cell):
     """Stands for the embedding: vectors and numbers are the inputs."""
 
-    def construct(self, fields, numbers, *sequence):
-        return fields, numbers, (sequence,) if sequence else ()
+    def construct(self, fields, numbers, *sequences):
+        if len(sequences) > 2:
+            return fields, numbers, (sequences[:2], sequences[2:])
+        return fields, numbers, (sequences,) if sequences else ()
 
 
-def make(name, **options):
-    """Return a model with random parameters, whose inputs are vectors and numbers."""
+def make(name, lists=("c0",), **options):
+    """Return a model with random parameters, whose inputs are vectors and numbers, and histories of some tables."""
     parts = [Categorical(f"c{i}", dtype="int64") for i in range(FIELDS)] + [Numeric(f"n{i}") for i in range(NUMBERS)]
     if name in HISTORIES:
-        parts.append(ListFeature("history", dtype="int64", table="c0", pooling=None, max_length=3))
+        history = {"dtype": "int64", "pooling": None, "max_length": 3, "sequence": "history"}
+        parts += [ListFeature(f"of_{table}", table=table, **history) for table in lists]
     features = Features(parts, label=["a", "b"] if name in TASKS else "a")
     model = getattr(models, MODELS[name])(features, **options)
     if hasattr(model, "linear") or hasattr(model, "wide"):
@@ -140,26 +143,42 @@ def test_two_towers_divide_vectors_and_numbers_and_have_length_one():
 MASK = np.array([[True, True, True], [True, False, False], [False, False, False], [True, True, False], [True] * 3])
 
 
-def test_din_adds_its_interest_to_the_features():
-    model = make("din", **SMALL, attention_hidden=[3], activation="relu")
-    fields, numbers, history = draw(ROWS, FIELDS, DIM), draw(ROWS, NUMBERS), draw(ROWS, 3, DIM)
-    interest = run(model.attention, fields[:, 0], history, MASK)
+def histories(count):
+    """Return columns of a sequence, zeros where padded, and what a model takes of them."""
+    columns = [draw(ROWS, 3, DIM) * MASK[:, :, None] for _ in range(count)]
+    return columns, [array for column in columns for array in (column, MASK)]
+
+
+LISTS = pytest.mark.parametrize(("lists", "candidates"), [(("c0",), [0]), (("c2", "c0"), [2, 0])], ids=["one", "two"])
+
+
+@LISTS
+def test_din_adds_its_interest_to_the_features(lists, candidates):
+    model = make("din", lists, **SMALL, attention_hidden=[3], activation="relu")
+    fields, numbers = draw(ROWS, FIELDS, DIM), draw(ROWS, NUMBERS)
+    columns, sequences = histories(len(lists))
+    candidate = np.concatenate([fields[:, index] for index in candidates], 1)
+    interest = run(model.attention, candidate, np.concatenate(columns, 2), MASK)
+    assert interest.shape == (ROWS, len(lists) * DIM)
     x = np.concatenate([flat(fields, numbers), interest], 1)
     hidden = np.maximum(dense(model.top.layers[0], x), 0)
-    close(run(model, fields, numbers, history, MASK), dense(model.top.last, hidden)[:, 0])
+    close(run(model, fields, numbers, *sequences), dense(model.top.last, hidden)[:, 0])
 
 
-def test_bst_counts_positions_back_from_the_candidate():
-    model = make("bst", **SMALL, positions=3)
-    fields, numbers, history = draw(ROWS, FIELDS, DIM), draw(ROWS, NUMBERS), draw(ROWS, 3, DIM) * MASK[:, :, None]
+@LISTS
+def test_bst_counts_positions_back_from_the_candidate(lists, candidates):
+    model = make("bst", lists, **SMALL, positions=3)
+    fields, numbers = draw(ROWS, FIELDS, DIM), draw(ROWS, NUMBERS)
+    columns, sequences = histories(len(lists))
+    history, candidate = np.concatenate(columns, 2), np.concatenate([fields[:, index] for index in candidates], 1)
     positions, means, last = model.positions.asnumpy(), [], []
     for row, mask in enumerate(MASK):
-        items = np.concatenate([history[row, mask], fields[row, :1]])
+        items = np.concatenate([history[row, mask], candidate[row : row + 1]])
         distance = np.minimum(np.arange(len(items))[::-1], 2)  # three positions are learned
         out = run(model.blocks[0], (items + positions[distance])[None], np.ones((1, len(items)), bool))[0]
-        means.append(out[:-1].mean(0) if mask.any() else np.zeros(DIM))
+        means.append(out[:-1].mean(0) if mask.any() else np.zeros(len(lists) * DIM))
         last.append(out[-1])
     x = np.concatenate([flat(fields, numbers), means, last], 1)
     for layer in model.top.layers:
         x = dense(layer, x) if hasattr(layer, "weight") else np.where(x > 0, x, 0.01 * x)
-    close(run(model, fields, numbers, history, MASK), x[:, 0])
+    close(run(model, fields, numbers, *sequences), x[:, 0])

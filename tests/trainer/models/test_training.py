@@ -8,7 +8,7 @@ from tests.trainer.models.tables import ROWS, make_features, make_rows
 from trainer import MultiTaskLoss, Trainer, models
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
-from trainer.features import Categorical, Features, Numeric
+from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.models import MODELS, InBatchSoftmax
 from trainer.serving import Publish, ServedModel, export_model
 from trainer.streams import ReplayStream
@@ -121,3 +121,61 @@ def test_every_model_is_listed_with_its_options(capsys):
     text = capsys.readouterr().out
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(MODELS)
     assert "hidden=[400, 400]" in text
+
+
+def sequence(**options):
+    """Return the arguments of a list of the history."""
+    return {"dtype": "int64", "pooling": None, "max_length": 4, "sequence": "history", **options}
+
+
+AISLES = [[item % 4 for item in items] for items in TABLE["history"]]
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_several_columns_of_one_history_are_learned_and_served(name, tmp_path):
+    set_seed(0)
+    features = Features(
+        [
+            Categorical("item", dtype="int64", table="items"),
+            Categorical("aisle", dtype="int64", table="aisles"),
+            ListFeature("history", table="items", **sequence()),
+            ListFeature("aisles", **sequence()),
+        ],
+        label="click",
+    )
+    net = getattr(models, MODELS[name])(features, **{**OPTIONS.get(name, SMALL), "dim": 4})
+    table = {**TABLE, "aisle": TABLE["item"] % 4, "aisles": AISLES}
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 2e-2), features=features, seed=0)
+    trainer.fit(table, epochs=5, batch_size=64, sink_size=2, callbacks=[Publish(tmp_path / "model", batch=64)])
+    losses = trainer.history.history["loss"]
+    assert losses[-1] < 0.98 * losses[0]
+    with ServedModel(tmp_path / "model", follow=False) as served:
+        np.testing.assert_array_equal(served.predict(table), trainer.predict(table, batch_size=64))
+
+
+@pytest.mark.parametrize("name", ["DIN", "BST"])
+@pytest.mark.parametrize(
+    ("more", "options", "message"),
+    [
+        (
+            {"sequence": None},
+            {},
+            r"history, aisles have pooling=None.*'history', no sequence \(aisles\).*sequence='history'",
+        ),
+        ({"sequence": "other"}, {}, "are of 'history', 'other': declare them as columns of one sequence"),
+        ({"table": "shops"}, {}, "a categorical feature with table='shops', that of the history 'aisles'"),
+        ({}, {"candidate": "item"}, "takes a category for each list without pooling, history, aisles; received 1"),
+        ({}, {"candidate": ["item", "aisel"]}, "no categorical feature 'aisel'.*did you mean 'aisle'"),
+    ],
+)
+def test_lists_that_are_no_history_are_refused(name, more, options, message):
+    features = Features(
+        [
+            Categorical("item", dtype="int64", table="items"),
+            Categorical("aisle", dtype="int64", table="aisles"),
+            ListFeature("history", table="items", **sequence()),
+            ListFeature("aisles", **sequence(**more)),
+        ]
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        getattr(models, name)(features, **options)
