@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,12 @@ def make(name: str, options: dict[str, Any]) -> Any:
     return {FIT: Ours, TORCH: Torch}[name](**options)
 
 
-def write(path: Path, kind: str, rows: int, seed: int) -> None:
+def normal_numbers(rng: np.random.Generator, rows: int) -> Any:
+    """Return a column of numbers."""
+    return rng.standard_normal(rows, dtype=np.float32)
+
+
+def write(path: Path, kind: str, rows: int, seed: int, numbers: Callable[..., Any] = normal_numbers) -> None:
     """Write a Parquet file of so many rows."""
     import pyarrow
     import pyarrow.parquet
@@ -62,7 +68,7 @@ def write(path: Path, kind: str, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {}
     for i in range(NUMBERS):
-        columns[f"I{i + 1}"] = rng.standard_normal(rows, dtype=np.float32)
+        columns[f"I{i + 1}"] = numbers(rng, rows)
     for i in range(FIELDS):
         ranks = rng.zipf(1.3, rows) % VOCABULARY
         ids = (ranks * 0x9E3779B1 + i * 0x85EBCA6B) % (1 << 32)
@@ -79,6 +85,8 @@ def write(path: Path, kind: str, rows: int, seed: int) -> None:
 class Base:
     """Files of rows, a folder of its own for each."""
 
+    numbers = staticmethod(normal_numbers)
+
     def __init__(self, kind: str, rows: int) -> None:
         self.kind, self.rows = kind, rows
         self._folder = tempfile.TemporaryDirectory()
@@ -86,7 +94,7 @@ class Base:
         for number in range(FILES):
             folder = Path(self._folder.name) / str(number)
             folder.mkdir()
-            write(folder / "0.parquet", kind, rows, number)
+            write(folder / "0.parquet", kind, rows, number, self.numbers)
             self.folders.append(folder)
         self.deep = dense_weights((NUMBERS + FIELDS * DIM, *HIDDEN, 1))
         self.build()
@@ -178,7 +186,7 @@ class Torch(Base):
     def columns(self, batch: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (numbers, rows of the tables, label) of a record batch."""
         arrays = [batch.column(i) for i in range(batch.num_columns)]
-        numbers = np.stack([array.to_numpy() for array in arrays[:NUMBERS]], 1)
+        numbers = np.stack([array.to_numpy(zero_copy_only=False) for array in arrays[:NUMBERS]], 1)
         ids = []
         for array in arrays[NUMBERS:-1]:
             if self.kind == "strings":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cases import raw_way
 from benchmarks.measure import OURS, Group
 
 NUMBERS, CATEGORIES, DISTINCT = 13, 26, 1_000_000
@@ -19,7 +20,7 @@ GOAL = 500_000.0
 
 
 def groups(quick: bool) -> list[Group]:
-    """Return what this case measures: rows per second of processor time, one thread."""
+    """Return what this case measures: rows per second of processor time, one thread; and the whole way beside torch."""
     return [
         Group(
             "features",
@@ -29,7 +30,8 @@ def groups(quick: bool) -> list[Group]:
             {"rows": 1 << 13 if quick else 1 << 16},
             unit="rows/s of processor time",
             goals=dict.fromkeys(WAYS, GOAL),
-        )
+        ),
+        *raw_way.groups(quick),
     ]
 
 

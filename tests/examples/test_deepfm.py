@@ -18,7 +18,7 @@ def test_the_experiment_beats_the_item_mean_and_the_linear_model(tmp_path, capsy
     assert main(["fit", "configs/deepfm_movielens.yaml", "--set", f"run_dir={run}"]) == 0
     metrics = json.loads((run / "metrics.json").read_text())
     scores = metrics["report"]
-    assert scores["DeepFM"]["auc"] >= 0.726
+    assert scores["DeepFM"]["auc"] >= 0.73
     assert scores["DeepFM"]["auc"] > max(scores["linear"]["auc"], scores["item mean"]["auc"])
     assert "the newest 10,000 ratings, 71% of them by new users" in capsys.readouterr().out
 
