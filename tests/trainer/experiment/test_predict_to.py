@@ -1,6 +1,7 @@
 """`trainer predict --to`: predictions of any number of rows, with kept columns, also after a kill."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trainer.checkpoint import durable
 from trainer.experiment.cli import main
 from trainer.experiment.prediction_file import PredictionFile
 
@@ -152,6 +154,22 @@ def test_a_kill_between_the_last_part_and_the_file_loses_nothing(expected, proje
     monkeypatch.chdir(project)
     assert main(["predict", "runs/table", "--to", "late.csv", "--part-rows", "8000"]) == 0
     check("late.csv", expected)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_failure_while_the_parts_become_the_file_shows_no_half_of_it(expected, project, monkeypatch, ending, capsys):
+    command = ["predict", "runs/table", "--to", f"torn.{ending}", "--part-rows", "8000"]
+
+    def full_disk(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sum_and_sync", full_disk)
+        assert main(command) != 0
+    assert "No space left" in capsys.readouterr().err
+    assert not (project / f"torn.{ending}").exists()
+    assert main(command) == 0
+    check(f"torn.{ending}", expected)
 
 
 def test_parts_of_another_prediction_are_refused(expected, project, capsys):
