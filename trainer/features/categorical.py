@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +101,28 @@ class IdFeature(Feature):
             raise ConfigurationError(
                 f"{type(self).__name__}(vocabulary=...): a value is no {self.dtype}: {error}"
             ) from None
+
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return dtype, vocabulary (of a given one size and digest) and buckets, alike for single and listed ids.
+
+        The name of the raw column is no part of it.
+        """
+        vocabulary: Any = self.vocabulary
+        if self.given is not None:
+            vocabulary = f"{self.given.count} values, SHA-256 {self._given_digest[:16]}"
+        return {
+            self.id_table.name: {
+                "kind": "values",
+                "dtype": self.dtype,
+                "vocabulary": vocabulary,
+                "hash_buckets": self.hash_buckets,
+            }
+        }
+
+    @cached_property
+    def _given_digest(self) -> str:
+        ids = np.unique(to_ids(np.asarray(self._given_values()).astype(np.str_ if self.dtype == "str" else np.int64)))
+        return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
     def declaration(self) -> dict[str, Any]:
         """Return `Feature.declaration` with the contents of a vocabulary file instead of its path."""
@@ -241,6 +264,12 @@ class Time(Feature):
             for part, name in ((part, f"{self.name}_{part}") for part in self.parts)
         ]
         return parts + ([] if self.since is None else [Output(f"{self.name}_age", Kind.NUMBERS)])
+
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return the part of the time, and the offset."""
+        return {
+            f"{self.name}_{part}": {"kind": "time", "part": part, "offset": float(self.offset)} for part in self.parts
+        }
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return int64 [N] for each part, and float32 [N, 1] for the age."""

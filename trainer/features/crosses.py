@@ -99,6 +99,11 @@ class Cross(Feature):
             return [Output(self.name, Kind.IDS, table=table)]
         return [Output(self.name, Kind.LIST, table=table, pooling=self.pooling)]
 
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return names of columns, of which the ids are a hash, their dtypes, and buckets."""
+        arguments = {"columns": list(self.columns), "dtype": list(self.dtype), "hash_buckets": self.hash_buckets}
+        return {self.name: {"kind": "cross", **arguments}}
+
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return int64 [N], or a `Ragged` column of int64."""
         if self.elements is None:

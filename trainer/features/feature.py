@@ -155,6 +155,14 @@ class Feature:
         """Compute the arrays of `outputs` for the rows of `raw`; `statistic` is None if the feature does not learn."""
         raise NotImplementedError
 
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return, by table, what decides which id a value gets: "kind" and arguments, as JSON.
+
+        A table can be taken over by features with equal sources. Arguments that only decide which ids occur are left
+        out, such as `min_count`. A feature of a kind that does not say is never compared.
+        """
+        return {}
+
     @property
     def alike(self) -> Hashable | None:
         """Equal for features of one class that `apply_alike` applies together; None: it is applied alone."""

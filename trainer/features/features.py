@@ -15,13 +15,14 @@ from callbacks.summary import facts_html, table_html
 
 from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
-from ..errors import ConfigurationError, DataError, did_you_mean
+from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
 from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
 from .feature import Feature, Kind, Output, RawColumns, Statistic, text_column, time_column
 from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
 from .few_rows import alike_features, apply_features
+from .id_sources import id_problems, id_sources
 from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import Rows, SetAside, raw_values
@@ -390,14 +391,17 @@ class Features(Stateful):
     def published_state(self) -> dict[str, Any]:
         """Return the learned state in use, without recent values."""
         state = self.learned.state_dict()
-        return {"json": {"fitted": self.is_fitted, **state["json"]}, "arrays": state["arrays"]}
+        facts = {"fitted": self.is_fitted, "ids": id_sources(self.features)}
+        return {"json": {**facts, **state["json"]}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` or `published_state` returned.
 
         Raises:
-            CheckpointMismatchError: the state belongs to other features.
+            CheckpointMismatchError: the state belongs to other features, or to features with other ids.
         """
+        for problem in id_problems(self.features, state).values():
+            raise CheckpointMismatchError(f"the snapshot is of other features: {problem}")
         learned = self.learned.copy()
         learned.load_state_dict(state)
         self.recent = Recent.of_state(state)

@@ -206,6 +206,11 @@ class Bucketized(Feature):
         count = self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) + 1
         return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, 1 + count, self.options))]
 
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return the boundaries."""
+        boundaries = self.boundaries if isinstance(self.boundaries, int) else list(self.boundaries)
+        return {self.name: {"kind": "buckets", "boundaries": boundaries}}
+
     def statistic(self) -> Quantiles:
         """Return quantiles of the values."""
         return Quantiles()

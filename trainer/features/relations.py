@@ -197,6 +197,10 @@ class Custom(Feature):
             return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim))]
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
+    def id_sources(self) -> dict[str, dict[str, Any]]:
+        """Return the dtypes of the columns; a function may move, so its name is no part of it."""
+        return {self.name: {"kind": "custom", "dtype": list(self.dtype)}} if self.output == "ids" else {}
+
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, width], or int64 [N]."""
         wanted: tuple[int, ...]

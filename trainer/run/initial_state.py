@@ -19,6 +19,7 @@ from ..checkpoint.saver import groups_of, snapshots_of
 from ..embedding.layers.embedding_cells import embedding_cells, head_cells
 from ..errors import CheckpointMismatchError, ConfigurationError, did_you_mean
 from ..features import Features
+from ..features.id_sources import id_problems
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,10 @@ def init_from(
     if problems:
         logger.warning("init_from: %s", problems.message(str(learned.where), "the network"))
     tables = _tables_to_fill(content.network, learned, mapping, strict)
-    if features is not None and learned.features is not None and features.statistics:
+    same_ids = True
+    if features is not None and learned.features is not None:
+        tables, same_ids = _of_the_same_ids(tables, features, learned, mapping, strict)
+    if features is not None and learned.features is not None and features.statistics and same_ids:
         try:
             features.load_state_dict(learned.features)
         except CheckpointMismatchError as error:
@@ -220,6 +224,36 @@ def _tables_to_fill(
         elif rows is not None:
             filled.append((cell, rows))
     return filled
+
+
+def _of_the_same_ids(
+    tables: list[tuple[Any, Rows]],
+    features: Features,
+    learned: Learned,
+    mapping: Mapping[str, str | None],
+    strict: bool,
+) -> tuple[list[tuple[Any, Rows]], bool]:
+    """Return the tables whose ids mean the same rows there, and whether those of all features do."""
+    assert learned.features is not None
+    problems = id_problems(features.features, learned.features, lambda table: _source_of(table, mapping) or table)
+
+    def reads(name: str, table: str) -> bool:
+        """Return whether a table of the network is that of a feature, perhaps with a layer's prefix."""
+        return name == table or name.endswith(f".{table}")
+
+    for table, problem in problems.items():
+        if _source_of(table, mapping) is None and not any(reads(cell.spec.name, table) for cell, _ in tables):
+            continue  # it is left out as it was asked for
+        message = f"init_from: {learned.where}: {problem}"
+        if strict:
+            raise CheckpointMismatchError(
+                f"{message}; strict=False, or parameter_map={{{table!r}: None}}, leaves the table empty"
+            )
+        logger.warning("%s; the table starts empty", message)
+    if problems:
+        logger.warning("init_from: what the features learned there is left out, because their ids differ")
+    kept = [pair for pair in tables if not any(reads(pair[0].spec.name, table) for table in problems)]
+    return kept, not problems
 
 
 def _fill(table: Any, rows: Rows) -> None:

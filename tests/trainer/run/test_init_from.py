@@ -123,3 +123,50 @@ def test_what_does_not_fit_is_named_and_nothing_has_changed(learned):
             trainer.init_from(folder / "run", wrong)
     with pytest.raises(CheckpointNotFoundError):
         trainer.init_from(folder / "nothing")
+
+
+def make_other(**item):
+    """Return a trainer whose ids of `item` are declared differently, as text for example."""
+    features = Features(
+        [Numeric("age", normalize="standard"), Categorical("item", **item), Categorical("user", dtype="int64")],
+        label="click",
+    )
+    net = DeepFM(features, dim=4, hidden=[4])
+    return Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 0.05), features=features)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"dtype": "str"}, "dtype='str'"),
+        ({"dtype": "int64", "vocabulary": [1, 2, 3]}, "vocabulary='3 values"),
+        ({"dtype": "int64", "hash_buckets": 8}, "hash_buckets=8"),
+    ],
+)
+def test_rows_of_ids_that_mean_something_else_are_refused(learned, item, words):
+    _, folder, _ = learned
+    trainer = make_other(**item)
+    for source in ("run", "published"):
+        with pytest.raises(CheckpointMismatchError, match=rf"'item' is declared with .*{words}.*dtype='int64', vocab"):
+            trainer.init_from(folder / source)
+    with pytest.raises(CheckpointMismatchError, match=r"'item'.*Declare it as it was"):
+        trainer.load(folder / "run" / "checkpoints")
+    with pytest.raises(CheckpointMismatchError, match=r"'item'.*Declare it as it was"):
+        trainer.fit(ROWS, epochs=9, batch_size=64, resume=folder / "run" / "checkpoints", callbacks=[])
+    assert not trainer.features.is_fitted
+
+
+@pytest.mark.parametrize("options", [{"strict": False}, {"parameter_map": {"item": None, "linear.item": None}}])
+def test_a_table_of_other_ids_starts_empty_where_that_is_wanted(learned, options):
+    _, folder, _ = learned
+    trainer = make_other(dtype="str")
+    trainer.init_from(folder / "run", **options)
+    trainer.fit(ROWS, epochs=1, batch_size=64, callbacks=[])
+    sizes = {table.spec.name: len(table) for table in trainer.tables.tables.planner.tables}
+    items, users = (len(np.unique(ROWS[name])) for name in ("item", "user"))
+    assert sizes == {"item": items, "linear.item": items, "user": users, "linear.user": users}
+
+
+def test_the_linear_table_alone_is_not_filled_with_other_ids(learned):
+    with pytest.raises(CheckpointMismatchError, match="'item'"):
+        make_other(dtype="str").init_from(learned[1] / "run", {"item": None})
