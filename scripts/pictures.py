@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation from real runs: terminal, compare, notebook, report and TensorBoard.
+"""Make the pictures of the documentation from real runs: terminal, compare, notebook, report, sweep and TensorBoard.
 
     python scripts/pictures.py docs/pictures --python .venv/bin/python
 
@@ -27,12 +27,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from report_pictures import look_at
+from report_pictures import look_at, photograph
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMN, LINE, MARGIN = 7.9, 19, 16
 
-KINDS = ("terminal", "compare", "notebook", "report", "tensorboard")
+KINDS = ("terminal", "compare", "notebook", "report", "sweep", "tensorboard")
 EXPERIMENT = """extends: {base}
 run_dir: runs/{run}
 optimizer: {{init_args: {{learning_rate: {rate}}}}}
@@ -94,9 +94,15 @@ def in_browser(given: argparse.Namespace, python: str, work: Path) -> None:
         if "report" in given.only:
             command = [python, "-m", "mindspore_trainer", "report", "runs/digits", "runs/digits-fast"]
             subprocess.run([*command, "--output", "report.html"], cwd=work, env=environment(), check=True)
-            view = browser.new_page(viewport={"width": 1400, "height": 1400})
-            look_at(view, (work / "report.html").as_uri(), 1400)
-            view.screenshot(path=given.folder / "report-digits.png")
+            photograph(browser, work / "report.html", str(given.folder / "report"))
+        if "sweep" in given.only:
+            command = [python, "-m", "mindspore_trainer", "sweep", "digits.yaml", "--monitor", "val_accuracy"]
+            values = ["optimizer.init_args.learning_rate=1e-3,4e-3,1.6e-2", "fit.batch_size=32,128"]
+            options = [part for value in values for part in ("--vary", value)]
+            subprocess.run([*command, *options, "--set", "fit.epochs=3"], cwd=work, env=environment(), check=True)
+            view = browser.new_page(viewport={"width": 1400, "height": 1000})
+            look_at(view, (work / "sweeps" / "digits" / "report.html").as_uri(), 1400)
+            view.screenshot(path=given.folder / "sweep.png")
         if "notebook" in given.only:
             view = browser.new_page(viewport={"width": 1000, "height": 1250})
             view.goto(notebook(python, work).as_uri())

@@ -34,14 +34,19 @@ def main() -> int:
 
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        for width in (1400, 390):
-            for scheme in ("light", "dark"):
-                view = browser.new_page(viewport={"width": width, "height": given.height}, color_scheme=scheme)
-                look_at(view, given.page.resolve().as_uri(), width)
-                view.screenshot(path=f"{given.prefix}-{width}-{scheme}.png")
-                view.close()
+        photograph(browser, given.page, given.prefix, given.height)
         browser.close()
     return 0
+
+
+def photograph(browser: Any, page: Path, prefix: str, height: int = 1400) -> None:
+    """Write PREFIX-WIDTH-SCHEME.png for two widths, light and dark."""
+    for width in (1400, 390):
+        for scheme in ("light", "dark"):
+            view = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            look_at(view, page.resolve().as_uri(), width)
+            view.screenshot(path=f"{prefix}-{width}-{scheme}.png")
+            view.close()
 
 
 def look_at(view: Any, address: str, width: int) -> None:
