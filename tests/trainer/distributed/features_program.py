@@ -9,9 +9,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from callbacks import DriftMonitor, LambdaCallback
 from tests.trainer.distributed import jobs
 from tests.trainer.features.drifting_rows import drifting_rows
-from trainer import Trainer
+from trainer import Trainer, Window
 from trainer.features import Bucketized, Categorical, FeatureEmbedding, Features, ListFeature, Numeric, RawFiles
 from trainer.streams import ReplayStream
 
@@ -90,8 +91,12 @@ def main(folder):
     trainer.fit(rows, **options)
     note("all rows", trainer)
     trainer = make_trainer(update_every=120)
-    trainer.online_train(ReplayStream(rows), callbacks=[], batch_size=each)
+    monitors = [DriftMonitor(feature=name) for name in ("x", "city", "tags")]
+    drifts = []
+    keep = LambdaCallback(on_window_end=lambda t: drifts.append([t.state.window[monitor.key] for monitor in monitors]))
+    trainer.online_train(ReplayStream(rows), callbacks=[*monitors, keep], batch_size=each, window=Window(rows=2 * EACH))
     note("online", trainer)
+    found["drift"], found["drifts"] = np.array(drifts), np.array([monitor.count for monitor in monitors])
     np.savez(f"{folder}/found_{group.size}_{group.rank}.npz", **found)
 
 

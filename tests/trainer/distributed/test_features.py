@@ -19,3 +19,14 @@ def test_two_processes_learn_what_one_learns(one, two, name):
         elif key.rpartition(".")[2] in ("ids", "rows", "keys"):
             np.testing.assert_array_equal(two[0][key], one[key], err_msg=key)
     assert len(np.unique(one[f"{name}/ids"][:, 1])) > 5
+
+
+def test_drift_of_a_feature_is_that_of_all_rows(one, two):
+    """In windows of 80 rows, of which each process reads a half; the first window is what others are compared with."""
+    assert one["drift"].shape == (features_program.ROWS // (2 * features_program.EACH), 3)
+    assert np.isnan(one["drift"][0]).all()
+    assert np.nanmax(one["drift"]) > 0.25
+    assert one["drifts"].max() > 0
+    for rank in two:
+        np.testing.assert_array_equal(rank["drift"], one["drift"])
+        np.testing.assert_array_equal(rank["drifts"], one["drifts"])

@@ -290,9 +290,12 @@ def test_several_metrics_with_weights_stop_a_run_and_rank_its_snapshots(project)
 @pytest.mark.parametrize(
     ("monitor", "message"),
     [
-        ("{val_auc: 0.7, val_los: 0.3}", "no metric 'val_los'.*did you mean 'val_loss'"),
+        ("{val_auc: 0.7, val_los: 0.3}", r"monitor='val_los'\): no metric of that name.*did you mean 'val_loss'"),
         ("{val_auc: 0.7, val_loss: 0}", "the weight of 'val_loss' takes a number > 0; received 0"),
-        ("{val_auc: 0.7, val_loss: much}", "the weight of 'val_loss' takes a number > 0; received 'much'"),
+        (
+            "{val_auc: 0.7, val_loss: much}",
+            "callbacks.1.init_args.monitor: received {'val_auc': 0.7, 'val_loss': 'much'}",
+        ),
         ("{val_auc: 1, loss: 1}", "val_auc, loss are not measured at the same time"),
     ],
 )
