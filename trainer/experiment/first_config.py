@@ -113,6 +113,10 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
     best = [name for name in named if name in binary]
     if model in TASK_MODELS and len(best) > 1:
         return tuple(best)
+    texts = [column for column in table.columns if column.kind == "text" and _LABELS.search(column.name)]
+    if texts and not named:
+        others = f", or name another column: --label {binary[-1]}" if binary else ""
+        raise ConfigurationError(f"{_text_label(texts[0])}{others}")
     for names in (best, named, binary[-1:] if len(binary) == 1 else []):
         if names:
             return (names[0],)
@@ -135,11 +139,15 @@ def _check_labels(table: TableSummary, labels: Sequence[str]) -> None:
     for name in labels:
         column = table.column(name)
         if column.kind not in ("number", "integer", "bool"):
-            values = ", ".join(map(repr, list(column.values)[:3]))
-            raise ConfigurationError(
-                f"label {name!r} is {column.kind}{f', as {values}' if values else ''}; a label is a number, 0 and 1 of "
-                "a thing that happens or not"
-            )
+            raise ConfigurationError(_text_label(column))
+
+
+def _text_label(column: ColumnSummary) -> str:
+    values = ", ".join(map(repr, list(column.values)[:3]))
+    return (
+        f"label {column.name!r} is {column.kind}{f', as {values}' if values else ''}; a label is a number: write 1 for "
+        "what happened and 0 for what did not into the file"
+    )
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:

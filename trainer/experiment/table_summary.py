@@ -236,11 +236,13 @@ def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
 
 
 _BOOLS = ("true", "false")
+_CODE = re.compile(r"\s*[+-]?0[0-9]")
 
 
 def _is_plain_number(value: Any) -> bool:
     if isinstance(value, str):
-        return value.isascii() and "_" not in value and not value.strip()[:1].isalpha()
+        is_code = _CODE.match(value) is not None  # "0301" is another post code than "301"
+        return value.isascii() and "_" not in value and not value.strip()[:1].isalpha() and not is_code
     return isinstance(value, int | float) or type(value).__name__ == "Decimal"
 
 

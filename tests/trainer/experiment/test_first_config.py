@@ -207,3 +207,23 @@ def test_an_empty_or_damaged_file_is_named(tmp_path):
     ):
         with pytest.raises((DataError, ConfigurationError), match=f"{name} {reason}"):
             summarize(tmp_path / name)
+
+
+@pytest.mark.parametrize("codes", [["00301", "90210"], ["007", "7"], ["+049", "+1"]])
+def test_numbers_that_begin_with_zeros_are_codes(tmp_path, codes):
+    columns = {"zip": [codes[n % 2] for n in range(ROWS)], "click": [n % 2 for n in range(ROWS)]}
+    summary = summarize(write(columns, tmp_path / "codes.csv"))
+    assert (summary.column("zip").kind, summary.column("zip").distinct) == ("text", 2)
+    numbers = columns | {"zip": [["0", "0.5", "-0.25"][n % 3] for n in range(ROWS)]}
+    assert summarize(write(numbers, tmp_path / "numbers.csv")).column("zip").kind == "number"
+
+
+def test_a_label_in_words_is_asked_for_and_not_passed_over(tmp_path):
+    columns = {"churn": ["yes", "no"] * (ROWS // 2), "active": [True, False] * (ROWS // 2), "age": [1.5] * ROWS}
+    table = summarize(write(columns, tmp_path / "rows.csv"))
+    wanted = "label 'churn' is text, as 'yes', 'no'; .*write 1 .* or name another column: --label active"
+    with pytest.raises(ConfigurationError, match=wanted):
+        propose(table)
+    with pytest.raises(ConfigurationError, match=r"label 'churn' is text, as 'yes', 'no'; .*write 1"):
+        propose(table, labels=("churn",))
+    assert propose(table, labels=("active",)).labels == ("active",)
