@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, did_you_mean
+import numpy as np
+
+from ..errors import ConfigurationError, DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace, config: Any, run_dir: Path, checkpoint: Path) 
         version = _publish(trainer, rows, Path(args.publish), args.batch, step)
         print(f"{checkpoint} is version {version} of {args.publish}")
         return 0
-    vectors = {"items": _rows(args.items, args.item_id), "users": _rows(args.users, args.user_id)}
+    vectors = {"items": _rows(trainer, args.items, args.item_id), "users": _rows(trainer, args.users, args.user_id)}
     exported = export_model(
         trainer,
         folder,
@@ -82,25 +84,31 @@ def _publish(trainer: Any, rows: Any, root: Path, batch: int, step: int) -> int:
     return Versions(root).newest()
 
 
-def _rows(path: str | None, column: str | None) -> tuple[Any, Any] | None:
-    """Return the ids and raw rows of a file; None if `path` is None.
+def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
+    """Return the ids and raw rows of a file, read as in training; None if `path` is None.
+
+    Args:
+        trainer: has the features.
+        path: the file.
+        column: column of the ids; None: the first one. One that no feature reads is text.
 
     Raises:
-        ConfigurationError: unknown file type, PyArrow is missing, or there is no such column.
+        ConfigurationError: no features, no such file, unknown file type, or there is no such column.
+        DataError: no rows, or more rows are bad than `max_bad_share` of the features allows.
     """
-    from .versions_command import labelled_rows
+    from ..features.feature import text_column
+    from .table_rows import TableRows
 
     if path is None:
         return None
-    if not Path(path).exists():
-        raise ConfigurationError(f"no such file: {path}")
-    import pyarrow as pa
-
-    table = pa.concat_tables([rows for rows, _ in labelled_rows(path, None, 1 << 16, True)])
-    column = table.column_names[0] if column is None else column
-    if column not in table.column_names:
-        raise ConfigurationError(
-            f"{path} has no column {column!r}{did_you_mean(column, table.column_names)}; it has "
-            f"{', '.join(table.column_names)}"
-        )
-    return table[column].to_numpy(), table
+    if trainer.features is None:
+        raise ConfigurationError("--items and --users take raw rows, which need the section features")
+    table = TableRows(path)
+    column = table.names[0] if column is None else column
+    table.check_column(column)
+    columns = {column: text_column(required=False), **trainer.features.columns}
+    blocks = list(table.blocks(columns, 1 << 16, trainer.features.max_bad_share))
+    if not blocks:
+        raise DataError(f"{path} has no rows")
+    rows = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    return rows[column], rows

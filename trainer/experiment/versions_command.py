@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
     parser.add_argument("version", metavar="VERSION", nargs="?", type=int, help="its number")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--data", metavar="FILE", help="compare: labelled rows, .parquet, .csv or .jsonl")
+    parser.add_argument("--data", metavar="FILE", help="compare: labelled rows, as evaluate --data takes them")
     parser.add_argument("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
     parser.add_argument("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
     parser.add_argument("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
@@ -107,7 +107,7 @@ def _compare(versions: Any, args: argparse.Namespace) -> None:
         raise ConfigurationError("trainer versions FOLDER compare takes --data FILE with rows to score")
     which = "shadow" if args.version is None else args.version
     with ShadowScoring(versions.root, which, args.metrics, follow=False) as scoring:
-        for rows, labels in labelled_rows(args.data, args.label, args.batch, scoring.served.features is not None):
+        for rows, labels in _rows_of(scoring, args):
             scoring.score(rows, labels)
         report = scoring.report()
     if args.json:
@@ -130,14 +130,47 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def labelled_rows(path: str, label: str | None, batch: int, raw: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of rows with their labels (None without `label`).
+def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """Yield blocks of the rows of --data with their labels, or None without --label.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has no such column.
+        DataError: too many rows are bad.
+    """
+    from ..features.feature import text_column
+    from ..streams.formats.column import Column
+    from .table_rows import TableRows, columns_of_all
+
+    declared = [model.features for model in (scoring.served, scoring.shadow) if model.features is not None]
+    if not declared:
+        yield from _arrays_of(args.data, args.label, args.batch)
+        return
+    features = declared[0]
+    table = TableRows(args.data)
+    columns = columns_of_all([own.columns for own in declared])
+    groups = [name.rpartition("/")[2] for name in args.metrics or () if "/" in name]
+    for name in groups:
+        table.check_column(name)
+        columns.setdefault(name, text_column(required=False))
+    if args.label is not None:
+        table.check_column(args.label)
+        is_label = args.label in features.labels
+        columns[args.label] = (
+            features.schema.fields[args.label] if is_label else Column(features.label_dtype, coerce=True)
+        )
+    for block in table.blocks(columns, args.batch, features.max_bad_share):
+        labels = None if args.label is None else block[args.label]
+        read = any(args.label in own.columns for own in declared) or args.label in groups
+        yield block if read else {name: values for name, values in block.items() if name != args.label}, labels
+
+
+def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, Any]]:
+    """Yield blocks of a network's own inputs by name, with their labels or None, for a model without features.
 
     Args:
-        path: a .parquet, .csv, .jsonl or .arrow file.
+        path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
         label: column of the labels, or None.
         batch: maximum rows per block.
-        raw: yield rows as Arrow tables instead of arrays by column.
 
     Raises:
         ConfigurationError: unknown file type, PyArrow is missing, or there is no such label column.
@@ -145,12 +178,20 @@ def labelled_rows(path: str, label: str | None, batch: int, raw: bool) -> Iterat
     from ..data.as_columns import as_array
 
     try:
-        import pyarrow as pa
+        import pyarrow.csv as pa_csv
         import pyarrow.dataset as dataset
     except ImportError:
         raise ConfigurationError("reading rows needs PyArrow: pip install 'mindspore-trainer[arrow]'") from None
-    kinds = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json", ".arrow": "ipc"}
-    kind = kinds.get(Path(path).suffix)
+    kinds = {
+        ".parquet": "parquet",
+        ".csv": "csv",
+        ".jsonl": "json",
+        ".ndjson": "json",
+        ".json": "json",
+        ".arrow": "ipc",
+    }
+    kinds |= {".feather": "ipc", ".tsv": dataset.CsvFileFormat(pa_csv.ParseOptions(delimiter="\t"))}
+    kind = kinds.get(Path(path).suffix.lower())
     if kind is None:
         raise ConfigurationError(f"--data takes a file {', '.join(kinds)}; received {path!r}")
     source = dataset.dataset(path, format=kind)
@@ -161,8 +202,4 @@ def labelled_rows(path: str, label: str | None, batch: int, raw: bool) -> Iterat
     for block in source.to_batches(batch_size=batch):
         if block.num_rows:
             labels = None if label is None else as_array(block.column(label), label)
-            rows = pa.Table.from_batches([block]).select([name for name in names if name != label])
-            yield (
-                rows if raw else {name: as_array(rows[name].combine_chunks(), name) for name in rows.column_names},
-                labels,
-            )
+            yield {name: as_array(block.column(name), name) for name in names if name != label}, labels

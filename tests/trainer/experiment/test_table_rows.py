@@ -1,0 +1,104 @@
+"""Commands read the rows of a file as training does: texts that look like numbers stay texts."""
+
+import csv
+import json
+import logging
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from trainer.errors import ConfigurationError, DataError
+from trainer.experiment.cli import main
+from trainer.experiment.table_rows import TableRows, columns_of_all
+from trainer.features import Categorical, Features, ListFeature, Numeric
+from trainer.serving import ServedModel
+
+FORMATS = ("csv", "tsv", "jsonl", "parquet")
+
+
+def make_table():
+    """A label that follows from codes with leading zeros and from a truth value."""
+    draw = random.Random(3)
+    rows = []
+    for _ in range(1200):
+        vip, code = draw.random() < 0.5, draw.randint(0, 9)
+        rows.append(
+            {
+                "vip": vip,
+                "zip": f"0{code}01",
+                "x": round(draw.random(), 3),
+                "bought": int(2 * vip + (code % 2) + draw.random() > 1.6),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def write(table, path):
+    if path.suffix == ".parquet":
+        table.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",", quoting=csv.QUOTE_MINIMAL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder with a published model of zip and vip, and its rows in every format."""
+    folder = tmp_path_factory.mktemp("rows")
+    table = make_table()
+    for suffix in FORMATS:
+        write(table, folder / f"rows.{suffix}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["init", "rows.csv", "--label", "bought"]) == 0
+        text = (folder / "rows.yaml").read_text().replace("name: zip, dtype: int64", "name: zip")
+        (folder / "rows.yaml").write_text(text)
+        assert main(["fit", "rows.yaml"]) == 0
+    return folder, table
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_versions_are_compared_on_the_rows_that_they_were_trained_on(published, suffix, capsys):
+    folder, table = published
+    root = folder / "published" / "rows"
+    with ServedModel(root, follow=False) as model:
+        scores = model.predict(table[["vip", "zip", "x"]]).reshape(-1)
+    label = table["bought"].to_numpy() == 1
+    pairs = scores[label][:, None] - scores[~label]
+    auc = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
+    assert auc > 0.85
+    capsys.readouterr()
+    data = ["--data", str(folder / f"rows.{suffix}"), "--label", "bought"]
+    assert main(["versions", str(root), "compare", *data, "--metrics", "auc", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["rows"] == len(table)
+    assert report["served"]["auc"] == pytest.approx(auc, abs=2e-3)
+    assert main(["versions", str(root), "compare", *data[:3], "bougth"]) == 2
+    assert "did you mean 'bought'" in capsys.readouterr().err
+
+
+def test_rows_have_the_declared_types_and_what_is_set_aside_is_told(tmp_path, caplog):
+    features = Features([Categorical("zip"), Categorical("n", dtype="int64"), Numeric("x", required=True)])
+    path = tmp_path / "rows.csv"
+    path.write_text("zip,n,x\n0301,1,2\n0302,2,three\n0303,,1\n")
+    with caplog.at_level(logging.WARNING):
+        blocks = list(TableRows(str(path)).blocks(features.columns, 1, 1.0))
+    assert [block["zip"].tolist() for block in blocks] == [["0301"], ["0303"]]
+    assert "1 of 3 rows set aside" in caplog.text
+    with pytest.raises(DataError, match="takes float64"):
+        list(TableRows(str(path)).blocks(features.columns, 10, 0.0))
+    with pytest.raises(ConfigurationError, match="has none of the columns"):
+        list(TableRows(str(path)).blocks({"other": features.columns["zip"]}, 10, 0.0))
+
+
+def test_a_column_that_two_versions_read_differently_is_read_as_text():
+    old = Features([Categorical("zip", dtype="int64"), ListFeature("tags")]).columns
+    new = Features([Categorical("zip"), ListFeature("tags"), Numeric("x")]).columns
+    for order in ([old, new], [new, old]):
+        columns = columns_of_all(order)
+        assert columns["zip"].dtype == np.dtype(str)
+        assert list(columns) == ["zip", "tags", "x"]
