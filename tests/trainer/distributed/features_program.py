@@ -14,7 +14,7 @@ from tests.trainer.distributed import jobs
 from tests.trainer.features.drifting_rows import drifting_rows
 from trainer import Trainer, Window
 from trainer.features import Bucketized, Categorical, FeatureEmbedding, Features, ListFeature, Numeric, RawFiles
-from trainer.streams import ReplayStream
+from trainer.streams import FileStream, ReplayStream
 
 ROWS, EACH = 400, 40  # rows; rows of a step, over all processes
 
@@ -71,6 +71,10 @@ def main(folder):
     step = np.arange(ROWS) // each % group.size
     own = {name: np.array(column, object)[step == group.rank].tolist() for name, column in rows.items()}
 
+    segments = folder / f"segments_{group.size}"
+    segments.mkdir(exist_ok=True)  # complete before the first call, in which processes wait for each other
+    write_csv(segments / f"part-{group.rank}.csv", own)
+
     def note(name, trainer):
         for key, array in trainer.features.transform(rows).items():
             found[f"{name}/{key}"] = array if isinstance(array, np.ndarray) else array[:].values
@@ -91,11 +95,16 @@ def main(folder):
     trainer.fit(rows, **options)
     note("all rows", trainer)
     trainer = make_trainer(update_every=120)
-    monitors = [DriftMonitor(feature=name) for name in ("x", "city", "tags")]
+    trainer.online_train(ReplayStream(rows), callbacks=[], batch_size=each)
+    note("online", trainer)
+    trainer = make_trainer(divided=True)
+    trainer.features.fit({name: column[: ROWS // 2] for name, column in rows.items()})
+    monitors = [DriftMonitor(feature=name) for name in ("x", "city")]
     drifts = []
     keep = LambdaCallback(on_window_end=lambda t: drifts.append([t.state.window[monitor.key] for monitor in monitors]))
-    trainer.online_train(ReplayStream(rows), callbacks=[*monitors, keep], batch_size=each, window=Window(rows=2 * EACH))
-    note("online", trainer)
+    stream = FileStream(segments, end="at_last")
+    trainer.online_train(stream, callbacks=[*monitors, keep], batch_size=each, window=Window(rows=2 * EACH))
+    stream.close()
     found["drift"], found["drifts"] = np.array(drifts), np.array([monitor.count for monitor in monitors])
     np.savez(f"{folder}/found_{group.size}_{group.rank}.npz", **found)
 

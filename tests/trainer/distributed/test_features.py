@@ -21,11 +21,10 @@ def test_two_processes_learn_what_one_learns(one, two, name):
     assert len(np.unique(one[f"{name}/ids"][:, 1])) > 5
 
 
-def test_drift_of_a_feature_is_that_of_all_rows(one, two):
-    """In windows of 80 rows, of which each process reads a half; the first window is what others are compared with."""
-    assert one["drift"].shape == (features_program.ROWS // (2 * features_program.EACH), 3)
-    assert np.isnan(one["drift"][0]).all()
-    assert np.nanmax(one["drift"]) > 0.25
+def test_drift_of_a_feature_is_that_of_the_rows_of_all_processes(one, two):
+    """In windows of 80 rows, of which each process reads a half from a segment of its own."""
+    assert one["drift"].shape == (features_program.ROWS // (2 * features_program.EACH), 2)
+    assert one["drift"].max() > 0.25
     assert one["drifts"].max() > 0
     for rank in two:
         np.testing.assert_array_equal(rank["drift"], one["drift"])
