@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,15 +146,21 @@ def common_dtype(columns: Any) -> np.dtype:
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
 
 
-def describe_non_finite(columns: Sequence[np.ndarray | Ragged], names: Sequence[str]) -> str | None:
-    """Return which column holds NaN or infinite values, and the first such row; None when all are finite."""
+def describe_non_finite(
+    columns: Sequence[np.ndarray | Ragged], names: Sequence[str], ignored: Collection[str] = ()
+) -> str | None:
+    """Return which column holds NaN or infinite values, and the first such row; None when all are finite.
+
+    NaN of the columns that `ignored` names is left out; infinite values are not.
+    """
     for name, column in zip(names, columns, strict=False):
         if column.dtype.kind != "f":
             continue
         values = column.values if isinstance(column, Ragged) else column
-        if np.isfinite(values).all():
+        wrong = np.isinf(values) if name in ignored else ~np.isfinite(values)
+        if not wrong.any():
             continue
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values) if values.ndim else 1, -1)).all(axis=1))
+        bad = np.flatnonzero(wrong.reshape(len(values) if values.ndim else 1, -1).any(axis=1))
         rows = _rows_of(column, bad) if isinstance(column, Ragged) else bad
         if len(rows):
             return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"

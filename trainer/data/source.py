@@ -6,7 +6,7 @@ How batches become chunks is `feed`'s concern.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,9 @@ class Source:
             if item is not None:
                 return item.columns
         raise DataError("the dataset delivered no batches")
+
+    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
+        """Log which column at hand holds NaN or infinite values; NaN of `ignored` columns is expected."""
 
     def describe(self) -> dict[str, Any]:
         """Return the properties that must not change for a saved position to mean the same rows."""

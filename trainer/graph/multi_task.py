@@ -210,6 +210,20 @@ class MultiTaskLoss(nn.Cell):
             for task, total, count in zip(self.tasks, sums, counts, strict=True)
         }
 
+    def read_total(self) -> float:
+        """Return the loss of the rows that `read_losses` would give the means of; copies from the device."""
+        return self.total(self.loss_sums.asnumpy(), self.row_counts.asnumpy())
+
+    def total(self, sums: np.ndarray, counts: np.ndarray) -> float:
+        """Return the sum of the tasks' mean losses times their weights, whatever batches they came in.
+
+        Args:
+            sums: of the losses of each task's rows, [T].
+            counts: of those rows, [T]; a task without any adds nothing, and NaN is returned if no task has any.
+        """
+        means = [weight * sums[i] / counts[i] for i, weight in enumerate(self.weights) if counts[i]]
+        return float(sum(means)) if means else float("nan")
+
     def describe(self, losses: Mapping[str, float] | None = None) -> str:
         """Return tasks, weights, masks and, as `read_losses` gives them, losses in words, for the log."""
         words = []

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from callbacks import Callback
@@ -84,6 +85,8 @@ def training_feed(
         ConfigurationError: the network's sparse tables cannot be trained.
     """
     check_trainable(trainer.network, trainer.optimizer)
+    ignored = _labels_that_may_be_missing(trainer, source)
+    source.warn_of_non_finite(ignored)
     batches = trial.train_batches(source)
     size = source.size if batches is None else min(batches, source.size or batches)
 
@@ -101,7 +104,7 @@ def training_feed(
         steps_for,
         trainer.accumulate,
         check=_check_with_labels(trainer),
-        inspect=describe_non_finite if options.guard else None,
+        inspect=partial(describe_non_finite, ignored=ignored) if options.guard else None,
         arguments=arguments_of(trainer.features, trainer.network)[2],
         list_types=None if source.endless else trainer.builder.list_types,
         order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
@@ -143,6 +146,15 @@ def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
     return column_checks.ColumnCheck(
         trainer.network, trainer.label_count, class_losses=class_losses, assumed=trainer.builder.list_types.assumed
     )
+
+
+def _labels_that_may_be_missing(trainer: Network, source: Source) -> tuple[str, ...]:
+    """Return the names of the label columns whose NaN the loss leaves out; labels without names of tasks come last."""
+    if trainer.tasks is None:
+        return ()
+    labels, names = trainer.tasks.label_names, tuple(source.names or ())
+    columns = labels if not names or set(labels) <= set(names) else names[-len(labels) :]
+    return tuple(name for name, ignored in zip(columns, trainer.tasks.ignores_nan, strict=False) if ignored)
 
 
 def inference_source(trainer: Model, dataset: Any, batch_size: int | None) -> Source:
@@ -188,6 +200,7 @@ def _inference_feed(
         check = column_checks.ColumnCheck(trainer.eval_network, 0)
     else:
         check = _check_with_labels(trainer)
+    source.warn_of_non_finite(() if predict else _labels_that_may_be_missing(trainer, source))
     network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
     _, most, arguments = arguments_of(trainer.features, network)
     counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count

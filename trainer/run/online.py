@@ -92,6 +92,8 @@ class OnlineMetrics(Stateful):
         """Open the first window; `rows_seen` is the number of rows trained on so far."""
         self._opened = time.monotonic()
         self._rows_at_open = rows_seen
+        if self.tasks is not None and self.loss.value() is None:
+            self.tasks.read_losses()  # those of an epoch that another call has left open
         if self.group.size == 1 or self.clock.unit != "seconds":  # several begin with the first clock they agree on
             self.clock.start(self._rows_at_open, self._opened)
 
@@ -161,8 +163,11 @@ class OnlineMetrics(Stateful):
         return {**self._losses(keep=True), **scored, **self.figures(rows_seen)}
 
     def _losses(self, *, keep: bool = False) -> dict[str, Any]:
+        loss = self.loss.value()
+        if self.tasks is not None and self.tasks.leaves_any_out and loss is not None:
+            loss = self.tasks.read_total()  # rows of a task are not those of the batch
         tasks = {} if self.tasks is None else self.tasks.read_losses(keep=keep)
-        return {"window_loss": self.loss.value(), **{f"window_{name}": value for name, value in tasks.items()}}
+        return {"window_loss": loss, **{f"window_{name}": value for name, value in tasks.items()}}
 
     def merge_on_main(self, group: Group) -> None:
         """Move the open window of all processes to rank 0; the mean loss and the clock are the same on all."""

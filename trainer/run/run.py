@@ -178,6 +178,8 @@ class Run:
     def begin_epoch(self) -> None:
         """Forget the losses and the waiting of the epoch before."""
         self.cursor.meter.clear()
+        if self.trainer.tasks is not None:
+            self.trainer.tasks.read_losses()  # those of an epoch that another call has left open
         self.feed.clock.restart()
 
     def note_waits(self) -> None:
@@ -195,6 +197,8 @@ class Run:
         self.note_waits()
         state.train_loss = self.cursor.meter.value()
         if self.trainer.tasks is not None:
+            if self.trainer.tasks.leaves_any_out and state.train_loss is not None:
+                state.train_loss = self.trainer.tasks.read_total()  # rows of a task are not those of the batch
             state.task_losses = self.trainer.tasks.read_losses()
             logger.info("epoch %d: %s", state.progress.epoch, self.trainer.tasks.describe(state.task_losses))
         state.total_steps = state.progress.step_in_epoch

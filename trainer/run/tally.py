@@ -11,7 +11,7 @@ import numpy as np
 from ..data.chunk import Chunk
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.defaults import expect, meaning_of
-from ..metrics.loss import WeightedMean
+from ..metrics.loss import Loss, WeightedMean
 from ..metrics.predictions import Activation
 from ..metrics.registry import clear_metrics, group_of, of_task, read_metrics, update_metrics
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
@@ -71,8 +71,13 @@ class Tally:
             update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
 
     def results(self) -> dict[str, float]:
-        """Return "loss", the mean over samples, each task's loss, and the metrics."""
+        """Return "loss", the mean over samples or the weighted sum of the tasks, their losses, and the metrics."""
         results = read_metrics(self._metrics)
+        if self._tasks is not None and self._tasks.leaves_any_out:  # rows of a task are not those of the batch
+            total = self._tasks.total(*np.transpose([self._task_sums[task] for task in self._tasks.tasks]))
+            results = {"loss": total} | {
+                name: total if isinstance(self._metrics.get(name), Loss) else value for name, value in results.items()
+            }
         losses = {
             f"{task}_loss": float(total / count) if count else float("nan")
             for task, (total, count) in self._task_sums.items()

@@ -9,7 +9,7 @@ Every process works out all of a step's shapes, so that all call the same progra
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,10 @@ class EveryNth(Source):
     def describe(self) -> dict[str, Any]:
         """Return what the source does, and the number of processes."""
         return {**self.source.describe(), "processes": self.shard.size}
+
+    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
+        """Log which column of the source holds NaN or infinite values."""
+        self.source.warn_of_non_finite(ignored)
 
     def checksums(self) -> dict[str, int]:
         """Return the checksums of the shared source."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -84,8 +84,11 @@ class ArraySource(Source):
         self.shuffle = shuffle
         self.seed = seed
         self.size: int = -(-self.rows // self.batch_size)
-        if nbytes <= INSPECTED_BYTES:
-            problem = describe_non_finite(self._columns, self.names)
+
+    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
+        """Log which column holds NaN or infinite values; large data are not looked through."""
+        if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
+            problem = describe_non_finite(self._columns, self.names, ignored)
             if problem is not None:
                 logger.warning("the dataset: %s", problem)
 
