@@ -156,6 +156,7 @@ def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
         if kind_of(path.name, None) == "csv":
             reader = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
             names = next(reader, [])
+            _check_names(names)
             rows = [row for row in itertools.islice(reader, sample) if len(row) == len(names)]
             columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
         else:
@@ -166,6 +167,12 @@ def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
             columns = {name: [record.get(name) for record in records] for name in names}
         read, size = file.tell(), path.stat().st_size
     return columns, read >= size, read / max(1, size)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ValueError(f"column {name!r} is there {times} times; give every column a name of its own")
 
 
 def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
@@ -185,6 +192,7 @@ def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, fl
     columns: dict[str, list[Any]] = {}
     rows = 0
     for part in parts:
+        _check_names(part.schema.names)
         part = part.slice(0, sample - rows)
         for name, column in zip(part.schema.names, part.columns, strict=True):
             columns.setdefault(name, []).extend(column.to_pylist())

@@ -96,6 +96,10 @@ def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
 
 def _columns(data: Any, schema: Schema) -> dict[str, Any]:
     if is_frame(data):
+        names = list(getattr(data, "column_names", None) or data.columns)  # the columns of Arrow are arrays
+        for name in schema.fields:
+            if names.count(name) > 1:
+                raise DataError(f"the data have the column {name!r} {names.count(name)} times; give each its own name")
         data = columns_of(data)
     if isinstance(data, Mapping):
         present = {name: data[name] for name in schema.fields if name in data}

@@ -8,8 +8,9 @@ determines the rows before an address.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from .schema import Decoded, joined
 from .text_blocks import BlockParser
 
 BLOCK_BYTES = 1 << 20
+_LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
 _TABLE_ROWS = 65_536
 _LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
 
@@ -53,10 +55,11 @@ class TextReader:
             self._file.seek(address)
             data = self._file.read(want)
             end = data.rfind(b"\n") + 1
+            end = self._records_end(data, end, finished and end == len(data) < want)
             if not end and len(data) < want:
                 if not data or not finished:
                     return None
-                end = len(data)
+                end = self._records_end(data, len(data), True)
             want *= 2
         data = data[:end]
         if self._parsers is None:
@@ -64,6 +67,10 @@ class TextReader:
         parts: list[Decoded] = []
         self._halves = self._parse(data, parts, self._halves)
         return Piece(joined(parts), address + len(data))
+
+    def _records_end(self, data: bytes, end: int, last: bool) -> int:
+        """Return where the last whole record of data[:end] ends; `last`: nothing follows the data."""
+        return end
 
     def _block_parsers(self) -> Sequence[BlockParser]:
         return text_blocks.json_parsers(self.decoder.schema)
@@ -99,7 +106,9 @@ class TextReader:
 
 
 class CsvReader(TextReader):
-    """Reads CSV lines. Quoted fields must not contain line ends, so every line is independent.
+    """Reads CSV records. A record is a line, or several where a quoted field holds line ends.
+
+    A quote that is not closed within `_LONGEST_RECORD` bytes, or before the end of the segment, costs its line alone.
 
     Args:
         path: the segment.
@@ -118,6 +127,7 @@ class CsvReader(TextReader):
         self._header_bytes = 0
         self._names = names
         self._read_header = names is None
+        self._records: list[bytes] | None = None  # of the current block; None: they are its lines
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the rows of about one block from byte `address` on, without the header."""
@@ -132,18 +142,69 @@ class CsvReader(TextReader):
                 self._names = next(csv.reader([text], delimiter=self.delimiter), [])
             except (UnicodeDecodeError, csv.Error) as error:
                 raise StreamError(f"segment {self.path} is damaged: its first line has no names: {error}") from error
+            for name in self.decoder.schema.fields:
+                if self._names.count(name) > 1:
+                    raise StreamError(
+                        f"segment {self.path}: its first line names column {name!r} {self._names.count(name)} times; "
+                        "give every column a name of its own"
+                    )
             self._read_header = False
         return super().read(max(address, self._header_bytes), finished)
 
     def _block_parsers(self) -> Sequence[BlockParser]:
         return text_blocks.csv_parsers(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
 
+    def _records_end(self, data: bytes, end: int, last: bool) -> int:
+        self._records = None
+        if b'"' not in data:
+            return end
+        lines = data[:end].removesuffix(b"\n").split(b"\n") if end else []
+        records, first, taken = [], 0, 0
+        while first < len(lines):
+            count = self._lines_of_record(lines, first)
+            if count == 0 and not last and end - taken <= _LONGEST_RECORD:
+                break  # the rest of the record follows
+            records.append(b"\n".join(lines[first : first + max(1, count)]))
+            first += max(1, count)
+            taken += len(records[-1]) + 1
+        if len(records) < first:
+            self._records = [record for record in records if record.strip()]
+        return min(taken, end)
+
+    def _lines_of_record(self, lines: list[bytes], first: int) -> int:
+        """Return the number of lines of the record that begins with line `first`; 0 if a quote is not closed."""
+        if b'"' not in lines[first]:
+            return 1
+        closed = True
+
+        def following() -> Iterator[str]:
+            nonlocal closed
+            size = 0
+            for line in itertools.islice(lines, first, None):
+                size += len(line) + 1
+                if size > _LONGEST_RECORD:
+                    break
+                yield line.decode("utf-8", "replace").replace("\r", "") + "\n"
+            closed = False
+
+        reader = csv.reader(following(), delimiter=self.delimiter)
+        try:
+            next(reader, None)
+        except csv.Error:
+            return 1
+        return reader.line_num if closed else 0
+
+    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
+        if self._records is None:
+            return super()._parse(data, parts, halves)
+        parts.append(self.decode(self._records))
+        return halves
+
     def decode(self, lines: list[bytes]) -> Decoded:
-        """Convert non-empty lines to rows of one message, cell by cell."""
+        """Convert non-empty records to rows of one message, cell by cell."""
         rows = [self._cells(line) for line in lines]
-        whole = [number for number, row in enumerate(rows) if row is not None]
-        reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
-        bad = [BadRow(0, number, reason, lines[number]) for number, row in enumerate(rows) if row is None]
+        whole = [number for number, row in enumerate(rows) if isinstance(row, list)]
+        bad = [BadRow(0, number, row, lines[number]) for number, row in enumerate(rows) if isinstance(row, str)]
         values: dict[str, Any] = {}
         for name, column in self.decoder.schema.fields.items():
             if name in self._names:
@@ -155,12 +216,19 @@ class CsvReader(TextReader):
         decoded = self.decoder.schema.convert(values, len(whole), text=True, raw=lambda row: lines[whole[row]])
         return decoded.as_rows_of([0] * len(whole), whole, np.array([len(lines)]), bad)
 
-    def _cells(self, line: bytes) -> list[str] | None:
+    def _cells(self, record: bytes) -> list[str] | str:
+        """Return the cells of a record, or why it is bad."""
+        reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
         try:
-            row = next(csv.reader([line.decode("utf-8").rstrip("\r")], delimiter=self.delimiter))
+            *inner, final = record.decode("utf-8").rstrip("\r").split("\n")
+            lines = [*(line + "\n" for line in inner), final]
+            reader = csv.reader([*lines, ""], delimiter=self.delimiter)
+            row = next(reader)
         except (UnicodeDecodeError, csv.Error, StopIteration):
-            return None
-        return row if len(row) == len(self._names) else None
+            return reason
+        if reader.line_num > len(lines):
+            return "a quote is not closed: double the quotes inside of a quoted field, and quote whole fields only"
+        return row if len(row) == len(self._names) else reason
 
 
 class TableReader:

@@ -1,0 +1,103 @@
+"""CSV records whose quoted fields hold line ends are read whole, wherever blocks end; broken quotes cost their line."""
+
+import csv
+import random
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from trainer.errors import DataError, StreamError
+from trainer.experiment.table_summary import summarize
+from trainer.features import Features, Numeric
+from trainer.streams import FileStream
+from trainer.streams.formats import segments
+
+SCHEMA = {"columns": {"n": "int64", "note": "str", "x": "float64"}}
+NOTES = ["fine", "dear shop,\nsecret word good", 'say "hi"\r\nand, bye\n', "\n\n", "1,2,3\n4,a,6\n7,b,8\n", 'a"b', ""]
+
+
+def read(path, **options):
+    with_notes, bad = [], []
+    stream = FileStream(path, SCHEMA, end="at_last", max_bad_share=1.0, **options)
+    while not stream.exhausted:
+        batch = stream.poll(100, 1.0)
+        if batch is not None:
+            with_notes += zip(batch.columns["n"].tolist(), batch.columns["note"].tolist(), strict=True)
+    bad = dict(stream.dead_letter.reasons)
+    stream.close()
+    return with_notes, bad
+
+
+@pytest.mark.parametrize("block", [16, 64, 1000, 1 << 20])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_records_are_read_whole(tmp_path, monkeypatch, block, suffix):
+    monkeypatch.setattr(segments, "BLOCK_BYTES", block)
+    draw = random.Random(5)
+    expected = [(n, draw.choice(NOTES)) for n in range(700)]
+    path = tmp_path / f"rows.{suffix}"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="," if suffix == "csv" else "\t")
+        writer.writerow(["n", "note", "x"])
+        writer.writerows([n, note, 0.5] for n, note in expected)
+    assert read(path) == (expected, {})
+    path.write_bytes(path.read_bytes() + b'700,"ends\nwithout",0.5'.replace(b",", b"," if suffix == "csv" else b"\t"))
+    assert read(path) == ([*expected, (700, "ends\nwithout")], {})
+
+
+def test_a_resume_in_the_middle_reads_the_rest(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("n,note,x\n" + "".join(f'{n},"a\n{n},b",1\n' for n in range(50)))
+    rows, position = [], None
+    for _ in range(50):
+        stream = FileStream(path, SCHEMA, end="at_last")
+        if position is not None:
+            stream.seek(position)
+        batch = stream.poll(1, 1.0)
+        rows += zip(batch.columns["n"].tolist(), batch.columns["note"].tolist(), strict=True)
+        position = stream.position()
+        stream.close()
+    assert rows == [(n, f"a\n{n},b") for n in range(50)]
+
+
+@pytest.mark.parametrize("block", [16, 1 << 20])
+def test_a_quote_that_is_not_closed_costs_its_line_by_name(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(segments, "BLOCK_BYTES", block)
+    path = tmp_path / "rows.csv"
+    path.write_text('n,note,x\n1,5" pipe,2\n2,"open,3\n3,c,4\n4,d,5\n')
+    rows, bad = read(path)
+    assert rows == [(1, '5" pipe'), (3, "c"), (4, "d")]
+    [(reason, times)] = bad.items()
+    assert "a quote is not closed" in reason
+    assert times == 1
+
+
+def test_a_record_that_is_still_being_written_waits(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('n,note,x\n1,a,2\n2,"one\n')
+    stream = FileStream(tmp_path, SCHEMA)
+    assert stream.poll(10, 0.5).columns["n"].tolist() == [1]
+    assert stream.poll(10, 0.3) is None
+    with path.open("a") as file:
+        file.write('two",3\n')
+    assert stream.poll(10, 5.0).columns["note"].tolist() == ["one\ntwo"]
+    stream.close()
+
+
+def test_a_column_that_is_there_twice_is_refused_by_name(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("n,note,x,n\n1,a,2,3\n")
+    with pytest.raises(StreamError, match="names column 'n' 2 times"):
+        read(path)
+    with pytest.raises(DataError, match="column 'n' is there 2 times"):
+        summarize(path)
+    features = Features([Numeric("n"), Numeric("x")])
+    arrays = [pa.array([1]), pa.array([2]), pa.array([3])]
+    for twice in (
+        pa.Table.from_arrays(arrays, ["n", "x", "n"]),
+        pa.RecordBatch.from_arrays(arrays, ["n", "x", "n"]),
+        pd.DataFrame([[1, 2, 3]], columns=["n", "x", "n"]),
+    ):
+        with pytest.raises(DataError, match="column 'n' 2 times"):
+            features.transform(twice)
+        features.transform(twice[["x"]] if isinstance(twice, pd.DataFrame) else twice.select(["x"]))
