@@ -12,8 +12,10 @@ kept, and an unfinished trial resumes from its last snapshot.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import choice, whole
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .compare import is_running
 from .sweep_plan import (
@@ -46,12 +48,14 @@ from .sweep_plan import (
     read_plan,
     read_trials,
     record_version,
+    recorded_names,
 )
 from .sweep_search import MAKERS
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+MOST_TRIED = 64  # combinations that are loaded to see whether any of them takes a value
 
 
 def sweep(
@@ -129,13 +133,44 @@ def _check(plan: Plan) -> None:
         raise ConfigurationError(f"search {plan.search!r} needs the number of trials")
     if plan.prune and plan.search != "optuna":
         raise ConfigurationError(f"prune works with search 'optuna'; received search {plan.search!r}")
+    _check_values(plan)
+
+
+def _check_values(plan: Plan) -> None:
+    """Check that some combination takes every listed value, and both ends of every range.
+
+    Raises:
+        ConfigurationError: values that the configuration does not take, all of them.
+    """
+    choices = {path: _ends(values) for path, values in plan.vary.items()}
+    first = {path: values[0] for path, values in choices.items()}
+    problems = [
+        problem
+        for path, values in choices.items()
+        for value in values
+        if (problem := _problem(plan, {**{path: [one] for path, one in first.items()}, path: [value]}))
+        and _problem(plan, {**choices, path: [value]})
+    ]
+    if problems:
+        raise ConfigurationError("\n".join(dict.fromkeys(problems)))
+
+
+def _problem(plan: Plan, choices: Mapping[str, Sequence[Any]]) -> str | None:
+    """Return why none of the first combinations of `choices` loads, or None if one does."""
     from .loader import load_config
 
-    load_config(plan.config, [*plan.overrides, *_settings(_first(plan.vary))])
+    problem = None
+    for combination in itertools.islice(itertools.product(*choices.values()), MOST_TRIED):
+        try:
+            load_config(plan.config, [*plan.overrides, *_settings(dict(zip(choices, combination, strict=True)))])
+            return None
+        except ConfigurationError as error:
+            problem = problem or str(error)
+    return problem
 
 
-def _first(vary: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: values.low if isinstance(values, Range) else values[0] for path, values in vary.items()}
+def _ends(values: Any) -> list[Any]:
+    return [values.low, values.high] if isinstance(values, Range) else list(values)
 
 
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
@@ -149,7 +184,14 @@ def _own_publications(config: str, settings: list[str], folder: Path) -> list[st
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    return [f"{path}={json.dumps(value)}" for path, value in values.items()]
+    return [f"{path}={_as_yaml(value)}" for path, value in values.items()]
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as JSON, but numbers that are not finite as YAML writes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}[str(value)]
+    return json.dumps(value)
 
 
 class _OrphanedTrial:
@@ -208,13 +250,16 @@ class _Sweep:
 
         with claim(self.folder, "sweep folder"), _sigterm_as_exit():
             drop_torn_line(self.folder / TRIALS)
+            for trial in self.trials:
+                if trial.state == "done" and trial.value is None:
+                    self._check_monitor(trial)
             waiting = [trial for trial in self.trials if trial.state == "waiting"]
             running: list[Trial] = []
             try:
                 while True:
                     while len(running) < processes and (trial := waiting.pop(0) if waiting else self._next()):
-                        self._start(trial)
-                        running.append(trial)
+                        if self._started(trial):
+                            running.append(trial)
                     if not running:
                         break
                     time.sleep(POLL_SECONDS)
@@ -241,6 +286,18 @@ class _Sweep:
         trial = Trial(len(self.trials), dict(values), self.folder / f"{len(self.trials):03d}")
         self.trials.append(trial)
         return trial
+
+    def _started(self, trial: Trial) -> bool:
+        """Start a trial; one with values that together cannot work has failed, and the others go on."""
+        try:
+            self._start(trial)
+        except ConfigurationError as error:
+            trial.state = "failed"
+            trial.folder.with_suffix(".log").write_text(f"{mask_text(str(error))}\n", "utf-8")
+            logger.warning("trial %d cannot start: %s", trial.number, mask_text(str(error)))
+            self.search.ended(trial, None)
+            return False
+        return True
 
     def _start(self, trial: Trial) -> None:
         if (trial.folder / "config.yaml").is_file():
@@ -280,6 +337,8 @@ class _Sweep:
         if not ended:
             return
         read_outcome(trial, self.plan)
+        if trial.state == "done" and trial.value is None:
+            self._check_monitor(trial)
         if trial.state == "waiting":  # killed by a signal from outside, or ended without a result
             trial.state = "failed"
         if trial.state == "failed":
@@ -289,6 +348,20 @@ class _Sweep:
         else:
             logger.info("trial %d %s: %s %s", trial.number, trial.state, self.plan.monitor, trial.value)
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
+
+    def _check_monitor(self, trial: Trial) -> None:
+        """Check that a trial that is done recorded the monitored metric, if only as NaN.
+
+        Raises:
+            ConfigurationError: it did not; the message has the names it recorded.
+        """
+        names = recorded_names(trial.folder)
+        if names and self.plan.monitor not in names:
+            raise ConfigurationError(
+                f"monitor takes a metric that the trials record: {', '.join(names)}; received "
+                f"{self.plan.monitor!r}{did_you_mean(self.plan.monitor, names)} (trial {trial.number} has ended; begin "
+                "the sweep again in another folder)"
+            )
 
 
 def resume(folder: str | Path, processes: int = 1) -> list[Trial]:

@@ -163,13 +163,24 @@ def _json(path: Path) -> dict[str, Any]:
 
 def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
     """Return the (step, value) pairs that a run has recorded of a metric so far."""
-    group, _, short = monitor.partition("_")
-    names = {"val": f"val/{short}", "window": f"window/{short}"}
-    name = "epoch/loss" if monitor == "loss" else names.get(group, f"window/{monitor}")
-    series = read_record(folder / "record.jsonl").series.get(name)
+    recorded = read_record(folder / "record.jsonl").series
+    series = next((series for name, series in recorded.items() if monitor in _monitors_of(name)), None)
     if series is None:
         return []
     return [(step, value) for step, value in zip(series.steps, series.values, strict=True) if value is not None]
+
+
+def recorded_names(folder: Path) -> list[str]:
+    """Return the names that a monitor may have: those of the metrics that a run has recorded."""
+    series = read_record(folder / "record.jsonl").series
+    return sorted({monitor for name in series for monitor in _monitors_of(name)})
+
+
+def _monitors_of(name: str) -> tuple[str, ...]:
+    """Return the names in the history of a recorded series, as "val_auc" of "val/auc"."""
+    group, _, short = name.partition("/")
+    names = {"epoch": (short,), "val": (f"val_{short}",), "window": (f"window_{short}", short)}
+    return names.get(group, ())
 
 
 def record_version(folder: Path) -> tuple[int, int] | None:

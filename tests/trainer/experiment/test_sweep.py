@@ -16,7 +16,16 @@ from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.experiment.sweep import resume, sweep
 from trainer.experiment.sweep_command import _parsed
-from trainer.experiment.sweep_plan import Plan, Range, Trial, drop_torn_line, measurements, read_plan, read_trials
+from trainer.experiment.sweep_plan import (
+    Plan,
+    Range,
+    Trial,
+    drop_torn_line,
+    measurements,
+    plain,
+    read_plan,
+    read_trials,
+)
 from trainer.experiment.sweep_search import MAKERS
 
 DATA = """
@@ -101,6 +110,9 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, 
         (["--vary", f"{RATE}=0.1..1:lin", "--search", "random", "--trials", "2"], "'lin'"),
         (["--vary", f"{RATE}=0.1,1", "--prune"], "prune works with search 'optuna'"),
         ([], "varies something"),
+        (["--vary", f"{RATE}=0.1,0.01,x,0.2"], "x"),
+        (["--vary", f"{RATE}=0.1,0.2", "--vary", "fit.epochs=1,2,-1,many"], "epochs: received 'many'"),
+        (["--vary", "fit.batch_size=4..8.5", "--search", "random", "--trials", "2"], "8.5"),
     ],
 )
 def test_what_cannot_work_is_reported_before_the_first_trial(config, tmp_path, capsys, arguments, message):
@@ -136,6 +148,29 @@ def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_p
     assert [trial.state for trial in trials] == ["done", "done"]
     assert all(any((trial.folder / "published").iterdir()) for trial in trials)
     assert not (config.parent / "published").exists()
+
+
+def test_a_trial_that_cannot_start_has_failed_and_the_others_go_on(config, tmp_path):
+    """Values that are right each, and wrong together: an Adam has no momentum."""
+    together = config.with_name("together.yaml")
+    together.write_text(CONFIG)
+    vary = {"optimizer.class_path": ["mindspore.nn.SGD", "mindspore.nn.Adam"], "optimizer.init_args.momentum": [0.9]}
+    plan = Plan(str(together), vary, monitor="val_loss")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(plain(plan)))
+    for _ in range(2):
+        trials = resume(tmp_path / "sweep")
+        assert [trial.state for trial in trials] == ["done", "failed"]
+        assert "momentum" in (tmp_path / "sweep" / "001.log").read_text()
+
+
+def test_a_metric_that_trials_do_not_record_is_refused_after_the_first_one(config, tmp_path, capsys):
+    arguments = ["--vary", f"{RATE}=0.1,0.01", "--monitor", "val_lss", "--output", str(tmp_path / "sweep")]
+    assert main(["sweep", str(config), *arguments]) == 2
+    assert "loss, val_loss; received 'val_lss'; did you mean 'val_loss'?" in capsys.readouterr().err
+    assert [trial.state for trial in read_trials(tmp_path / "sweep")] == ["done"]
+    assert main(["sweep", "--resume", str(tmp_path / "sweep")]) == 2
+    assert len(read_trials(tmp_path / "sweep")) == 1
 
 
 def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp_path):
