@@ -108,6 +108,12 @@ def test_arrow_is_taken_and_given(server, expected):
     np.testing.assert_array_equal(answer["probability"].to_numpy(), expected[2])
     assert answer.schema.metadata[b"version"] == str(expected[0]).encode()
     assert server.ask("/predict", body[:-40] + b"x" * 40, ARROW, **AUTHORIZED)[0] == 400
+    twice = pa.record_batch([pa.array([33.0]), pa.array([41.0])], ["age", "age"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, twice.schema) as writer:
+        writer.write(twice)
+    status, _, content = server.ask("/predict", sink.getvalue().to_pybytes(), ARROW, **AUTHORIZED)
+    assert (status, "column 'age' 2 times" in str(content)) == (400, True), content
 
 
 def test_a_bad_row_is_named_and_its_neighbours_are_answered(server, expected):

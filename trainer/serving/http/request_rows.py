@@ -107,6 +107,9 @@ def _arrow_rows(body: bytes) -> RequestRows:
         raise RefusalError(400, f"the body is no Arrow IPC stream: {str(error).splitlines()[0]}") from None
     if not table.num_rows:
         raise RefusalError(400, "the Arrow table has no rows; send at least one")
+    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if twice:
+        raise RefusalError(400, f"the Arrow table has the column {twice[0]!r} {twice.count(twice[0])} times")
     return RequestRows(table.num_rows, table=table)
 
 
