@@ -147,7 +147,7 @@ class Trainer:
         task_names = () if self.tasks is None else self.tasks.tasks
         self.metrics = self.make_metrics(metrics, task_names)
         self.prediction_activations = task_activations(prediction_activation, task_names)
-        self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes)
+        self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         network_checks.check_row_dependence(loss_fn, self.accumulate, self.group.size)
         self.seed = checks.seed(seed) or 0

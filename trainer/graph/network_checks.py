@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mindspore import experimental, nn
@@ -11,6 +11,7 @@ from mindspore import experimental, nn
 from .. import checks
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
+from ..metrics.loss import Loss
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
 from .optimizers import PLACEHOLDER
 from .precision import device_target
@@ -185,17 +186,28 @@ def _uneven_mean(loss_fn: Any) -> str:
     return "" if ignored == IGNORED_LABEL else f"the rows whose label is not {ignored}"
 
 
-def check_eval_indexes(eval_network: Any, eval_indexes: Sequence[int] | None) -> tuple[int, int, int] | None:
+def check_eval_indexes(
+    eval_network: Any, eval_indexes: Sequence[int] | None, metrics: Iterable[Any] = ()
+) -> tuple[int, int, int] | None:
     """Return the positions of loss, prediction and label in the evaluation outputs; (0, 1, 2) for a built network.
 
     Raises:
-        ConfigurationError: not three whole numbers, or given without `eval_network`.
+        ConfigurationError: not three whole numbers, or given without `eval_network`; or left out where a metric would
+            read the loss that `mindspore.nn.WithEvalCell` returns first.
     """
     if eval_network is None:
         if eval_indexes is not None:
             raise ConfigurationError(f"eval_indexes={eval_indexes!r} goes with eval_network, which was not given")
         return (0, 1, 2)
     if eval_indexes is None:
+        reading = [
+            metric for metric in metrics if not isinstance(metric, Loss) and not getattr(metric, "indexes", None)
+        ]
+        if isinstance(eval_network, nn.WithEvalCell) and reading:
+            raise ConfigurationError(
+                f"{type(reading[0]).__name__} would read the three outputs of eval_network=WithEvalCell, which are "
+                "loss, prediction and label; add eval_indexes=[0, 1, 2]"
+            )
         return None
     indexes = tuple(eval_indexes)
     if len(indexes) != 3 or not all(map(checks.is_whole, indexes)):

@@ -151,10 +151,13 @@ def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_p
 
 
 def test_a_trial_that_cannot_start_has_failed_and_the_others_go_on(config, tmp_path):
-    """Values that are right each, and wrong together: an Adam has no momentum."""
+    """Values that are right each, and wrong together: AdamWeightDecay has no momentum."""
     together = config.with_name("together.yaml")
     together.write_text(CONFIG)
-    vary = {"optimizer.class_path": ["mindspore.nn.SGD", "mindspore.nn.Adam"], "optimizer.init_args.momentum": [0.9]}
+    vary = {
+        "optimizer.class_path": ["mindspore.nn.SGD", "mindspore.nn.AdamWeightDecay"],
+        "optimizer.init_args.momentum": [0.9],
+    }
     plan = Plan(str(together), vary, monitor="val_loss")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(plain(plan)))

@@ -1,8 +1,11 @@
 """Mistakes in a trainer's arguments are reported by its constructor, not by its first step."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn
+from mindspore.train import MAE
 
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import ConfigurationError
@@ -110,3 +113,15 @@ def test_a_loss_whose_mean_is_not_over_all_rows_is_named_when_batches_are_divide
     check_row_dependence(loss, 2, 1)
     assert said in caplog.text
     assert ("gradient_accumulation_steps=2" in caplog.text) == bool(said)
+
+
+def test_an_evaluation_cell_of_mindspore_needs_positions_where_a_metric_would_read_its_loss():
+    network, loss = nn.Dense(2, 1), nn.MSELoss()
+    cell = nn.WithEvalCell(network, loss)
+    make = partial(Trainer, network, loss, nn.SGD(network.trainable_params(), 0.1), eval_network=cell)
+    with pytest.raises(ConfigurationError, match=r"Mae would read .* add eval_indexes=\[0, 1, 2\]"):
+        make({"mae"})
+    rows = {"x": np.ones((4, 2), np.float32), "y": np.ones((4, 1), np.float32)}
+    chosen = MAE().set_indexes([1, 2])
+    for trainer in (make({"mae"}, eval_indexes=[0, 1, 2]), make({"mae": chosen}), make({"loss"}), make()):
+        assert set(trainer.evaluate(rows, batch_size=4)) <= {"loss", "mae"}
