@@ -61,13 +61,10 @@ class Exchange(nn.Cell):
 
     def restore_buffers(self, rows):
         """Restore the buffers after a forward of made-up rows."""
-        if len(self.buffers) > 0:
-            self._restore(rows[0] == 0)
-
-    def _restore(self, made_up):
-        if made_up:
-            for index, buffer in enumerate(self.buffers):
-                ops.assign(buffer, self.before[index])
+        for index, buffer in enumerate(self.buffers):
+            # No branch: MindSpore cannot compile one beside the operators in Python that read and update tables.
+            no_rows = ops.broadcast_to(rows[0] == 0, buffer.shape)
+            ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
     def weigh(self, loss, rows):
         """Return the part of the mean loss over all rows that this process's mean loss stands for."""

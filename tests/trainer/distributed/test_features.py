@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.trainer.distributed import features_program
+from tests.trainer.distributed import features_program, jobs
+from tests.trainer.experiment.test_first_config import make_table, write
+from trainer import checkpoint
+from trainer.experiment.cli import main
 
 PROGRAM = features_program
 
@@ -29,3 +32,15 @@ def test_drift_of_a_feature_is_that_of_the_rows_of_all_processes(one, two):
     for rank in two:
         np.testing.assert_array_equal(rank["drift"], one["drift"])
         np.testing.assert_array_equal(rank["drifts"], one["drifts"])
+
+
+def test_tables_beside_moving_statistics_of_a_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(make_table(), tmp_path / "visits.csv")
+    assert main(["init", "din", "visits.csv"]) == 0  # Dice keeps means and variances
+    code, output = jobs.run("fit", "visits.yaml", "--set", "fit.epochs=1", cwd=tmp_path)
+    assert code == 0, output
+    values = checkpoint.find(tmp_path / "runs/visits/checkpoints").tensors("model")
+    variances = [value for name, value in values.items() if name.endswith("moving_variance")]
+    assert len(variances) == 4
+    assert all(np.isfinite(value).all() and (value != 1).all() for value in variances)
