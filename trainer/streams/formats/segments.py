@@ -8,7 +8,6 @@ determines the rows before an address.
 from __future__ import annotations
 
 import csv
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,7 +179,8 @@ class CsvReader(TextReader):
         def following() -> Iterator[str]:
             nonlocal closed
             size = 0
-            for line in itertools.islice(lines, first, None):
+            for number in range(first, len(lines)):
+                line = lines[number]
                 size += len(line) + 1
                 if size > _LONGEST_RECORD:
                     break
