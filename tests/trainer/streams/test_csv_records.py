@@ -72,6 +72,33 @@ def test_a_quote_that_is_not_closed_costs_its_line_by_name(tmp_path, monkeypatch
     assert times == 1
 
 
+@pytest.mark.parametrize("block", [16, 1 << 20])
+def test_two_stray_quotes_cost_no_row_between_them(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(segments, "BLOCK_BYTES", block)
+    path = tmp_path / "rows.csv"
+    good = [(n, "c") for n in range(2, 40)]
+    path.write_text('n,note,x\n1,"open,3\n' + "".join(f"{n},c,4\n" for n, _ in good) + '40,"open too,5\n41,d,6\n')
+    rows, bad = read(path)
+    assert rows == [*good, (41, "d")]
+    assert sum(bad.values()) == 2
+
+
+def test_no_number_holds_line_ends(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('n,note,x\n"1,a,2\n2,b,3\n3,c,4\n4",d,5\n5,e,6\n')
+    rows, bad = read(path)
+    assert rows == [(2, "b"), (3, "c"), (5, "e")]
+    assert sum(bad.values()) == 2
+
+
+def test_a_quote_left_open_in_a_growing_file_does_not_stop_the_stream(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('n,note,x\n1,"open,3\n' + "".join(f"{n},c,4\n" for n in range(2, 1200)))
+    stream = FileStream(tmp_path, SCHEMA, max_bad_share=1.0)
+    assert stream.poll(2000, 5.0).columns["n"].tolist() == list(range(2, 1200))
+    stream.close()
+
+
 def test_a_record_that_is_still_being_written_waits(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('n,note,x\n1,a,2\n2,"one\n')

@@ -25,6 +25,7 @@ from .text_blocks import BlockParser
 
 BLOCK_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
+_MOST_LINES = 1_000  # of such a record
 _TABLE_ROWS = 65_536
 _LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
 
@@ -107,7 +108,8 @@ class TextReader:
 class CsvReader(TextReader):
     """Reads CSV records. A record is a line, or several where a quoted field holds line ends.
 
-    A quote that is not closed within `_LONGEST_RECORD` bytes, or before the end of the segment, costs its line alone.
+    A quote that is not closed within `_LONGEST_RECORD` bytes and `_MOST_LINES` lines, or before the end of the segment,
+    or only by a stray one, costs its line alone.
 
     Args:
         path: the segment.
@@ -161,7 +163,8 @@ class CsvReader(TextReader):
         records, first, taken = [], 0, 0
         while first < len(lines):
             count = self._lines_of_record(lines, first)
-            if count == 0 and not last and end - taken <= _LONGEST_RECORD:
+            waits = not last and end - taken <= _LONGEST_RECORD and len(lines) - first <= _MOST_LINES
+            if count == 0 and waits:
                 break  # the rest of the record follows
             records.append(b"\n".join(lines[first : first + max(1, count)]))
             first += max(1, count)
@@ -171,7 +174,11 @@ class CsvReader(TextReader):
         return min(taken, end)
 
     def _lines_of_record(self, lines: list[bytes], first: int) -> int:
-        """Return the number of lines of the record that begins with line `first`; 0 if a quote is not closed."""
+        """Return the number of lines of the record that begins with line `first`; 0 if a quote is not closed.
+
+        Lines that together have another number of fields than the names, or a line end inside a number, are none: two
+        stray quotes would otherwise swallow all good rows between them.
+        """
         if b'"' not in lines[first]:
             return 1
         closed = True
@@ -179,20 +186,29 @@ class CsvReader(TextReader):
         def following() -> Iterator[str]:
             nonlocal closed
             size = 0
-            for number in range(first, len(lines)):
-                line = lines[number]
+            for line in lines[first : first + _MOST_LINES]:
                 size += len(line) + 1
                 if size > _LONGEST_RECORD:
                     break
                 yield line.decode("utf-8", "replace").replace("\r", "") + "\n"
             closed = False
 
-        reader = csv.reader(following(), delimiter=self.delimiter)
+        reader = csv.reader(following(), delimiter=self.delimiter, strict=True)
         try:
-            next(reader, None)
-        except csv.Error:
-            return 1
-        return reader.line_num if closed else 0
+            row = next(reader, [])
+        except csv.Error:  # text behind a closing quote; or the lines end inside of a quoted field
+            return 1 if closed else 0
+        if not closed:
+            return 0
+        return reader.line_num if reader.line_num == 1 or self._may_span_lines(row) else 1
+
+    def _may_span_lines(self, row: list[str]) -> bool:
+        if len(row) != len(self._names):
+            return False
+        columns = (
+            self.decoder.schema.fields.get(name) for name, cell in zip(self._names, row, strict=True) if "\n" in cell
+        )
+        return all(column is None or column.dtype.kind == "U" for column in columns)
 
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
         if self._records is None:
