@@ -27,9 +27,9 @@ PROGRAMS = {
 
 def wait_until(said, patience=120.0):
     deadline = time.monotonic() + patience
-    while not said() and time.monotonic() < deadline:
+    while not (result := said()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return said()
+    return result  # not asked again: a process that was there may have ended since
 
 
 def of_program(process):
@@ -56,10 +56,14 @@ def test_a_program_that_is_ended_leaves_no_process_and_no_folder(program, number
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    try:
-        assert wait_until(lambda: len(lifetime.marked(of_program(process) or "none", folder)) >= 2)
+
+    def at_work():
         token = of_program(process)
-        assert any(folder.iterdir())
+        return token if token and len(lifetime.marked(token, folder)) >= 2 and any(folder.iterdir()) else ""
+
+    try:
+        token = wait_until(at_work)
+        assert token
         process.send_signal(number)
         assert process.wait(30) == -number
         assert wait_until(lambda: not lifetime.marked(token, folder), 15), lifetime.marked(token, folder)
