@@ -97,13 +97,13 @@ def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any]
         DataError: no rows, or more rows are bad than `max_bad_share` of the features allows.
     """
     from ..features.feature import text_column
-    from .table_rows import TableRows
+    from .declared_rows import DeclaredRows
 
     if path is None:
         return None
     if trainer.features is None:
         raise ConfigurationError("--items and --users take raw rows, which need the section features")
-    table = TableRows(path)
+    table = DeclaredRows(path)
     column = table.names[0] if column is None else column
     table.check_column(column)
     columns = {column: text_column(required=False), **trainer.features.columns}

@@ -139,14 +139,14 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
     """
     from ..features.feature import text_column
     from ..streams.formats.column import Column
-    from .table_rows import TableRows, columns_of_all
+    from .declared_rows import DeclaredRows, columns_of_all
 
     declared = [model.features for model in (scoring.served, scoring.shadow) if model.features is not None]
     if not declared:
         yield from _arrays_of(args.data, args.label, args.batch)
         return
     features = declared[0]
-    table = TableRows(args.data)
+    table = DeclaredRows(args.data)
     columns = columns_of_all([own.columns for own in declared])
     groups = [name.rpartition("/")[2] for name in args.metrics or () if "/" in name]
     for name in groups:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _NAMED_ROWS = 1000  # rows of JSON lines whose keys are the names of columns
 
 
-class TableRows:
+class DeclaredRows:
     """The rows of a file or folder that have the declared types, block by block.
 
     Columns are converted as in training: what CSV writes as 0301 stays text where the features say so. Columns that the
