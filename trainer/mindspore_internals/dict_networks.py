@@ -3,6 +3,7 @@
 Relied on:
 - A graph takes a dict that is made within it, of constant keys; a program's own inputs stay tensors.
 - The source of `construct` can be read, for MindSpore compiles from it.
+- A cell keeps its cells by name in `_cells`; `name_cells` copies them, which is felt where a call takes a millisecond.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _keys_read(owner: Any, function: Callable[..., Any], position: int, visited:
 def _attribute(owner: Any, name: str) -> Any:
     """Return a cell, or a method of the class of `owner` as a function."""
     kind = owner if isinstance(owner, type) else type(owner)
-    cell = None if isinstance(owner, type) else nn.Cell.name_cells(owner).get(name)
+    cell = None if isinstance(owner, type) else vars(owner)["_cells"].get(name)
     return cell if cell is not None else inspect.getattr_static(kind, name, None)
 
 
@@ -110,6 +111,7 @@ def _dict_argument(construct: Callable[..., Any], position: int) -> str | None:
     return None if len(required) != 1 else _argument(construct, position)
 
 
+@functools.lru_cache(maxsize=256)
 def _argument(function: Callable[..., Any], position: int) -> str | None:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
