@@ -204,33 +204,32 @@ class _Timed:
             self._observer(self._name, began, time.perf_counter())
 
 
+_UNUSED_HOOKS = {hook: getattr(Callback, hook) for hook in HOOKS}
+
+
 class CallbackList:
     """Callbacks in their fixed order; overridden hooks are looked up once, so an empty hook costs nothing."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
-        self._hooks = {hook: self._overriding(hook) for hook in HOOKS}
+        self._hooks = self._bound_hooks(getattr)
         self._warned: set[int] = set()
 
-    def _overriding(self, hook: str) -> list[Any]:
-        return [getattr(callback, hook) for callback in self._that_override(hook)]
-
-    def _that_override(self, hook: str) -> list[Callback]:
-        base = getattr(Callback, hook)
-        return [
-            callback
-            for callback in self._callbacks
-            if getattr(type(callback), hook, base) is not base or hook in vars(callback)
-        ]
+    def _bound_hooks(self, bind: Callable[[Callback, str], Any]) -> dict[str, list[Any]]:
+        hooks: dict[str, list[Any]] = {hook: [] for hook in HOOKS}
+        for callback in self._callbacks:
+            kind, own = type(callback), vars(callback)
+            for hook, base in _UNUSED_HOOKS.items():
+                if getattr(kind, hook, base) is not base or hook in own:
+                    hooks[hook].append(bind(callback, hook))
+        return hooks
 
     def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
         """Call `observer` with "<callback>.<hook>" and its times by `time.perf_counter()`; None ends that."""
-        self._hooks = {
-            hook: self._overriding(hook)
-            if observer is None
-            else [_Timed(callback, hook, observer) for callback in self._that_override(hook)]
-            for hook in HOOKS
-        }
+        if observer is None:
+            self._hooks = self._bound_hooks(getattr)
+        else:
+            self._hooks = self._bound_hooks(lambda callback, hook: _Timed(callback, hook, observer))
 
     def bound(self, hook: str) -> list[Any]:
         """Return the bound methods that override `hook`, in calling order."""

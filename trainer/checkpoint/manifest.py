@@ -11,6 +11,7 @@ CRC-32 finds damage, not forgery; see `snapshot_writer` for why it was chosen.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -20,7 +21,8 @@ import stat
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -163,17 +165,32 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
         content = _room(size)
     except (OSError, MemoryError) as error:
         raise CheckpointError(f"there is no room for a copy of the {size:,} bytes of {path}: {error}") from error
-    seen = at = 0
+    seen = end = 0
     try:
         with open(path, "rb", buffering=0) as file:
-            while at < size and (count := file.readinto(content[at : at + durable.BLOCK])):
-                seen = zlib.crc32(content[at : at + count], seen)
-                at += count
+            for at in _read_ahead(file, content):
+                seen = zlib.crc32(content[end:at], seen)
+                end = at
     except OSError as error:
         raise durable.read_error(path, error) from error
-    if at != size or seen != crc:
+    if end != size or seen != crc:
         raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
     return content.toreadonly()
+
+
+def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
+    """Fill `content` block by block; yield where each ends, while the next is being read."""
+    at = file.readinto(content[: durable.BLOCK])
+    if at >= len(content):
+        yield at
+        return
+    with ThreadPoolExecutor(1) as reader:  # neither reading nor summing holds the interpreter's lock
+        count = at
+        while count:
+            following = reader.submit(file.readinto, content[at : at + durable.BLOCK])
+            yield at
+            count = following.result()
+            at += count
 
 
 def _room(size: int) -> memoryview:

@@ -3,7 +3,6 @@
 Relied on:
 - A graph takes a dict that is made within it, of constant keys; a program's own inputs stay tensors.
 - The source of `construct` can be read, for MindSpore compiles from it.
-- A cell keeps its cells by name in `_cells`; `name_cells` copies them, which is felt where a call takes a millisecond.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import ast
 import functools
 import inspect
 import textwrap
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +20,7 @@ from mindspore import nn
 from ..errors import ConfigurationError
 
 ATTRIBUTE = "batch_keys"
+_known: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()  # asked several times per call
 
 
 def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
@@ -34,7 +35,9 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     construct = getattr(network if isinstance(network, type) else type(network), "construct")  # noqa: B009 - no stub has it
     declared = getattr(network, ATTRIBUTE, None)
     if declared is None:
-        return _keys_read(network, construct, 0, frozenset())
+        if network not in _known:
+            _known[network] = _keys_read(network, construct, 0, frozenset())
+        return _known[network]
     kind = network.__name__ if isinstance(network, type) else type(network).__name__
     if not isinstance(declared, tuple | list) or not declared or not all(isinstance(key, str) for key in declared):
         raise ConfigurationError(
@@ -99,7 +102,7 @@ def _keys_read(owner: Any, function: Callable[..., Any], position: int, visited:
 def _attribute(owner: Any, name: str) -> Any:
     """Return a cell, or a method of the class of `owner` as a function."""
     kind = owner if isinstance(owner, type) else type(owner)
-    cell = None if isinstance(owner, type) else vars(owner)["_cells"].get(name)
+    cell = None if isinstance(owner, type) else nn.Cell.name_cells(owner).get(name)
     return cell if cell is not None else inspect.getattr_static(kind, name, None)
 
 
@@ -111,7 +114,6 @@ def _dict_argument(construct: Callable[..., Any], position: int) -> str | None:
     return None if len(required) != 1 else _argument(construct, position)
 
 
-@functools.lru_cache(maxsize=256)
 def _argument(function: Callable[..., Any], position: int) -> str | None:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
