@@ -137,8 +137,12 @@ def _train_in(
         callbacks.append(RunRecord(run_dir / rundir.RECORD))
     else:
         run_dir = rundir.scratch_folder()  # every rank writes records; only rank 0's are kept
+    earlier = 0.0
     if resume and group.is_main:
-        callbacks.append(_ResumeRecord(config))
+        earlier = rundir.seconds_before(run_dir)
+        for setting in rundir.changed_variables(run_dir, config):
+            logger.warning("another value of the environment than before this resume: %s", setting)
+        callbacks.append(_ResumeRecord(config, earlier))
     else:
         rundir.write_record(run_dir, config, command)
     logger.info("run folder: %s", config.run_dir)
@@ -159,7 +163,7 @@ def _train_in(
             trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
     finally:
         results = _results(trainer)
-        outcome = _outcome(trainer, command, time.monotonic() - start_time, results)
+        outcome = _outcome(trainer, command, (earlier, time.monotonic() - start_time), results)
         _write_results(run_dir, trainer, outcome)
     if "test" in experiment.datasets:
         test = evaluate_on(experiment, "test")
@@ -189,13 +193,14 @@ def _drift(experiment: Experiment, split: str) -> dict[str, float]:
 class _ResumeRecord(Callback):
     """Records in the run folder which snapshot the run resumed from, once it is restored."""
 
-    def __init__(self, config: ExperimentConfig) -> None:
+    def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         self._config = config
+        self._seconds = seconds
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Write the note."""
         config = self._config
-        rundir.record_resume(config.run_dir, config, trainer.state.snapshot, config.overrides)
+        rundir.record_resume(config.run_dir, config, trainer.state.snapshot, self._seconds)
 
 
 def _results(trainer: Trainer) -> dict[str, Any]:
@@ -209,7 +214,8 @@ def _described_features(trainer: Trainer) -> dict[str, str]:
     return {} if trainer.features is None else {f.name: type(f).__name__ for f in trainer.features.features}
 
 
-def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, Any]) -> dict[str, Any]:
+def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``metrics.json``; `seconds` are those of earlier processes and of this one."""
     state = trainer.state
     ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
     return {
@@ -218,7 +224,8 @@ def _outcome(trainer: Trainer, command: str, seconds: float, results: dict[str, 
         "best": {} if trainer.history is None else trainer.history.as_dict()["best"],
         "progress": state.progress.state_dict(),
         "stop_reason": ended,
-        "seconds": round(seconds, 3),
+        "seconds": round(sum(seconds), 3),
+        "seconds_before": round(seconds[0], 3),
         "snapshot": state.snapshot,
         "sink_mode": trainer.sink_mode,
         "finished": rundir.now(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from ..checkpoint.folder_lock import claim
 from ..checks import is_number
 from ..errors import ConfigurationError, FolderInUseError
 from . import rundir
+from .dotted_paths import flatten
 from .rundir import Run
-from .tree import join
 
 _ABSENT = object()
 
@@ -26,7 +26,7 @@ class Tables(str):
 
 
 _VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")
-_NO_RESULTS = ("finished", "snapshot", "directions", "features", "drift")
+_NO_RESULTS = ("finished", "snapshot", "directions", "features", "drift", "seconds_before")
 _NAMES = {
     "progress.epoch": "epochs",
     "progress.global_step": "steps",
@@ -126,20 +126,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists by dotted path; empty containers are leaves."""
-    if isinstance(value, Mapping) and value:
-        children: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        children = enumerate(value)
-    else:
-        return {path: value}
-    flat: dict[str, Any] = {}
-    for key, item in children:
-        flat.update(flatten(item, join(path, str(key))))
-    return flat
 
 
 def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:

@@ -97,7 +97,8 @@ def print_results(finished: Run) -> None:
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
     rows = [[name, number(value), *_best_of(best.get(name))] for name, value in results.items()]
     print("\n".join(table([["result", "last", "best", "at step", "in snapshot"], *rows])))
-    print(f"took {duration(metrics['seconds'])}")
+    before = metrics.get("seconds_before", 0.0)
+    print(f"took {duration(metrics['seconds'])}" + (f", {duration(before)} of it before the resume" if before else ""))
     print(f"snapshot {_shortest(metrics['snapshot']) if metrics['snapshot'] else 'none'}")
     print(f"run folder {finished.path}")
 

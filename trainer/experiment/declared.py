@@ -10,12 +10,13 @@ from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
 from ..storage.location import is_url
+from .dotted_paths import join
 from .experiment_config import INIT_KEYS, ExperimentConfig, ObjectSpec
 from .instantiate import instantiate, make_features
 from .problems import ConfigErrors, Problem, format_value
 from .resolve import UnresolvedError, has_reference, resolve
 from .signature import real_signature
-from .tree import Node, join
+from .tree import Node
 
 
 def stream_problems(config: ExperimentConfig) -> list[Problem]:

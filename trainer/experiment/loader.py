@@ -17,6 +17,7 @@ from ..masking import remember_credentials
 from ..storage.location import is_url, url_problem
 from . import rundir
 from .declared import FEATURES_KEYS, feature_problems, initial_problems, is_path_of_rows
+from .dotted_paths import join
 from .experiment_config import (
     DATA_KEYS,
     REQUIRED,
@@ -37,7 +38,7 @@ from .sections import (
     trainer_problems,
     value_problems,
 )
-from .tree import Node, apply_overrides, join
+from .tree import Node, apply_overrides
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
 

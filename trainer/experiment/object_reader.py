@@ -9,12 +9,13 @@ from typing import Any
 from ..errors import did_you_mean, nearest
 from ..masking import is_masked
 from ..models import MODELS
+from .dotted_paths import join
 from .experiment_config import ObjectSpec
 from .problems import ConfigErrors, Problem, SourceLocation, format_value
 from .resolve import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
 from .sections import supplied_names, wrong_kind
 from .signature import Signature, real_signature
-from .tree import Entry, Node, join
+from .tree import Entry, Node
 
 ENV_HINT = "or name it as ${env:NAME} in the configuration from the start"
 MOST_PROBLEMS = 200

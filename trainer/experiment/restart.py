@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError, ConfigurationError
 from . import rundir
-from .compare import flatten
+from .dotted_paths import flatten
 from .experiment_config import ExperimentConfig
 from .resolve import expand
 

@@ -16,7 +16,8 @@ from ..errors import ConfigurationError
 from ..report.page import page
 from ..report.run_data import Record, RunData, SweepData, read_record, series_of_history
 from . import rundir
-from .compare import duration, flatten, is_running
+from .compare import duration, is_running
+from .dotted_paths import flatten
 from .rundir import Run
 from .sweep_plan import PLAN, best_first, read_plan, read_trials
 
@@ -26,6 +27,7 @@ LINES_SHOWN = 5
 PROFILE = Path("profile") / "profile.json"  # of `callbacks.Profiler`
 SHOWN_OF_PROFILE = {"milliseconds", "steps", "parts", "operators", "layers"}
 RUNS_SHOWN = 8  # overlaid runs of a sweep
+HIDDEN = ("defaults", rundir.VARIABLES)  # of versions.json
 
 
 def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) -> str:
@@ -77,7 +79,7 @@ def run_data(run: Run, name: str) -> RunData:
         facts=list(_facts(run, record)),
         config=flatten(run.config),
         defaults=frozenset(versions.get("defaults", ())),
-        environment={key: value for key, value in versions.items() if key != "defaults" and value not in (None, [])},
+        environment={key: value for key, value in versions.items() if key not in HIDDEN and value not in (None, [])},
         features=metrics.get("features", {}),
         drift=metrics.get("drift", {}),
         snapshots=list(_snapshots(run.path / rundir.CHECKPOINTS)),

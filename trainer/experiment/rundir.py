@@ -2,7 +2,7 @@
 
     config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
     versions.json    versions, platform, seed, command, and where the configuration came from
-    resumes.json     one entry per resume
+    resumes.json     one entry per resume: the snapshot, and how long the processes before it took
     checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
     history.json     result of `fit`: losses, metrics and their steps
     metrics.json     final results by name, stop reason, counters
@@ -32,10 +32,12 @@ from typing import Any
 from ..checkpoint import durable
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
+from ..report.run_data import read_record
 from .experiment_config import ExperimentConfig
 from .problems import Problem, SourceLocation
 from .resolve import import_paths
 from .tree import dump, masked, read_tree
+from .variables import changed, digests
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
     "config.yaml",
@@ -46,6 +48,7 @@ CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
     "record.jsonl",
 )
 CHECKPOINTS = "checkpoints"
+VARIABLES = "variables"  # key in versions.json and resumes.json
 DISTRIBUTION = "mindspore-trainer"
 _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
 
@@ -137,6 +140,7 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
     write_config(run_dir, config)
     record = {
         **versions(),
+        VARIABLES: digests(config.to_dict()),
         "seed": config.seed,
         "command": command,
         "defaults": sorted(config.default_paths()),
@@ -154,18 +158,66 @@ def write_config(run_dir: Path, config: ExperimentConfig) -> None:
     durable.replace_file(run_dir / CONFIG, (header + dump(config.to_dict())).encode())
 
 
-def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, overrides: tuple[str, ...]) -> None:
-    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides."""
+def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, seconds: float) -> None:
+    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides.
+
+    Args:
+        run_dir: the run folder.
+        config: the configuration of this process, with its overrides.
+        snapshot: where the run goes on.
+        seconds: how long the earlier processes took.
+    """
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
     entry = {
         "time": now(),
         "snapshot": str(snapshot),
-        "overrides": [masked(override) for override in overrides],
+        "overrides": [masked(override) for override in config.overrides],
+        "seconds_before": round(seconds, 3),
         **versions(),
+        VARIABLES: digests(config.to_dict()),
     }
     write_json(run_dir / RESUMES, [*entries, entry])
-    if overrides:
+    if config.overrides:
         write_config(run_dir, config)
+
+
+def changed_variables(run_dir: Path, config: ExperimentConfig) -> list[str]:
+    """Return the settings whose environment variables have other values than in the process before."""
+    known = [_read_or(run_dir / VERSIONS, {}), *_read_or(run_dir / RESUMES, [])]
+    recorded = [entry[VARIABLES] for entry in known if isinstance(entry.get(VARIABLES), dict)]
+    return changed(config.to_dict(), recorded[-1]) if recorded else []
+
+
+def seconds_before(run_dir: Path) -> float:
+    """Return how long the processes of a run took so far, as far as they wrote it down.
+
+    A process that was killed counts from the first to the last line of its record.
+    """
+    metrics, entries = _read_or(run_dir / METRICS, {}), _read_or(run_dir / RESUMES, [])
+    record = read_record(run_dir / RECORD)
+    last = entries[-1] if entries else {}
+    before_last = max(last.get("seconds_before", 0.0), 0.0)
+    if record.began is None or record.newest is None or _time(last.get("time")) > record.began:
+        return max(before_last, metrics.get("seconds", 0.0))
+    if _time(metrics.get("finished")) >= int(record.began):
+        return float(metrics["seconds"])
+    return float(before_last + record.newest - record.began)
+
+
+def _time(text: Any) -> float:
+    """Return a time in ISO 8601 as seconds since the epoch; minus infinity if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return -math.inf
+
+
+def _read_or(path: Path, default: Any) -> Any:
+    """Return what a JSON file holds, or `default` if it is missing, damaged or of another kind."""
+    with contextlib.suppress(ConfigurationError):
+        if path.is_file() and isinstance(value := read_json(path), type(default)):
+            return value
+    return default
 
 
 def write_json(path: Path, value: Any) -> None:

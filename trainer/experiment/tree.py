@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from ..masking import mask_text, mask_value
+from .dotted_paths import join
 from .problems import ConfigErrors, Problem, SourceLocation, format_value
 
 Scalar = str | int | float | bool | None
@@ -202,12 +203,6 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
 def dump(value: Any) -> str:
     """Return plain dicts, lists and scalars as YAML text that `parse_tree` reads back as the same values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-def join(path: str, key: Any) -> str:
-    """Return the dotted path of `key` below `path`."""
-    key = key if isinstance(key, str) and key.isprintable() else repr(key)
-    return f"{path}.{key}" if path else key
 
 
 class _Converter:

@@ -7,12 +7,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 from . import figures
 from .run_data import RunData, SweepData
 
 PROFILE_ROWS = 12
 _SLICE = "/"  # "auc/site=3" is the AUC of a slice
+_ICON = (  # in the page, because a browser asks its server for one otherwise
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    '<path d="M2 3q3 9 12 10" fill="none" stroke="#3b82f6" stroke-width="2.5" stroke-linecap="round"/></svg>'
+)
 _HINT = "Drag to zoom or pan, hover for values. With the focus on a figure: arrow keys, + and -, 0 to reset."
 
 
@@ -50,6 +55,7 @@ def page(
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
+        f'<link rel="icon" href="data:image/svg+xml,{quote(_ICON)}">'
         f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style>{_library() if plots else ''}</head>"
         f'<body><a class="skip" href="#s0">Skip to the runs</a><header><h1>{html.escape(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav><main><p class="note">{_HINT}</p>{"".join(body)}</main>'

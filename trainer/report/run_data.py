@@ -37,6 +37,7 @@ class Record:
         set_aside: how many raw rows each attempt set aside, and why.
         hyperparameters: the hyperparameters of the run.
         directions: metric -> whether higher is better, None if not declared.
+        began: when the newest process began to write, seconds since the epoch, or None.
         newest: time of the last line, seconds since the epoch, or None.
     """
 
@@ -48,6 +49,7 @@ class Record:
     set_aside: list[str] = field(default_factory=list)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     directions: Mapping[str, bool | None] = field(default_factory=dict)
+    began: float | None = None
     newest: float | None = None
 
 
@@ -139,6 +141,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
         record.set_aside.append(str(line["set_aside"]))
     elif "directions" in line:
         record.directions = line["directions"]
+        record.began = line.get("time")  # the first line of a process
     elif "hyperparameters" in line:
         record.hyperparameters = line["hyperparameters"]
     elif "event_time" in line:

@@ -86,6 +86,28 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it(killed):
     assert runs[0]["progress"] == runs[1]["progress"]
 
 
+def test_a_run_took_what_all_of_its_processes_took(killed, capsys):
+    record = Path("runs/sums/record.jsonl")
+    began = json.loads(record.read_text().splitlines()[0])["time"]
+    record.write_text(record.read_text() + json.dumps({"step": 12, "time": began + 700, "train/loss": 0.5}) + "\n")
+    total = 700.0
+    for _ in range(2):  # after a kill, and after an end
+        assert main(COMMAND) == 0
+        metrics = Run.read("runs/sums").metrics
+        assert metrics["seconds_before"] == pytest.approx(total, abs=1e-2)
+        assert metrics["seconds"] > metrics["seconds_before"]
+        total = metrics["seconds"]
+        assert "of it before the resume" in capsys.readouterr().out
+    entries = json.loads(Path("runs/sums/resumes.json").read_text())
+    assert [entry["seconds_before"] for entry in entries] == pytest.approx([700.0, metrics["seconds_before"]], abs=1e-2)
+    Path("runs/sums/metrics.json").unlink()  # as a kill leaves it, after a resume
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    started = [line["time"] for line in lines if "directions" in line][-1]
+    assert main(COMMAND) == 0
+    before = metrics["seconds_before"] + lines[-1]["time"] - started
+    assert Run.read("runs/sums").metrics["seconds_before"] == pytest.approx(before, abs=1e-2)
+
+
 def test_started_again_after_its_end_it_trains_nothing(killed):
     assert main(COMMAND) == 0
     ended = Run.read("runs/sums").metrics

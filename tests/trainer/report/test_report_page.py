@@ -130,8 +130,9 @@ def _docs(page):
 def test_the_page_loads_nothing_and_shows_names_as_text(page):
     outline = Outline(page)
     assert not [attributes for _, attributes in outline.tags if "src" in attributes]
-    assert {tag for tag, attributes in outline.tags if "href" in attributes} == {"a"}
-    assert all(attributes["href"].startswith("#") for tag, attributes in outline.tags if tag == "a")
+    linked = [(tag, attributes["href"].partition(":")[0]) for tag, attributes in outline.tags if "href" in attributes]
+    assert {tag for tag, _ in linked} == {"a", "link"}
+    assert all(address == "data" if tag == "link" else address.startswith("#") for tag, address in linked)
     assert "@import" not in page
     assert "fitted <script>" in outline.texts
     assert sum(tag == "script" for tag, _ in outline.tags) == 4  # Bokeh's two, the figures, the page's own
@@ -160,6 +161,18 @@ def test_the_figures_show_what_the_runs_recorded(runs, page):
     assert drawn["val/auc"][0]["y"] == fitted.series["val/auc"].values
     assert len(drawn["Calibration"]) == 2
     assert set(drawn["Where the time went"][0]["y"]) == {f"{part} · fitted <script>" for part in fitted.seconds}
+
+
+def test_every_figure_zooms_and_says_its_values_under_the_pointer(page):
+    (roots,) = [part["roots"] for part in json.loads(html.unescape(_docs(page))).values()]
+    assert roots
+    for root in roots:
+        tools = root["attributes"]["toolbar"]["attributes"]["tools"]
+        names = {tool["name"] for tool in tools}
+        assert {"BoxZoomTool", "WheelZoomTool", "PanTool", "ResetTool", "HoverTool"} <= names, root["attributes"][
+            "title"
+        ]
+        assert all(tool["attributes"]["tooltips"] for tool in tools if tool["name"] == "HoverTool")
 
 
 def test_the_axis_of_a_constant_lies_around_its_value():
@@ -294,6 +307,9 @@ def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(run
     try:
         assert server.server_address[0] == "127.0.0.1"
         ended = urllib.request.urlopen(url).read().decode()
+        (icon,) = [dict(part) for tag, part in Outline(ended).tags if tag == "link"]
+        assert icon["rel"] == "icon"
+        assert icon["href"].startswith("data:image/svg+xml,")  # else a browser asks for /favicon.ico
         with claim(runs[1], "run folder"):
             going = urllib.request.urlopen(url).read().decode()
         refresh = ("meta", {"http-equiv": "refresh", "content": "3"})
