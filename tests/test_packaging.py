@@ -1,17 +1,26 @@
 """The two commands: what gets installed, and what `make` says where it cannot work."""
 
 import configparser
+import datetime
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 from venv import create
 
 import pytest
+import yaml
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import trainer
+from trainer.experiment.cli import main
 
 
 @pytest.fixture
@@ -165,3 +174,92 @@ def test_a_machine_without_wheels_is_refused(setup_env, monkeypatch, capsys):
     assert setup_env.main() == 2
     assert "MindSpore has no wheel for" in capsys.readouterr().err
     assert setup_env.commands == []
+
+
+def test_the_citation_is_valid_and_of_this_version(project_root, setup_cfg):
+    """By the Citation File Format 1.2.0: its required keys, no others than it knows, authors with names."""
+    citation = yaml.safe_load((project_root / "CITATION.cff").read_text("utf-8"))
+    known = {
+        "abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords",
+        "license", "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact",
+        "repository-code", "title", "type", "url", "version",
+    }  # fmt: skip
+    assert {"cff-version", "message", "title", "authors"} <= set(citation) <= known
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["title"] == setup_cfg["metadata"]["name"]
+    assert citation["license"] == setup_cfg["metadata"]["license"]
+    assert str(citation["version"]) == trainer.__version__
+    assert citation["authors"]
+    assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog(project_root):
+    lines = (project_root / "CHANGELOG.md").read_text("utf-8").splitlines()
+    assert lines[0] == "# Changelog"
+    releases = [line for line in lines if line.startswith("## ")]
+    assert releases[0] == "## [Unreleased]"
+    dated = [re.fullmatch(r"## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})", line) for line in releases[1:]]
+    assert all(dated), releases
+    versions = [Version(match[1]) for match in dated]
+    days = [datetime.date.fromisoformat(match[2]) for match in dated]
+    assert versions == sorted(set(versions), reverse=True)
+    assert days == sorted(days, reverse=True)
+    assert versions[0] == Version(trainer.__version__)
+    kinds, kind = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}, None
+    seen = set()
+    for number, line in enumerate(lines, 1):
+        if line.startswith("## "):
+            kind, seen = None, set()
+        elif line.startswith("### "):
+            kind = line.removeprefix("### ")
+            assert kind in kinds, f"line {number}: {line}"
+            assert kind not in seen, f"line {number}: {kind} is there twice"
+            seen.add(kind)
+        elif kind is not None and line:
+            assert line.startswith(("- ", "  ")), f"line {number} belongs to no entry: {line}"
+
+
+def test_the_image_is_made_of_files_and_commands_of_this_project(
+    project_root, setup_cfg, tmp_path, monkeypatch, capsys
+):
+    """The Dockerfile's steps without an engine: its files make the package, its versions are those of the lock."""
+    text = re.sub(r"\\\n\s*", "", (project_root / "Dockerfile").read_text())
+    steps = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    base = re.fullmatch(r"python:(3\.\d+)-slim", dict(steps)["FROM"])
+    assert base[1] in SpecifierSet(setup_cfg["options"]["python_requires"])
+    for kind, words in steps:
+        if kind == "COPY":
+            *sources, target = words.split()
+            for source in sources:
+                origin, copy = project_root / source, tmp_path / target / (source if target == "./" else "")
+                if origin.is_dir():
+                    shutil.copytree(origin, copy, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(origin, copy)
+    (run,) = [words for kind, words in steps if kind == "RUN" and "pip install" in words]
+    lock, install = run.split(" && ")
+    subprocess.run(lock, shell=True, cwd=tmp_path, check=True, timeout=60)
+    constraints = [
+        Requirement(line) for line in (tmp_path / "constraints.txt").read_text().splitlines() if line.strip()
+    ]
+    assert len(constraints) > 40
+    words = shlex.split(install)
+    assert words[:2] == ["pip", "install"]
+    assert words[words.index("-c") + 1] == "constraints.txt"
+    asked = Requirement("package" + words[-1].removeprefix(".")).extras
+    assert asked
+    assert asked <= set(setup_cfg["options.extras_require"])
+    build = [sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "."]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=200)
+    assert len(list(tmp_path.glob("mindspore_trainer-*.whl"))) == 1
+    program = dict(steps)["ENTRYPOINT"].strip('["]')
+    assert f"{program} = " in setup_cfg["options.entry_points"]["console_scripts"]
+    shown = re.findall(r"^# +docker run .*? mindspore-trainer (.+)$", (project_root / "Dockerfile").read_text(), re.M)
+    assert shown
+    monkeypatch.chdir(tmp_path)
+    for command in shown:  # of a run that is not there: its name is the only thing that is refused
+        assert main(shlex.split(command)) == 2
+        refusal = capsys.readouterr().err
+        assert "visits" in refusal
+        assert "unrecognized" not in refusal
