@@ -187,7 +187,7 @@ callbacks:
 def configurations(folder: Path) -> Make:
     """Experiment files: `trainer check` says what is wrong, or nothing, and shows no traceback."""
     from trainer.experiment.cli import main
-    from trainer.experiment.tree import dump, parse_tree
+    from trainer.experiment.configuration.yaml_tree import dump, parse_tree
 
     def case(choose: random.Random, scratch: Path) -> None:
         path = scratch / "experiment.yaml"

@@ -57,7 +57,7 @@ def _text(text: str) -> str:
 def main() -> int:
     """Write the page; return the exit code."""
     sys.path.insert(0, str(PAGE.parent.parent))
-    from trainer.experiment.json_schema import experiment_schema
+    from trainer.experiment.configuration.json_schema import experiment_schema
 
     PAGE.write_text(reference(experiment_schema()), encoding="utf-8")
     return 0

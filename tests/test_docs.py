@@ -11,7 +11,7 @@ import pytest
 
 import callbacks
 from scripts.yaml_reference import PAGE, reference
-from trainer.experiment.json_schema import experiment_schema
+from trainer.experiment.configuration.json_schema import experiment_schema
 
 
 def test_the_site_builds_without_a_warning(project_root, tmp_path):

@@ -85,7 +85,7 @@ from callbacks import History as b
 print("same", one is other, a is b, other.__spec__.name, importlib.reload(other) is other)
 """
 RESOLVED = """
-from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
+from mindspore_trainer.trainer.experiment.configuration.class_paths import UnresolvedError, resolve
 print(resolve("callbacks.LossMonitor"), resolve("trainer.Window"), resolve("callbacks.Marker"))
 try:
     resolve("callbacks.Mark")
@@ -94,7 +94,7 @@ except UnresolvedError as error:
 """
 HIDDEN = """
 from pathlib import Path
-from mindspore_trainer.trainer.experiment.resolve import UnresolvedError, resolve
+from mindspore_trainer.trainer.experiment.configuration.class_paths import UnresolvedError, resolve
 Path("mine.py").write_text("from trainer.errors import DataError")
 try:
     resolve("mine.thing")

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from callbacks import ModelCheckpoint, RunRecord
-from trainer.experiment.compare import Tables
+from trainer.experiment.runs.compare import Tables
 from trainer.features import Categorical, Features, Numeric
 from trainer.state import Predictions
 

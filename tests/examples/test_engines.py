@@ -17,7 +17,7 @@ import yaml
 from tests.trainer.distributed import jobs
 from tests.trainer.distributed.test_recovery import CONFIG, MODULE
 from trainer import checkpoint
-from trainer.experiment.rundir import Run
+from trainer.experiment.runs.run_folder import Run
 
 ROOT = Path(__file__).parents[2]
 

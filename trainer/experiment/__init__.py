@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .experiment_config import DataConfig, ExperimentConfig, ObjectSpec
-from .instantiate import Experiment, build, instantiate
-from .loader import load_config
-from .problems import ConfigErrors, Problem, SourceLocation
+from .configuration.experiment_config import DataConfig, ExperimentConfig, ObjectSpec
+from .configuration.instantiate import Experiment, build, instantiate
+from .configuration.loader import load_config
+from .configuration.problems import ConfigErrors, Problem, SourceLocation
 
 __all__ = [
     "ConfigErrors",

@@ -16,7 +16,7 @@ from typing import Any
 from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..masking import mask_text
-from . import (
+from .commands import (
     export_command,
     launch_command,
     predict_command,
@@ -183,8 +183,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from ..storage.location import is_url
-    from . import rundir
-    from .mirrored_run import fetch_published, fetched_run
+    from .runs import run_folder
+    from .runs.mirrored_run import fetch_published, fetched_run
 
     if args.resume == "auto" and args.config is not None:
         _resume_begun(args)
@@ -198,22 +198,22 @@ def _train(args: argparse.Namespace) -> int:
     mirror = args.resume if is_url(args.resume) else None
     if mirror is not None:
         args.resume = fetched_run(mirror)
-    source = Path(args.config) if args.resume is None else rundir.existing_run(args.resume)
+    source = Path(args.config) if args.resume is None else run_folder.existing_run(args.resume)
     with _project(source):
         config = _load(source, args)
         if mirror is not None:
             fetch_published(mirror, config)
-        from . import commands
+        from .runs import training_run
 
-        command = commands.fit if args.command == "fit" else commands.online
+        command = training_run.fit if args.command == "fit" else training_run.online
         run_dir = command(config, resume=args.resume is not None)
-    print_results(rundir.Run.read(run_dir))
+    print_results(run_folder.Run.read(run_dir))
     return 0
 
 
 def _resume_begun(args: argparse.Namespace) -> None:
     """Replace CONFIG --resume auto by --resume RUN if the run was begun, else by CONFIG."""
-    from .restart import begun_run
+    from .runs.restart import begun_run
 
     source = Path(args.config)
     with _project(source):
@@ -225,7 +225,7 @@ def _resume_begun(args: argparse.Namespace) -> None:
 def _load(source: Path, args: argparse.Namespace) -> Any:
     from dataclasses import replace
 
-    from .loader import load_config
+    from .configuration.loader import load_config
 
     config = load_config(source, args.overrides)
     # a run folder may have been moved since it was written
@@ -233,27 +233,27 @@ def _load(source: Path, args: argparse.Namespace) -> Any:
 
 
 def _project(source: Path) -> Any:
-    from .rundir import project_paths
+    from .runs.run_folder import project_paths
 
     return project_paths(source)
 
 
 def _applied(args: argparse.Namespace) -> tuple[Any, Path, Path]:
     """Return the configuration, run folder and snapshot for a command that uses a trained network."""
-    from . import rundir
-    from .commands import default_checkpoint
+    from .runs import run_folder
+    from .runs.training_run import default_checkpoint
 
     source = Path(args.config)
     config = _load(source, args)
     if args.data is not None:
         config, args.split = table_commands.with_data(config, args.data, args.split), "test"
     if args.run is not None:
-        run_dir = rundir.existing_run(args.run)
+        run_dir = run_folder.existing_run(args.run)
     elif source.is_dir():
         run_dir = source
     else:
-        run_dir = rundir.newest_run(config.run_dir) or config.run_dir
-        if args.checkpoint in (None, "best", "last") and not (run_dir / rundir.CONFIG).is_file():
+        run_dir = run_folder.newest_run(config.run_dir) or config.run_dir
+        if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
             verb = "online" if config.data.train is None else "fit"
             raise ConfigurationError(
                 f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or give "
@@ -265,10 +265,10 @@ def _applied(args: argparse.Namespace) -> tuple[Any, Path, Path]:
 def _evaluate(args: argparse.Namespace) -> int:
     with _project(Path(args.config)):
         config, _, checkpoint = _applied(args)
-        from . import commands
-        from .compare import table
+        from .runs import training_run
+        from .runs.compare import table
 
-        split, metrics = commands.evaluate(config, checkpoint, args.split)
+        split, metrics = training_run.evaluate(config, checkpoint, args.split)
     rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in metrics.items())]
     print("\n".join(table(rows)))
     return 0
@@ -278,7 +278,7 @@ def _predict(args: argparse.Namespace) -> int:
     predict_command.check_arguments(args)
     with _project(Path(args.config)):
         config, run_dir, checkpoint = _applied(args)
-        from . import commands
+        from .runs import training_run
 
         if args.to is not None:
             split, rows = predict_command.predict_to(
@@ -287,7 +287,7 @@ def _predict(args: argparse.Namespace) -> int:
             print(f"{split}: predictions of {rows:,} rows written to {args.to}")
             return 0
         output = Path(args.output) if args.output else run_dir / "predictions.npy"
-        split, shape = commands.predict(config, checkpoint, output, args.split)
+        split, shape = training_run.predict(config, checkpoint, output, args.split)
     print(f"{split}: predictions of shape {shape} written to {output}")
     return 0
 
@@ -301,8 +301,8 @@ def _check(args: argparse.Namespace) -> int:
     source = Path(args.config)
     with _project(source):
         config = _load(source, args)
-        from .declared import missing_beginning, stream_problems
-        from .problems import ConfigErrors
+        from .configuration.declared_checks import missing_beginning, stream_problems
+        from .configuration.problems import ConfigErrors
 
         if problems := [*stream_problems(config), *missing_beginning(config)]:
             raise ConfigErrors(problems)
@@ -314,14 +314,14 @@ def _show_loop(args: argparse.Namespace) -> int:
     source = Path(args.config)
     with _project(source):
         config = _load(source, args)
-        from .show_loop import describe
+        from .commands.show_loop import describe
 
         print(describe(config))
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from .compare import compare
+    from .runs.compare import compare
 
     if len(args.runs) < 2:
         raise ConfigurationError(f"trainer compare takes two run folders or more; received {args.runs[0]!r} alone")
@@ -330,7 +330,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from .compare import list_runs
+    from .runs.compare import list_runs
 
     print(list_runs(args.folder))
     return 0
@@ -344,11 +344,11 @@ def _models(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from . import doctor
+    from .commands import doctor_command
 
-    findings = doctor.examine(run_a_graph=not args.quick)
-    print(doctor.report(findings))
-    return 1 if any(finding.state == doctor.WRONG for finding in findings) else 0
+    findings = doctor_command.examine(run_a_graph=not args.quick)
+    print(doctor_command.report(findings))
+    return 1 if any(finding.state == doctor_command.WRONG for finding in findings) else 0
 
 
 _HANDLERS = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..masking import mask_text
 
 if TYPE_CHECKING:
-    from .rundir import Run
+    from .runs.run_folder import Run
 
 LEAST_COLUMNS = 20
 
@@ -90,7 +90,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 def print_results(finished: Run) -> None:
     """Print the last and best metrics of a finished run and where its files are; why it ended is in the log above."""
-    from .compare import duration, number, table
+    from .runs.compare import duration, number, table
 
     metrics = finished.metrics
     results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
@@ -111,6 +111,6 @@ def _shortest(path: str) -> str:
 
 
 def _best_of(best: Mapping[str, Any] | None) -> list[str]:
-    from .compare import number
+    from .runs.compare import number
 
     return ["", "", ""] if best is None else [number(best["value"]), str(best["step"]), best["snapshot"] or "none kept"]

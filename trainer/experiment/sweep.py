@@ -29,7 +29,7 @@ from typing import Any
 from ..checks import choice, whole
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
-from .compare import is_running
+from .runs.compare import is_running
 from .sweep_plan import (
     MODES,
     PLAN,
@@ -157,7 +157,7 @@ def _check_values(plan: Plan) -> None:
 
 def _problem(plan: Plan, choices: Mapping[str, Sequence[Any]]) -> str | None:
     """Return why none of the first combinations of `choices` loads, or None if one does."""
-    from .loader import load_config
+    from .configuration.loader import load_config
 
     problem = None
     for combination in itertools.islice(itertools.product(*choices.values()), MOST_TRIED):
@@ -175,7 +175,7 @@ def _ends(values: Any) -> list[Any]:
 
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
     """Return settings that let a trial publish below its own folder: a published folder has one writer."""
-    from .loader import load_config
+    from .configuration.loader import load_config
 
     root = json.dumps(str(folder / "published"))
     callbacks = load_config(config, settings).callbacks or ()
@@ -238,7 +238,7 @@ class _Sweep:
             if plain(read_plan(folder)) != plain(plan):
                 raise ConfigurationError(f"{folder} holds another sweep; choose another folder, or --resume {folder}")
         else:
-            from .rundir import write_json
+            from .runs.run_folder import write_json
 
             write_json(folder / PLAN, plain(plan))
         self.trials = read_trials(folder)

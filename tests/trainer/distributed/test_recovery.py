@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.distributed import jobs
 from trainer import checkpoint
-from trainer.experiment.rundir import Run
+from trainer.experiment.runs.run_folder import Run
 
 MODULE = """
 import os

@@ -18,7 +18,7 @@ import pytest
 from tests.terminals import real_terminal
 from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
-from trainer.experiment.rundir import Run
+from trainer.experiment.runs.run_folder import Run
 
 ROOT = Path(__file__).parents[3]
 DATA = """

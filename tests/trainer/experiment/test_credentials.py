@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainer.experiment.cli import main
-from trainer.experiment.loader import load_config
-from trainer.experiment.problems import ConfigErrors
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.configuration.problems import ConfigErrors
 
 SECRET = "pa55word-of-the-credentials-test"
 STREAM = """

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import ConfigurationError, nearest
-from trainer.experiment import commands
 from trainer.experiment.cli import main
-from trainer.experiment.loader import load_config
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.runs import training_run
 
 CONFIG = """\
 experiment: online
@@ -44,7 +44,7 @@ def schema(*names, label="rating", **options):
 
 def inputs():
     from trainer.data.column_checks import arguments_of
-    from trainer.experiment.resolve import resolve
+    from trainer.experiment.configuration.class_paths import resolve
 
     return arguments_of(resolve("examples.rating.Rater"))[2]
 
@@ -94,7 +94,7 @@ def test_numbers_out_of_range_are_reported_beside_other_problems(check):
 def test_evaluate_of_a_stream_alone_says_what_to_give(check):
     check(CONFIG, schema(*inputs()))
     with pytest.raises(ConfigurationError, match=r"a stream alone, which has no end; give the dataset .* as data.test"):
-        commands.evaluate(load_config("online.yaml"), Path("last"))
+        training_run.evaluate(load_config("online.yaml"), Path("last"))
 
 
 @pytest.mark.parametrize(

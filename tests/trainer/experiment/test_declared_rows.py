@@ -11,7 +11,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment.cli import main
-from trainer.experiment.declared_rows import DeclaredRows, columns_of_all
+from trainer.experiment.commands.declared_rows import DeclaredRows, columns_of_all
 from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.serving import ServedModel
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from trainer.experiment import doctor
 from trainer.experiment.cli import main
+from trainer.experiment.commands import doctor_command as doctor
 
 
 def test_this_installation_is_found_sound(capsys):

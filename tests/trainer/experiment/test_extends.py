@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.experiment import build, load_config
-from trainer.experiment.problems import ConfigErrors
+from trainer.experiment.configuration.problems import ConfigErrors
 
 BASE = """\
 experiment: base

@@ -6,7 +6,7 @@ from tests.trainer.features.every_kind import make_rows
 from tests.trainer.features.test_features import write_csv
 from trainer.experiment import load_config
 from trainer.experiment.cli import main
-from trainer.experiment.problems import ConfigErrors
+from trainer.experiment.configuration.problems import ConfigErrors
 
 CONFIG = """\
 experiment: table

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.trainer.distributed import jobs
-from trainer.experiment import doctor
-from trainer.experiment.job_doctor import compare, own_facts
+from trainer.experiment.commands import doctor_command as doctor
+from trainer.experiment.commands.job_doctor import compare, own_facts
 
 
 @pytest.fixture(scope="module")

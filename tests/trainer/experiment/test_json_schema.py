@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from trainer.experiment.cli import main
-from trainer.experiment.json_schema import experiment_schema
-from trainer.experiment.tree import parse_tree, read_tree
+from trainer.experiment.configuration.json_schema import experiment_schema
+from trainer.experiment.configuration.yaml_tree import parse_tree, read_tree
 from trainer.models import MODELS
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))

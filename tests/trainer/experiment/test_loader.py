@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.experiment import tree
-from trainer.experiment.experiment_config import ExperimentConfig, ObjectSpec
-from trainer.experiment.loader import load_config
-from trainer.experiment.problems import ConfigErrors
-from trainer.experiment.tree import dump, parse_tree
+from trainer.experiment.configuration import yaml_tree as tree
+from trainer.experiment.configuration.experiment_config import ExperimentConfig, ObjectSpec
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.configuration.problems import ConfigErrors
+from trainer.experiment.configuration.yaml_tree import dump, parse_tree
 
 GOOD = """\
 experiment: tiny

@@ -6,8 +6,8 @@ from tests.trainer.features.every_kind import make_rows
 from tests.trainer.features.test_features import write_csv
 from trainer.experiment import build, load_config
 from trainer.experiment.cli import main
-from trainer.experiment.problems import ConfigErrors
-from trainer.experiment.rundir import Run
+from trainer.experiment.configuration.problems import ConfigErrors
+from trainer.experiment.runs.run_folder import Run
 from trainer.models import MODELS, DeepFM
 
 CONFIG = """\

@@ -16,7 +16,7 @@ import pytest
 
 from trainer.checkpoint import durable
 from trainer.experiment.cli import main
-from trainer.experiment.prediction_file import PredictionFile
+from trainer.experiment.commands.prediction_file import PredictionFile
 
 CONFIG = """\
 experiment: table

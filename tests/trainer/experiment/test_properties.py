@@ -13,10 +13,10 @@ import mindspore  # noqa: F401 (changes the recursion limit, which hypothesis wo
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainer.experiment.experiment_config import SECTIONS
-from trainer.experiment.loader import load_config
-from trainer.experiment.problems import ConfigErrors
-from trainer.experiment.tree import dump, parse_tree
+from trainer.experiment.configuration.experiment_config import SECTIONS
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.configuration.problems import ConfigErrors
+from trainer.experiment.configuration.yaml_tree import dump, parse_tree
 
 CASES = int(os.environ.get("TRAINER_PROPERTY_EXAMPLES", "100"))
 many = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.experiment.cli import main
-from trainer.experiment.rundir import Run
+from trainer.experiment.runs.run_folder import Run
 
 MODULE = """
 import os

@@ -14,8 +14,8 @@ import pytest
 
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
+from trainer.experiment.commands.sweep_command import _parsed
 from trainer.experiment.sweep import resume, sweep
-from trainer.experiment.sweep_command import _parsed
 from trainer.experiment.sweep_plan import (
     Plan,
     Range,

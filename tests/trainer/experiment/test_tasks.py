@@ -2,9 +2,9 @@
 
 import pytest
 
-from trainer.experiment.instantiate import build
-from trainer.experiment.loader import load_config
-from trainer.experiment.problems import ConfigErrors
+from trainer.experiment.configuration.instantiate import build
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.configuration.problems import ConfigErrors
 
 CONFIG = """
 experiment: tasks

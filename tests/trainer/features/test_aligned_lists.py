@@ -11,7 +11,7 @@ from mindspore import nn, ops
 from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment import load_config
-from trainer.experiment.problems import ConfigErrors
+from trainer.experiment.configuration.problems import ConfigErrors
 from trainer.features import Categorical, FeatureEmbedding, Features, ListFeature, WeightedList
 from trainer.serving import Publish, ServedModel
 from trainer.streams import FileStream, ReplayStream

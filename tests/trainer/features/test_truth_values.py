@@ -9,7 +9,7 @@ import pytest
 
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import DataError
-from trainer.experiment.table_summary import summarize
+from trainer.experiment.commands.table_summary import summarize
 from trainer.features import Categorical, Cross, Features, ListFeature
 from trainer.features.feature import UNSEEN_ROW
 from trainer.features.statistics import ValueCounts

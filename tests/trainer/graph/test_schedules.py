@@ -9,7 +9,7 @@ from mindspore import nn
 from callbacks import History, LambdaCallback
 from trainer import Schedule, Trainer
 from trainer.errors import ConfigurationError
-from trainer.experiment.loader import load_config
+from trainer.experiment.configuration.loader import load_config
 
 STEPS = 40
 

@@ -16,7 +16,7 @@ import pytest
 
 from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
-from trainer.experiment.run_pages import make_server, render
+from trainer.experiment.runs.run_pages import make_server, render
 from trainer.metrics import Auc
 from trainer.metrics.score_table import score_table
 from trainer.report.figures import lines, tables

@@ -19,7 +19,7 @@ from trainer import Trainer, models
 from trainer.data.ragged import Ragged
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
-from trainer.experiment.serve_command import published_folder
+from trainer.experiment.commands.serve_command import published_folder
 from trainer.models.retrieval import read_vectors
 from trainer.serving import ServedModel, export_model, read_features
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from trainer.errors import DataError, StreamError
-from trainer.experiment.table_summary import summarize
+from trainer.experiment.commands.table_summary import summarize
 from trainer.features import Features, Numeric
 from trainer.streams import FileStream
 from trainer.streams.formats import segments

@@ -1,0 +1,95 @@
+"""Raw rows of a file for commands, read as the declared features read them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError, did_you_mean
+from ...storage.cached_segments import local_files
+from ...streams.formats.column import Column
+
+logger = logging.getLogger(__name__)
+
+_NAMED_ROWS = 1000  # rows of JSON lines whose keys are the names of columns
+
+
+class DeclaredRows:
+    """The rows of a file or folder that have the declared types, block by block.
+
+    Columns are converted as in training: what CSV writes as 0301 stays text where the features say so. Columns that the
+    file lacks are absent, for the features to judge.
+
+    Args:
+        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, a folder of them, or the URL of one.
+
+    Attributes:
+        names: names of its columns.
+
+    Raises:
+        ConfigurationError: no such file, or an unknown format.
+        DataError: it cannot be read, or has no rows.
+    """
+
+    def __init__(self, path: str) -> None:
+        from .table_summary import summarize
+
+        self.path = local_files(path)
+        self.names = summarize(Path(self.path), _NAMED_ROWS).names
+
+    def check_column(self, name: str) -> None:
+        """Check that the file has a column.
+
+        Raises:
+            ConfigurationError: it has not.
+        """
+        if name not in self.names:
+            raise ConfigurationError(
+                f"{self.path} has no column {name!r}{did_you_mean(name, self.names)}; it has {', '.join(self.names)}"
+            )
+
+    def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
+        """Yield the good rows as columns by name, at most `size` rows at a time; a warning tells of the others.
+
+        Args:
+            columns: the columns to read.
+            size: maximum rows per block.
+            max_bad_share: largest share of rows that may be set aside.
+
+        Raises:
+            ConfigurationError: the file has none of the columns.
+            DataError: more rows are bad.
+        """
+        from ...features.raw_blocks import parts_of
+        from ...features.raw_rows import SetAside
+        from ...streams.formats.schema import Schema
+        from ...streams.sources.files import FileStream
+
+        present = {name: column for name, column in columns.items() if name in self.names}
+        if not present:
+            raise ConfigurationError(f"{self.path} has none of the columns {', '.join(columns)}")
+        aside = SetAside(max_bad_share)
+        with contextlib.closing(FileStream(self.path, Schema(present), end="at_last", dead_letter=aside)) as stream:
+            for rows in parts_of(stream, size):
+                if rows.good:
+                    yield rows.columns
+        report = aside.report()
+        if report is not None:
+            logger.warning("%s: %s", self.path, report)
+
+
+def columns_of_all(declared: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
+    """Return the columns that several features read; as text where they differ and one reads text.
+
+    Args:
+        declared: raw columns by name, of each.
+    """
+    columns: dict[str, Column] = {}
+    for own in declared:
+        for name, column in own.items():
+            if name not in columns or (column.dtype.kind == "U" and not column.shape):
+                columns[name] = column
+    return columns

@@ -1,0 +1,259 @@
+"""`trainer doctor`: describes the machine and the installation, and finds what would prevent a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+_REASONS = {"numpy": "; MindSpore's binaries are built against NumPy 1"}
+_OWN = "mindspore-trainer"
+_FOR_DEVELOPERS = ("test", "dev")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
+# e_machine of an ELF header, by the names platform.machine() uses
+_ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
+_SAME_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was checked.
+        value: the result.
+        state: "ok", "note" (worth knowing) or "WRONG" (runs will fail).
+        advice: what to do about it.
+    """
+
+    name: str
+    value: str
+    state: str = OK
+    advice: str = ""
+
+
+def examine(run_a_graph: bool = True) -> list[Finding]:
+    """Run all checks and return the findings.
+
+    Args:
+        run_a_graph: also compile and run a tiny network, which takes about a second.
+    """
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
+    checks += [_graph_cache, _convolutions, _devices]
+    if run_a_graph:
+        checks.append(_graph)
+    checks += [_extras, _shadow]
+    findings = []
+    for check in checks:
+        try:
+            findings += list(check())
+        except Exception as error:  # one broken check must not hide the others
+            name = check.__name__.strip("_")
+            findings.append(Finding(name, f"the check failed: {type(error).__name__}: {error}", NOTE))
+    return findings
+
+
+def report(findings: list[Finding]) -> str:
+    """Return the findings as text."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:5}  {finding.name.ljust(width)}  {finding.value}")
+        if finding.advice:
+            lines.append(f"{'':5}  {'':{width}}  -> {finding.advice}")
+    return "\n".join(lines)
+
+
+def _python() -> Iterator[Finding]:
+    fits = (3, 10) <= sys.version_info[:2] < (3, 13)
+    advice = "" if fits else "MindSpore has wheels for CPython 3.10, 3.11 and 3.12"
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})", OK if fits else WRONG, advice)
+    yield Finding("platform", f"{platform.platform()}, {platform.machine()}")
+
+
+def _packages() -> Iterator[Finding]:
+    for requirement in _requirements().get("", []):
+        version = installed(requirement.name)
+        fits = version is not None and requirement.specifier.contains(version, prereleases=True)
+        wanted = f"{requirement.name}{requirement.specifier}"
+        advice = "" if fits else f"pip install '{wanted}'{_REASONS.get(requirement.name, '')}"
+        yield Finding(requirement.name, version or "not installed", OK if fits else WRONG, advice)
+    yield Finding(_OWN, installed(_OWN) or "not installed; running from a source folder")
+
+
+def _job() -> Iterator[Finding]:
+    from .job_doctor import examine_job
+
+    yield from examine_job(Finding)
+
+
+def _requirements() -> dict[str, list[Requirement]]:
+    """Return the installed package's requirements by extra; "" holds the unconditional ones."""
+    needed: dict[str, list[Requirement]] = {}
+    for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
+        requirement = Requirement(text)
+        extra = re.search(r"extra == [\"'](\w+)", str(requirement.marker))
+        needed.setdefault(extra[1] if extra else "", []).append(requirement)
+    return needed
+
+
+def installed(name: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _architecture() -> Iterator[Finding]:
+    # MindSpore's aarch64 wheels are tagged none-any, so pip may install them on any machine
+    spec = importlib.util.find_spec("mindspore")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    libraries = sorted(folder.glob("_c_expression*.so")) if folder else []
+    built_for = elf_machine(libraries[0]) if libraries else None
+    if built_for is None:
+        yield Finding("mindspore binaries", "not checked on this platform", OK)
+        return
+    here = platform.machine().lower()
+    here = _SAME_MACHINE.get(here, here)
+    advice = "pip took a wheel for another machine; install the one for this machine by its full address"
+    wrong = built_for != here
+    yield Finding("mindspore binaries", f"built for {built_for}", WRONG if wrong else OK, advice if wrong else "")
+
+
+def elf_machine(path: Path) -> str | None:
+    """Return the machine of an ELF library as `platform.machine` names it; None if it is not ELF."""
+    with open(path, "rb") as file:
+        head = file.read(20)
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return None
+    (code,) = struct.unpack("<H" if head[5] == 1 else ">H", head[18:20])
+    return _ELF_MACHINES.get(code, f"machine {code:#x}")
+
+
+def _cpus() -> Iterator[Finding]:
+    count = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0))
+    quota = _cpu_quota()
+    text = f"{count}, usable {usable}" + (f", quota {quota:g}" if quota else "")
+    few = quota is not None and quota < usable
+    advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if few else ""
+    yield Finding("cpus", text, NOTE if few else OK, advice)
+    load = os.getloadavg()[0]
+    busy = load > usable
+    yield Finding(
+        "load", f"{load:.1f}", NOTE if busy else OK, "other work is running; timings will vary" if busy else ""
+    )
+
+
+def _cpu_quota() -> float | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _threads() -> Iterator[Finding]:
+    settings = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    yield Finding("thread settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "all default")
+    import mindspore
+
+    yield Finding("mindspore threads", f"runtime_num_threads={mindspore.get_context('runtime_num_threads')}")
+
+
+def _graph_cache() -> Iterator[Finding]:
+    # Measured with MindSpore 2.10: restarting the same network with another constant reused the first run's graph.
+    import mindspore
+
+    on = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or mindspore.get_context("enable_compile_cache")
+    advice = (
+        "unset MS_COMPILER_CACHE_ENABLE: MindSpore finds a stored graph by its number in the run and by source files, "
+        "so a changed setting can silently run the graph of the old one"
+    )
+    yield Finding("graph cache", "on" if on else "off", NOTE if on else OK, advice if on else "")
+
+
+def _convolutions() -> Iterator[Finding]:
+    from ...mindspore_internals import cpu_kernels
+
+    chosen = cpu_kernels.user_choice()
+    if not cpu_kernels.is_affected():
+        yield Finding("convolutions", "at full speed as they are")
+    elif chosen is None:
+        yield Finding("convolutions", "AVX-512 found: a Trainer of a network with convolutions limits oneDNN to AVX2")
+    else:
+        slow = not chosen.partition("=")[2].upper().startswith(("SSE41", "AVX2"))
+        advice = "with AVX-512, MindSpore's convolutions are 10 to 100 times slower: unset it, or set it to AVX2"
+        yield Finding("convolutions", f"oneDNN as you set it: {chosen}", NOTE if slow else OK, advice if slow else "")
+
+
+def _devices() -> Iterator[Finding]:
+    import mindspore
+
+    findings = []
+    for name in ("cpu", "gpu", "ascend"):
+        device = getattr(getattr(mindspore, "device_context", None), name, None)
+        try:
+            if device is not None and device.is_available():
+                findings.append(f"{name} ({device.device_count()})")
+        except RuntimeError:  # raised by MindSpore if there is no such device
+            continue
+    target = mindspore.get_context("device_target")
+    yield Finding("devices", f"{', '.join(findings) or 'not told'}; runs use {target}")
+    if target == "CPU":
+        yield Finding("precision", "float32, float16 (emulated, slower); MindSpore has no bfloat16 on CPU")
+
+
+def _graph() -> Iterator[Finding]:
+    import time
+
+    import mindspore
+    import numpy as np
+    from mindspore import nn
+
+    start_time = time.monotonic()
+    cell = nn.Dense(4, 2, weight_init="ones", has_bias=False)
+    cell.set_train(False)
+    out = cell.compile_and_run(mindspore.Tensor(np.ones((3, 4), np.float32)))
+    right = np.array_equal(out.asnumpy(), np.full((3, 2), 4, np.float32))
+    text = f"compiled and ran in {time.monotonic() - start_time:.1f} s" + (
+        "" if right else f"; it gave {out.asnumpy()}"
+    )
+    yield Finding("a tiny graph", text, OK if right else WRONG, "" if right else "reinstall MindSpore and NumPy")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, requirements in _requirements().items():
+        if extra in ("", *_FOR_DEVELOPERS):
+            continue
+        have = {requirement.name: installed(requirement.name) for requirement in requirements}
+        missing = None in have.values()
+        text = ", ".join(f"{name} {version or '(missing)'}" for name, version in have.items())
+        advice = f"pip install '{_OWN}[{extra}]'" if missing else ""
+        yield Finding(f"extra {extra}", text, NOTE if missing else OK, advice)
+
+
+def _shadow() -> Iterator[Finding]:
+    ours = Path(__file__).parents[3]
+    for name in ("callbacks", "trainer"):
+        hiding = [Path(folder or ".") / f"{name}.py" for folder in ("", *sys.path)]
+        hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
+        others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
+        first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
+        module = "mindspore_trainer" if name == "trainer" else f"mindspore_trainer.{name}"
+        advice = f"scripts beside it import that file as {name!r}; they find the package as {module!r}"
+        for path in first:
+            yield Finding(f"module {name}", str(path), NOTE, advice)
+        if not first:
+            yield Finding(f"module {name}", str(ours / name))

@@ -1,0 +1,181 @@
+"""`trainer features`: feature values of the first rows, column statistics and drift."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointNotFoundError, ConfigurationError, DataError
+from ...features import KINDS, Features
+from ...features.categorical import IdFeature, Time, missing_ids
+from ...features.feature import UNSEEN_ROW, Feature, Kind
+from ...features.feature_data import rows_of
+from ...features.raw_rows import Rows, SetAside
+from ...streams.formats.ragged_column import Ragged
+from ..configuration.declared_checks import make_features
+from ..configuration.experiment_config import ExperimentConfig, ObjectSpec
+from ..configuration.instantiate import instantiate
+from ..runs.compare import table
+
+logger = logging.getLogger(__name__)
+
+SHOWN_ROWS = 3
+CHANGED, SHIFTED = 0.25, 0.1  # see `Features.drift`
+_KIND_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Path | None, rows: int = 10_000) -> str:
+    """Describe the features computed from the first rows, as text.
+
+    Args:
+        config: a checked configuration.
+        snapshot: a run folder, a folder of snapshots or a snapshot with the fitted features, which is also the baseline
+            for drift. None, or a folder without snapshots: features are fitted on data.train.
+        data: a file or folder of raw rows; None: data.train, else the files of data.stream.
+        rows: rows to look at.
+
+    Raises:
+        ConfigurationError: the configuration declares no features, or names no rows.
+        DataError: there are no good rows.
+        CheckpointError: a snapshot is damaged or belongs to other features.
+    """
+    if config.features is None:
+        raise ConfigurationError(f"{config.source}: has no section features, whose columns could be shown")
+    features = make_features(config.features)
+    source = data if data is not None else _source(config)
+    learned_from = None if snapshot is None else restore_features(features, snapshot)
+    drift = {}
+    if learned_from is not None and features.learned.profiled_rows:  # older snapshots lack it
+        drift = features.drift(source, max_rows=rows)
+    if not features.is_fitted:
+        features.fit(source if config.data.train is None else instantiate(config.data.train))
+        learned_from = "data.train" if config.data.train is not None else str(source)
+    aside = SetAside()
+    read = _first(rows_of(features, source, labelled=False, aside=aside), rows)
+    if not read.count:
+        raise DataError(f"{source}: no good rows: {aside.report()}")
+    lines = table(
+        [["feature", "kind", "missing", "distinct", "range", "unseen", f"first {SHOWN_ROWS} rows", "drift (PSI)"]]
+        + [_line(feature, features, read, drift) for feature in features.features]
+    )
+    notes = [f"{read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
+    if learned_from is not None:
+        notes.append(f"what is learned is from {learned_from}")
+    if aside.report() is not None:
+        notes.append(str(aside.report()))
+    return "\n".join([*lines, "", *notes])
+
+
+def restore_features(features: Features, path: Path) -> str | None:
+    """Restore fitted features from the newest snapshot below `path`; return its path, or None without one."""
+    from ... import checkpoint
+    from ...checkpoint.capture import part_states
+    from ...checkpoint.saver import snapshots_of
+
+    try:
+        snapshot = checkpoint.find(snapshots_of(path))
+    except CheckpointNotFoundError:
+        return None
+    states = part_states(snapshot, "features")
+    if not states:
+        return None
+    features.load_state_dict(states[-1])
+    return str(snapshot.path)
+
+
+def _source(config: ExperimentConfig) -> Any:
+    if config.data.train is not None:
+        return instantiate(config.data.train)
+    stream = config.data.stream
+    path = stream.init_args.get("path") if isinstance(stream, ObjectSpec) else None
+    if isinstance(path, str) and Path(path).exists():
+        return Path(path)
+    raise ConfigurationError(f"{config.source}: data: names no file of rows to look at; give --data FILE")
+
+
+def _first(parts: Iterator[Rows], count: int) -> Rows:
+    """Return the first good rows, concatenated."""
+    read: list[Rows] = []
+    while sum(rows.count for rows in read) < count and (rows := next(parts, None)) is not None:
+        good = min(rows.good, count - sum(rows.count for rows in read))
+        read.append(Rows({name: column[:good] for name, column in rows.columns.items()}, good))
+    columns = {name: _joined([rows.columns[name] for rows in read]) for name in (read[0].columns if read else ())}
+    return Rows(columns, sum(rows.count for rows in read))
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:
+    columns = list(feature.raw())
+    values = rows.columns[columns[0]]
+    missing, distinct, ends = _facts(values, isinstance(feature, Time))
+    arrays = feature.apply(rows.columns, features.statistics.get(feature.name))
+    shown = "; ".join(_shown(array, output.kind) for output, array in zip(feature.outputs(), arrays, strict=True))
+    indices = [drift[name] for name in columns if name in drift]
+    return [
+        feature.name,
+        _KIND_NAMES.get(type(feature), type(feature).__name__),
+        f"{missing:.1%}",
+        distinct,
+        ends,
+        _unseen(feature, arrays[0], values),
+        shown,
+        _judged(max(indices)) if indices else "",
+    ]
+
+
+def _facts(values: Any, times: bool) -> tuple[float, str, str]:
+    """Return the share of missing rows, the number of distinct values, and the range."""
+    if isinstance(values, Ragged):
+        lengths = values.lengths
+        ends = f"{lengths.min()} to {lengths.max()} values" if len(lengths) else ""
+        return float((lengths == 0).mean()), f"{len(np.unique(values[:].values)):,}", ends
+    values = np.asarray(values)
+    if values.dtype.kind == "f":
+        absent = ~np.isfinite(values)
+        absent = absent.any(1) if absent.ndim > 1 else absent
+        present = values[~absent]
+        extremes = (present.min(), present.max()) if present.size else ()
+        ends = " to ".join(_time(end) if times else f"{end:.6g}" for end in extremes)
+        return float(absent.mean()), f"{len(np.unique(present, axis=0)):,}", ends
+    absent = missing_ids(values)
+    present = values[~absent]
+    ends = f"{present.min()} to {present.max()}" if len(present) and values.dtype.kind in "iu" else ""
+    return float(absent.mean()), f"{len(np.unique(present)):,}", ends
+
+
+def _time(seconds: float) -> str:
+    return str(np.datetime64(int(seconds), "s")).replace("T", " ")
+
+
+def _unseen(feature: Feature, ids: Any, values: Any) -> str:
+    """Return the share of values outside the feature's vocabulary; empty if it has none."""
+    if not isinstance(feature, IdFeature) or feature.vocabulary is None:
+        return ""
+    ids = ids[:].values if isinstance(ids, Ragged) else ids
+    return f"{float((ids == UNSEEN_ROW).mean()):.1%}" if len(ids) else ""
+
+
+def _shown(array: Any, kind: Kind) -> str:
+    if isinstance(array, Ragged):
+        rows = [list(row) for row in array[:SHOWN_ROWS]]
+        return ", ".join(f"[{' '.join(map(_short, row[:3]))}{' …' * (len(row) > 3)}]" for row in rows)
+    if kind is Kind.NUMBERS:
+        return ", ".join(" ".join(f"{number:.4g}" for number in row) for row in array[:SHOWN_ROWS])
+    return ", ".join(map(_short, array[:SHOWN_ROWS]))
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+    return text if len(text) <= 8 else f"{text[:7]}…"
+
+
+def _judged(index: float) -> str:
+    word = " changed" if index > CHANGED else " shifted" if index > SHIFTED else ""
+    return f"{index:.3f}{word}"

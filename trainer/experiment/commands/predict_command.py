@@ -1,0 +1,156 @@
+"""The command ``trainer predict --to``: predictions for any number of rows, with kept input columns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ...trainer import Trainer
+    from ..configuration.experiment_config import ExperimentConfig
+
+logger = logging.getLogger(__name__)
+
+PART_ROWS = 1 << 17
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add arguments besides those of `evaluate`."""
+    parser.add_argument(
+        "--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy"
+    )
+    parser.add_argument(
+        "--to",
+        metavar="FILE",
+        help=".parquet, .csv or .jsonl, of any size: kept columns, answers; goes on after a kill",
+    )
+    parser.add_argument(
+        "--keep", metavar="COLUMN", nargs="+", help="--to: raw columns beside the answers; default: features.keep"
+    )
+    parser.add_argument(
+        "--set-aside",
+        action="store_true",
+        help="--to: leave out rows that the features forbid, and say how many, why and which is the first; "
+        "kept columns tell which rows are answered",
+    )
+    parser.add_argument(
+        "--part-rows",
+        metavar="ROWS",
+        type=int,
+        default=PART_ROWS,
+        help="--to: rows written at a time; default: 131,072",
+    )
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Check the combination of arguments; configure features to keep the columns of --keep.
+
+    Raises:
+        ConfigurationError: incompatible arguments.
+    """
+    if args.to is not None and args.output is not None:
+        raise ConfigurationError("trainer predict takes --output or --to, not both")
+    if args.set_aside and args.to is None:
+        raise ConfigurationError("trainer predict --set-aside goes with --to")
+    if args.keep is not None:
+        if args.to is None:
+            raise ConfigurationError("trainer predict --keep goes with --to")
+        args.overrides.append(f"features.keep={json.dumps(args.keep)}")
+
+
+def predict_to(
+    config: ExperimentConfig,
+    checkpoint: Path,
+    output: Path,
+    split: str | None = None,
+    part_rows: int = PART_ROWS,
+    set_aside: bool = False,
+) -> tuple[str, int]:
+    """Write predictions and the columns of `Features(keep=...)` to a file of any size; see `PredictionFile`.
+
+    Args:
+        config, checkpoint, split: as in `evaluate`.
+        output: ends with .parquet, .csv or .jsonl.
+        part_rows: rows written at a time; a kill loses at most the rows of one part.
+        set_aside: see `Trainer.predict`.
+
+    Returns:
+        The split, and the number of rows.
+
+    Raises:
+        ConfigurationError, FolderInUseError, DataError: as in `PredictionFile` and `evaluate`.
+    """
+    from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size, build_restored, split_of
+    from .prediction_file import PredictionFile
+
+    split = split_of(config, split)
+    experiment = build_restored(config, checkpoint, split)
+    trainer, data = experiment.trainer, experiment.datasets[split]
+    if trainer.group.size > 1:
+        raise ConfigurationError("trainer predict --to works in one process; divide the files, and run one for each")
+    features = trainer.features
+    keep = features is not None and bool(features.keep)
+    columns = list(features.keep) if features is not None else []
+    task = {"snapshot": str(checkpoint.resolve()), "step": trainer.state.progress.global_step, "split": split}
+    task |= {"data": _data_identity(config, split, data), "columns": columns, "part_rows": part_rows}
+    if set_aside and not keep:
+        raise ConfigurationError(
+            "trainer predict --set-aside needs columns that tell which rows are answered: --keep COLUMN, or "
+            "features.keep"
+        )
+    # rows that are set aside would shift the numbers
+    file = PredictionFile(output, task | {"set_aside": set_aside}, part_rows, numbered=not set_aside)
+    try:
+        if file.rows:
+            logger.info("%s: going on after %s rows", output, f"{file.rows:,}")
+        size = batch_size(config, data) or DEFAULT_BATCH_SIZE
+        return split, file.write(_prediction_batches(trainer, data, size, file.rows, keep, set_aside))
+    finally:
+        file.close()
+
+
+def _data_identity(config: ExperimentConfig, split: str, data: Any) -> dict[str, Any]:
+    """Return an identity of the data: their specification, and sizes and times of files."""
+    from ...features.raw_files import RawFiles
+
+    about: dict[str, Any] = {"spec": repr(getattr(config.data, split))}
+    if isinstance(data, RawFiles):
+        files = [data.path] if data.path.is_file() else sorted(data.path.glob("*"))
+        about["files"] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return about
+
+
+def _prediction_batches(
+    trainer: Trainer, data: Any, size: int, done: int, keep: bool, set_aside: bool
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the kept columns and predictions of batches, skipping the first `done` rows."""
+    from ...data.finite.datasets import is_arrays
+    from ...features.feature_arguments import PREDICTION
+    from ...features.raw_files import RawFiles
+    from ..runs.training_run import prediction_columns
+
+    first = 0
+    # columns are cut by raw rows, among which those that are set aside are not known
+    columns_in_memory = is_arrays(data) and isinstance(data, Mapping) and not set_aside
+    if isinstance(data, RawFiles) or columns_in_memory:
+        first = max(0, done - size)  # repeat the previous batch: there may be no row after it
+        rest_of = {name: column[first:] for name, column in data.items()} if columns_in_memory else None
+        data = data.from_row(first) if isinstance(data, RawFiles) else rest_of
+    skip = done - first
+    own = size if isinstance(data, RawFiles) or is_arrays(data) else None
+    for predictions in trainer.predict(data, batch_size=own, stream=True, keep=keep, set_aside=set_aside):
+        columns = {name: column for name, column in predictions.items() if name != PREDICTION} if keep else {}
+        columns |= prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
+        count = len(next(iter(columns.values())))
+        rest = {name: column[skip:] for name, column in columns.items()}
+        skip = max(0, skip - count)
+        if len(next(iter(rest.values()))):
+            yield rest

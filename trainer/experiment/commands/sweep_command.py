@@ -1,0 +1,125 @@
+"""Arguments and result table of `trainer sweep CONFIG`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigurationError, TrainerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..sweep_plan import Plan, Trial
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the sweep of this folder")
+    parser.add_argument(
+        "--vary",
+        metavar="A.B=VALUES",
+        action="append",
+        default=[],
+        help="values of an option: 1,2,3 or [64,32],[128] or 0.1..1 or 1e-4..1e-1:log; may be given several times",
+    )
+    parser.add_argument("--monitor", metavar="METRIC", default="val_loss", help="what decides; default: val_loss")
+    parser.add_argument(
+        "--mode", choices=("auto", "min", "max"), default="auto", help="default: as the metric declares"
+    )
+    parser.add_argument("--search", choices=("grid", "random", "optuna"), default="grid", help="default: grid")
+    parser.add_argument("--trials", type=int, metavar="N", help="how many; default: the whole grid")
+    parser.add_argument("--prune", action="store_true", help="end trials without a prospect early (optuna)")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="trials at the same time; default: 1")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws; default: 0")
+    parser.add_argument("--online", action="store_true", help="trials of `trainer online`; default: fit")
+    parser.add_argument("--output", metavar="FOLDER", type=Path, help="default: sweeps/<name of CONFIG>")
+    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="of every trial")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a sweep and print its table; return the exit code."""
+    if (args.config is None) == (args.resume is None):
+        raise ConfigurationError("trainer sweep takes either CONFIG (a new sweep) or --resume FOLDER")
+    from ..sweep import resume, sweep
+    from ..sweep_plan import read_plan
+
+    if args.resume is not None:
+        folder = args.resume
+        trials = resume(folder, args.processes)
+    else:
+        folder = args.output or Path("sweeps") / Path(args.config).stem
+        trials = sweep(
+            args.config,
+            dict(map(_parsed, args.vary)),
+            monitor=args.monitor,
+            folder=folder,
+            search=args.search,
+            trials=args.trials,
+            mode=args.mode,
+            prune=args.prune,
+            command="online" if args.online else "fit",
+            processes=args.processes,
+            seed=args.seed,
+            overrides=args.overrides,
+        )
+    print("\n".join(trial_table(trials, read_plan(folder))))
+    try:
+        from ..runs.run_pages import render_sweep
+
+        (folder / "report.html").write_text(render_sweep(folder), "utf-8")
+        print(f"{folder / 'report.html'} shows them")
+    except TrainerError as error:  # Bokeh is not installed
+        logger.info("no page is written: %s", error)
+    return 0 if any(trial.state in ("done", "pruned") for trial in trials) else 1
+
+
+def trial_table(trials: Sequence[Trial], plan: Plan) -> list[str]:
+    """Return the lines of a table of trials."""
+    from ..runs.compare import number, table
+
+    rows = [
+        [
+            trial.folder.name,
+            trial.state,
+            *(number(trial.values[path]) for path in plan.vary),
+            "" if trial.value is None else number(trial.value),
+        ]
+        for trial in trials
+    ]
+    return table([["trial", "state", *plan.vary, plan.monitor], *rows])
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    from ..configuration.problems import SourceLocation
+    from ..configuration.yaml_tree import parse_tree
+
+    path, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigurationError(f"--vary takes A.B=VALUES; received {text!r}")
+    source = f"--vary {text}"
+    listed = parse_tree(f"[{values}]", source, SourceLocation(source)).plain()
+    low, dots, high = values.partition("..")
+    if not dots or len(listed) != 1 or not isinstance(listed[0], str):
+        return path, listed
+    high, colon, log = high.partition(":")
+    ends = [_number(end) for end in (low, high)]
+    if None in ends:
+        return path, listed  # a text with two dots in it, as "../data"
+    return path, (*ends, log) if colon else tuple(ends)
+
+
+def _number(text: str) -> float | None:
+    from ..configuration.problems import ConfigErrors
+    from ..configuration.yaml_tree import parse_tree
+
+    try:
+        value = parse_tree(text, "--vary").plain()
+    except ConfigErrors:
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

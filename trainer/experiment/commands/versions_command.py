@@ -1,0 +1,205 @@
+"""The command ``trainer versions``: list, pin, roll back, promote and compare the versions of a published model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError, did_you_mean
+
+_ACTIONS = {
+    "list": "the versions, and which of them servers answer with",
+    "pin": "servers stay with a version (default: the one served now)",
+    "roll-back": "servers go back to an older version (default: the one before) and stay with it",
+    "promote": "servers go on to a newer version (default: the shadow, else the newest) and stay with it",
+    "follow": "servers follow the newest version again",
+    "keep": "a version is not removed, whatever its age",
+    "release": "undo keep",
+    "shadow": "the version to compare with the served one (default: the newest)",
+    "compare": "score the shadow, or VERSION, beside the served version on --data",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
+    parser.add_argument("folder", metavar="FOLDER", help="folder that Publish writes to")
+    parser.add_argument("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
+    parser.add_argument("version", metavar="VERSION", nargs="?", type=int, help="its number")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--data", metavar="FILE", help="compare: labelled rows, as evaluate --data takes them")
+    parser.add_argument("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
+    parser.add_argument("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
+    parser.add_argument("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the requested action; raises what `Versions` and `ShadowScoring` raise."""
+    from ...serving.versions import Versions
+
+    if args.action not in _ACTIONS:
+        raise ConfigurationError(
+            f"trainer versions takes {', '.join(_ACTIONS)}; received {args.action!r}"
+            f"{did_you_mean(args.action, _ACTIONS)}"
+        )
+    versions = Versions(args.folder)
+    if args.action == "list":
+        _list(versions, args.json)
+    elif args.action == "compare":
+        _compare(versions, args)
+    elif args.action in ("keep", "release"):
+        if args.version is None:
+            raise ConfigurationError(f"trainer versions {args.folder} {args.action} takes VERSION")
+        (versions.keep if args.action == "keep" else versions.release)(args.version)
+        _tell(args, {"action": args.action, "version": args.version})
+    elif args.action == "shadow":
+        versions.shadow(args.version)
+        _tell(args, {"action": "shadow", "version": versions.newest() if args.version is None else args.version})
+    elif args.action == "follow":
+        if args.version is not None:
+            raise ConfigurationError("follow takes no VERSION; pin takes one")
+        _tell(args, {"action": "follow", "version": versions.follow()})
+    else:
+        change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[args.action]
+        before = versions.served()
+        _tell(args, {"action": args.action, "version": change(args.version), "before": before})
+    return 0
+
+
+def _tell(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
+    if args.json:
+        print(json.dumps(outcome))
+        return
+    text = f"{outcome['action']}: version {outcome['version']}"
+    print(text + (f" is served, before it {outcome['before']}" if "before" in outcome else ""))
+
+
+def _list(versions: Any, as_json: bool) -> None:
+    from ..runs.compare import table
+
+    listed = versions.list()
+    if as_json:
+        print(json.dumps([vars(version) for version in listed], indent=1))
+        return
+    rows = [["version", "step", "published", "MB", ""]]
+    for version in listed:
+        when = "" if version.published is None else _time(version.published)
+        notes = ", ".join(version.marks) + (f" {version.problem}" if version.problem else "")
+        step = "" if version.step is None else str(version.step)
+        rows.append([str(version.number), step, when, f"{version.bytes / 1e6:.2f}", notes])
+    print("\n".join(line.rstrip() for line in table(rows)))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _compare(versions: Any, args: argparse.Namespace) -> None:
+    from ...serving.shadow import ShadowScoring
+    from ..runs.compare import table
+
+    if args.data is None:
+        raise ConfigurationError("trainer versions FOLDER compare takes --data FILE with rows to score")
+    which = "shadow" if args.version is None else args.version
+    with ShadowScoring(versions.root, which, args.metrics, follow=False) as scoring:
+        for rows, labels in _rows_of(scoring, args):
+            scoring.score(rows, labels)
+        report = scoring.report()
+    if args.json:
+        print(json.dumps(report))
+        return
+    shown = [["", "served", "shadow"]]
+    for name, value in report["served"].items():
+        shown.append([name, _cell(value), _cell(report["shadow"][name])])
+    print("\n".join(table(shown)))
+    difference = report["difference"]
+    print(
+        f"{report['rows']:,} rows; answers differ by {_cell(difference['mean'])} in the mean, "
+        f"{_cell(difference['largest'])} at most"
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:.6g}"
+
+
+def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """Yield blocks of the rows of --data with their labels, or None without --label.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has no such column.
+        DataError: too many rows are bad.
+    """
+    from ...features.feature import text_column
+    from ...streams.formats.column import Column
+    from .declared_rows import DeclaredRows, columns_of_all
+
+    declared = [model.features for model in (scoring.served, scoring.shadow) if model.features is not None]
+    if not declared:
+        yield from _arrays_of(args.data, args.label, args.batch)
+        return
+    features = declared[0]
+    table = DeclaredRows(args.data)
+    columns = columns_of_all([own.columns for own in declared])
+    groups = [name.rpartition("/")[2] for name in args.metrics or () if "/" in name]
+    for name in groups:
+        table.check_column(name)
+        columns.setdefault(name, text_column(required=False))
+    if args.label is not None:
+        table.check_column(args.label)
+        is_label = args.label in features.labels
+        columns[args.label] = (
+            features.schema.fields[args.label] if is_label else Column(features.label_dtype, coerce=True)
+        )
+    for block in table.blocks(columns, args.batch, features.max_bad_share):
+        labels = None if args.label is None else block[args.label]
+        read = any(args.label in own.columns for own in declared) or args.label in groups
+        yield block if read else {name: values for name, values in block.items() if name != args.label}, labels
+
+
+def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, Any]]:
+    """Yield blocks of a network's own inputs by name, with their labels or None, for a model without features.
+
+    Args:
+        path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
+        label: column of the labels, or None.
+        batch: maximum rows per block.
+
+    Raises:
+        ConfigurationError: unknown file type, PyArrow is missing, or there is no such label column.
+    """
+    from ...data.as_columns import as_array
+
+    try:
+        import pyarrow.csv as pa_csv
+        import pyarrow.dataset as dataset
+    except ImportError:
+        raise ConfigurationError("reading rows needs PyArrow: pip install 'mindspore-trainer[arrow]'") from None
+    kinds = {
+        ".parquet": "parquet",
+        ".csv": "csv",
+        ".jsonl": "json",
+        ".ndjson": "json",
+        ".json": "json",
+        ".arrow": "ipc",
+    }
+    kinds |= {".feather": "ipc", ".tsv": dataset.CsvFileFormat(pa_csv.ParseOptions(delimiter="\t"))}
+    kind = kinds.get(Path(path).suffix.lower())
+    if kind is None:
+        raise ConfigurationError(f"--data takes a file {', '.join(kinds)}; received {path!r}")
+    source = dataset.dataset(path, format=kind)
+    names = source.schema.names
+    if label is not None and label not in names:
+        known = ", ".join(names)
+        raise ConfigurationError(f"{path} has no column {label!r}{did_you_mean(label, names)}; it has {known}")
+    for block in source.to_batches(batch_size=batch):
+        if block.num_rows:
+            labels = None if label is None else as_array(block.column(label), label)
+            yield {name: as_array(block.column(name), name) for name in names if name != label}, labels

@@ -1,0 +1,1 @@
+"""An experiment in YAML: reading, checking, and building its objects."""

@@ -1,0 +1,204 @@
+"""Resolves strings of a configuration: dotted paths of classes and ``${env:NAME}`` environment variables.
+
+A variable is looked up when the object is created; its value is never written anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import keyword
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mindspore_trainer import PACKAGES, hidden_by, home_of
+
+from ...errors import ConfigurationError, did_you_mean
+from ...masking import is_secret, remember_credentials, remember_secret
+
+
+class UnresolvedError(Exception):
+    """A dotted path cannot be resolved or its import fails; the message says which part."""
+
+
+def is_dotted(text: Any) -> bool:
+    """Return whether `text` has the form of a dotted path with at least one dot."""
+    if not isinstance(text, str) or "." not in text:
+        return False
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
+
+
+def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -> Any:
+    """Return the object that `class_path` names, importing modules as needed.
+
+    Args:
+        class_path: the path.
+        fits: predicate for acceptable values; only these are suggested for a misspelled name.
+
+    Raises:
+        UnresolvedError: a module or attribute is missing, or its import raises.
+    """
+    if not is_dotted(class_path):
+        raise UnresolvedError("accepts a dotted path as in mindspore.nn.Adam")
+    first, *rest = class_path.split(".")
+    if first not in PACKAGES or home_of(first) == first:
+        return _resolve(first, rest, fits)
+    try:
+        return _resolve(home_of(first), rest, fits)
+    except UnresolvedError as error:
+        try:
+            return _resolve(first, rest, fits)  # the user's own module, which shadows an installed package
+        except UnresolvedError as other:
+            raise UnresolvedError(f"neither the package nor your own module has it: {error}; {other}") from None
+
+
+def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> Any:
+    value, so_far = _import(first), first
+    if value is None:
+        raise UnresolvedError(f"there is no module {first!r}{_similar_module(first)}")
+    for index, part in enumerate(rest):
+        below = f"{so_far}.{part}"
+        attribute = _attribute(value, part, below)
+        if attribute is None and isinstance(value, ModuleType) and hasattr(value, "__path__"):
+            attribute = _import(below)
+        if attribute is None:
+            kind = "module" if isinstance(value, ModuleType) else "class"
+            names = _names_in(value, fits if index == len(rest) - 1 else _has_names)
+            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}")
+        value, so_far = attribute, below
+    return value
+
+
+def _attribute(owner: Any, name: str, path: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        return None
+    except Exception as error:
+        raise UnresolvedError(_failed(path, error)) from error
+
+
+def _import(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None
+        raise UnresolvedError(_failed(name, error)) from error
+    except (Exception, SystemExit) as error:
+        raise UnresolvedError(_failed(name, error)) from error
+
+
+def _failed(name: str, error: BaseException) -> str:
+    text = f"importing {name} failed: {type(error).__name__}: {error}"
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    hiding = hidden_by(package) if package in PACKAGES else None
+    if hiding is None:
+        return text
+    ours = "mindspore_trainer" if package == "trainer" else f"mindspore_trainer.{package}"
+    return f"{text}; {hiding} hides the package {package!r} there: import it as {ours!r}"
+
+
+def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
+    """Return a module's or class's public names whose values fit, and a package's modules for `_has_names`."""
+    names = []
+    for name in dir(owner):
+        with contextlib.suppress(Exception):
+            if not name.startswith("_") and fits(getattr(owner, name)):
+                names.append(name)
+    if fits is _has_names:
+        with contextlib.suppress(Exception):
+            names += [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
+    return names
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, ModuleType | type)
+
+
+def _similar_module(name: str) -> str:
+    # strict cutoff: among hundreds of installed modules there is always a near match
+    matches = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+@contextlib.contextmanager
+def import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
+    """Temporarily add folders at the front and end of ``sys.path``."""
+    known = {entry or "." for entry in sys.path}
+    front = [str(folder) for folder in first if str(folder) not in known]
+    back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
+    sys.path[:0] = front
+    sys.path.extend(back)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for entry in (*front, *back):
+            with contextlib.suppress(ValueError):
+                sys.path.remove(entry)
+
+
+_REFERENCE = re.compile(r"\$\{env:([^}]{0,200})\}")
+
+
+def has_reference(value: Any) -> bool:
+    """Return whether a plain value contains a reference, at any depth."""
+    if isinstance(value, dict):
+        return any(has_reference(item) for item in value.values())
+    if isinstance(value, list):
+        return any(has_reference(item) for item in value)
+    return isinstance(value, str) and _REFERENCE.search(value) is not None
+
+
+def variables_in(value: Any) -> list[str]:
+    """Return the names of the variables that a plain value, such as a list of texts, refers to."""
+    return [_parts_of(inner)[0] for inner in _REFERENCE.findall(str(value))]
+
+
+def wrong_reference(text: str) -> str:
+    """Return the problem with the references in a text, or an empty string."""
+    wrong = [name for name in variables_in(text) if not name.isidentifier()]
+    return f"${{env:{wrong[0]}}} names no environment variable; accepts letters, digits and '_'" if wrong else ""
+
+
+def _parts_of(inner: str) -> tuple[str, str, str]:
+    """Return the variable's name, "," if a default follows, and the default."""
+    name, comma, default = inner.partition(",")
+    return name.strip(), comma, default.strip()
+
+
+def expand(text: str, name: object = "") -> str:
+    """Substitute variables in `text`; values with a credential's name are masked in later output.
+
+    Args:
+        text: a value.
+        name: the argument or key that receives the value.
+
+    Raises:
+        ConfigurationError: a variable is not set, and the reference has no default.
+    """
+
+    def look_up(match: re.Match[str]) -> str:
+        variable, comma, default = _parts_of(match[1])
+        value = os.environ.get(variable, default if comma else None)
+        if value is None:
+            raise ConfigurationError(
+                f"the environment variable {variable} is not set, which {match[0]} stands for; set it, or give a "
+                f"default: ${{env:{variable},default}}"
+            )
+        if is_secret(variable) or is_secret(name):
+            remember_secret(value)
+        return value
+
+    expanded = _REFERENCE.sub(look_up, text)
+    remember_credentials(expanded, name)
+    return expanded

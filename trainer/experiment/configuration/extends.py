@@ -1,0 +1,73 @@
+"""``extends: base.yaml``: an experiment based on another file; values remember where they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .problems import ConfigErrors, Problem, format_value
+from .yaml_tree import Entry, Node, read_tree
+
+KEY = "extends"
+_MOST = 10
+_OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; a different one drops the base arguments
+
+
+def read_extended(path: Path) -> Node:
+    """Return the tree of the YAML file `path` merged over the files it extends.
+
+    Mappings are merged key by key; anything else replaces the base value, including objects of another class, model or
+    kind. In a list of files, later ones override earlier ones. Paths are relative to the file.
+
+    Raises:
+        ConfigErrors: see `read_tree`; or a file extends itself or an unreadable file.
+    """
+    return _read(path, ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> Node:
+    root = read_tree(path)
+    if not isinstance(root.value, dict) or KEY not in root.value:
+        return root
+    entries = dict(root.value)
+    named = entries.pop(KEY).node
+    own = Node(entries, root.location)
+    items = named.value if isinstance(named.value, tuple) else (named,)
+    base: Node | None = None
+    for item in items:
+        if not isinstance(item.value, str) or not item.value.strip():
+            message = f"received {format_value(item.value)}; accepts the path of an experiment, or a list of them"
+            raise ConfigErrors([Problem(item.location, KEY, message)])
+        file = path.parent / item.value
+        chain = (*above, path.resolve())
+        if file.resolve() in chain or len(chain) > _MOST:
+            files = " -> ".join(map(str, (*chain, file.resolve())))
+            raise ConfigErrors(
+                [Problem(item.location, KEY, f"a file extends itself, or one of {_MOST} others: {files}")]
+            )
+        if not file.is_file():
+            message = (
+                f"received {format_value(item.value)}; there is no file {file} (paths are relative to {path.parent})"
+            )
+            raise ConfigErrors([Problem(item.location, KEY, message)])
+        read = _read(file, chain)
+        base = read if base is None else merged(base, read)
+    return own if base is None else merged(base, own)
+
+
+def merged(base: Node, over: Node) -> Node:
+    """Return `base` overridden by `over`."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_another(base, over):
+        return over
+    entries = dict(base.value)
+    for key, entry in over.value.items():
+        before = entries.get(key)
+        entries[key] = entry if before is None else Entry(entry.location, merged(before.node, entry.node))
+    return Node(entries, over.location)
+
+
+def _is_another(base: Node, over: Node) -> bool:
+    for key in _OBJECTS:
+        before, after = base.get(key), over.get(key)
+        if after is not None and (before is None or before.value != after.value):
+            return True
+    return False

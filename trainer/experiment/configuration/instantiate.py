@@ -1,0 +1,252 @@
+"""Objects from their specifications: `instantiate` creates one, `build` a whole experiment."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigurationError, TrainerError
+from .class_paths import UnresolvedError, expand, has_reference, resolve
+from .experiment_config import ExperimentConfig, ObjectSpec
+from .extends import read_extended
+from .problems import ConfigErrors, Problem, SourceLocation
+from .sections import wrong_result
+from .signature import Signature, real_signature
+from .yaml_tree import apply_overrides, parse_tree
+
+if TYPE_CHECKING:
+    from ...features import Features
+    from ...trainer import Trainer
+
+
+@dataclass
+class Experiment:
+    """An experiment built from a configuration.
+
+    Attributes:
+        config: the source configuration.
+        trainer: the trainer, with network, loss, optimizer and metrics.
+        callbacks: the callbacks, in configuration order.
+        datasets: the requested datasets by their key in section `data`.
+        report: the object to call after `fit`, or None.
+    """
+
+    config: ExperimentConfig
+    trainer: Trainer
+    callbacks: list[Any] = field(default_factory=list)
+    datasets: dict[str, Any] = field(default_factory=dict)
+    report: Callable[[Trainer, Path], Any] | None = None
+
+
+def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:
+    """Build the experiment that `config` describes.
+
+    Seeds Python, NumPy and MindSpore with ``config.seed`` first, because networks initialize weights on construction.
+
+    Args:
+        config: a checked configuration.
+        datasets: keys of section `data` to build ("train", "valid", "test", "stream"); None: all that are configured.
+
+    Raises:
+        ConfigErrors: objects that cannot be created from their arguments; all of them at once.
+        TrainerError: raised by a data source itself.
+    """
+    from ...checkpoint.capture import seed_everything
+
+    seed_everything(config.seed)
+    builder = _Builder(config)
+    trainer = builder.trainer()
+    callbacks = [builder.make(spec, "callbacks") for spec in config.callbacks]
+    report = builder.make(config.report, "report")
+    wanted = ("train", "valid", "test", "stream") if datasets is None else tuple(datasets)
+    specs = {key: getattr(config.data, key) for key in wanted}
+    objects = {}
+    if not builder.problems:  # reading data may be slow, so report other problems first
+        objects = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
+    if builder.problems or trainer is None:
+        raise ConfigErrors(builder.problems)
+    return Experiment(config, trainer, callbacks, objects, report)
+
+
+class _Builder:
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.config = config
+        self.problems: list[Problem] = []
+
+    def make(self, spec: ObjectSpec | None, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
+        """Return the object of `spec`; on failure record the problem and return None."""
+        if spec is None:
+            return None
+        try:
+            instance = instantiate(spec, supplied)
+        except ConfigErrors as errors:
+            self.problems.extend(errors.problems)
+            return None
+        if wrong := wrong_result(instance, section):
+            self.problems.append(
+                Problem(spec.location, spec.path, f"{spec.class_path} made {type(instance).__name__}, {wrong}")
+            )
+        return instance
+
+    def trainer(self) -> Trainer | None:
+        from ...graph.optimizers import dense_parameters
+        from ...trainer import Trainer
+
+        config = self.config
+        features = None
+        if config.features is not None:
+            try:
+                features = make_features(config.features)
+            except ConfigurationError as error:
+                self.problems.append(locate(config, "features", str(error)))
+                return None
+        supplied: dict[str, Any] = {} if features is None else {"features": features}
+        network = self.make(config.network, "network", supplied)
+        loss = self.make(config.loss, "loss")
+        optimizer = None
+        if config.optimizer is not None and network is not None:
+            supplied = {"params": dense_parameters(network), "network": network}
+            optimizer = self.make(config.optimizer, "optimizer", supplied)
+        metrics = [m if isinstance(m, str) else self.make(m, "metrics") for m in config.metrics]
+        options = dict(config.trainer)
+        evaluated = options.pop("eval_network", None)
+        try:
+            options = keyword_values(options, Trainer)
+            if isinstance(evaluated, ObjectSpec) and network is not None:
+                filled = {"network": network, "loss_fn": loss}
+                options["eval_network"] = self.make(evaluated, "eval_network", filled)
+        except ConfigErrors as errors:
+            self.problems.extend(errors.problems)
+        if self.problems:
+            return None
+        try:
+            return Trainer(network, loss, optimizer, metrics or None, seed=config.seed, features=features, **options)
+        except (ConfigurationError, TypeError, ValueError) as error:
+            self.problems.append(locate(config, "trainer", str(error)))
+            return None
+
+
+def make_features(section: Mapping[str, Any]) -> Features:
+    """Create the `Features` that the section `features` declares.
+
+    Raises:
+        ConfigurationError: invalid declaration; the message begins with the key.
+    """
+    from ...features import Features
+
+    return Features(section["columns"], **{name: value for name, value in section.items() if name != "columns"})
+
+
+def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
+    """Return a section's keyword arguments as objects, converted to the types of `target`.
+
+    Raises:
+        ConfigErrors: an object cannot be created from its arguments.
+    """
+    return _keywords(section, real_signature(target))
+
+
+def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> Any:
+    """Create the object that `spec` describes; nested objects are created first.
+
+    Args:
+        spec: class path and arguments.
+        supplied: arguments to fill in if the signature has them and `spec` does not.
+
+    Raises:
+        ConfigErrors: the class path cannot be resolved, or the call raises; the cause is chained.
+        TrainerError: other documented exceptions of this package, unchanged.
+        OSError: reading or fetching failed, other than for a missing file.
+    """
+    try:
+        target = resolve(spec.class_path)
+    except UnresolvedError as error:
+        raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
+    signature = real_signature(target)
+    try:
+        positional = _positional(spec, signature)
+        keywords = _keywords(spec.init_args, signature)
+    except ConfigErrors:
+        raise
+    except ConfigurationError as error:
+        raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
+    filled = {name: value for name, value in (supplied or {}).items() if name not in keywords}
+    if signature is None:
+        positional = (*list(filled.values())[:1], *positional)
+    else:
+        taken = list(signature.parameters)[: len(positional)]
+        if positional and any(name in filled for name in taken):
+            # positional arguments skip the parameters that are filled in
+            rest = iter(positional)
+            names = [name for name in signature.parameters if name not in filled]
+            keywords, positional = dict(zip(names, rest, strict=False)), ()
+        keywords |= {name: value for name, value in filled.items() if name in signature.parameters}
+    try:
+        return target(*positional, **keywords)
+    except (ConfigErrors, TrainerError) as error:
+        if isinstance(error, ConfigErrors) or not isinstance(error, ConfigurationError):
+            raise
+        raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            raise
+        raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
+    except Exception as error:
+        raise ConfigErrors([Problem(spec.location, spec.path, _failure(spec, error))]) from error
+
+
+def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
+    names = list(signature.accepts) if signature is not None else []
+    return tuple(
+        _argument(names[index] if index < len(names) else "", value, signature) for index, value in enumerate(spec.args)
+    )
+
+
+def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict[str, Any]:
+    return {name: _argument(name, value, signature) for name, value in arguments.items()}
+
+
+def _argument(name: str, value: Any, signature: Signature | None) -> Any:
+    """Return one argument with nested objects instantiated, converted to its parameter's type."""
+    instance = _instantiated(value, name)
+    accepts = signature.accepts.get(name) if signature is not None else None
+    if accepts is None:
+        return instance
+    if isinstance(value, str) and has_reference(value) and not accepts.fits(instance):
+        instance = parse_tree(instance, name).plain()  # "6379" for a numeric parameter
+        if not accepts.fits(instance):
+            raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
+    return accepts.convert(instance)
+
+
+def _instantiated(value: Any, name: object) -> Any:
+    if isinstance(value, ObjectSpec):
+        return instantiate(value)
+    if isinstance(value, dict):
+        return {key: _instantiated(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_instantiated(item, name) for item in value]
+    return expand(value, name) if isinstance(value, str) else value
+
+
+def _failure(spec: ObjectSpec, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    text = str(error).split("\n---")[0].strip()
+    return f"{spec.class_path} cannot be made: {type(error).__name__}: {text}{where}"
+
+
+def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
+    """Return `message` as a problem at the key it begins with ("amp_level: ..."), else at `section`."""
+    key = message.partition(":")[0].partition("=")[0].strip()
+    if config.source is None:
+        return Problem(SourceLocation("configuration"), section, message)
+    root, _ = apply_overrides(read_extended(config.source), config.overrides)
+    node = root.get(section) or root
+    inner = node.get(key)
+    if inner is None:
+        return Problem(node.location, section, message)
+    return Problem(inner.location, f"{section}.{key}", message.partition(":")[2].strip())

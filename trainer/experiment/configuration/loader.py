@@ -1,0 +1,226 @@
+"""Loads an experiment file into a checked `ExperimentConfig`, or reports all its problems at once.
+
+No object is created, no data is read and nothing is compiled. Modules named by class paths are imported, because
+arguments are checked against the real signatures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checks import is_whole
+from ...errors import did_you_mean
+from ...masking import remember_credentials
+from ...storage.location import is_url, url_problem
+from ..runs import run_folder
+from .class_paths import has_reference, is_dotted, wrong_reference
+from .declared_checks import FEATURES_KEYS, feature_problems, initial_problems, is_path_of_rows
+from .dotted_paths import join
+from .experiment_config import (
+    DATA_KEYS,
+    REQUIRED,
+    SECTIONS,
+    DataConfig,
+    ExperimentConfig,
+    ObjectSpec,
+    to_plain,
+)
+from .extends import read_extended
+from .object_reader import ObjectReader, missing_keys, recordable
+from .problems import ConfigErrors, Problem
+from .sections import (
+    known_metrics,
+    metric_known,
+    section_signature,
+    trainer_problems,
+    value_problems,
+)
+from .yaml_tree import Node, apply_overrides
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentConfig:
+    """Return the checked configuration of the YAML file `path`.
+
+    Args:
+        path: the file, or a run folder, whose ``config.yaml`` is read.
+        overrides: ``"a.b=c"`` strings as given to ``--set``.
+
+    Raises:
+        ConfigErrors: the configuration has problems; all of them at once.
+    """
+    path, overrides = Path(path), tuple(overrides)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        path = path / "config.yaml"
+    root, problems = apply_overrides(read_extended(path), overrides)
+    features = root.get("features")
+    reader = _Reader(problems, features is not None and features.value is not None)
+    with run_folder.project_paths(path):
+        config = reader.read(root, path, overrides)
+    if reader.objects.problems or config is None:
+        raise ConfigErrors(reader.objects.problems)
+    remember_credentials({name: to_plain(getattr(config, name)) for name in SECTIONS})
+    return config
+
+
+class _Reader:
+    """Walks the tree once, building the configuration and collecting problems."""
+
+    def __init__(self, problems: Iterable[Problem], has_features: bool) -> None:
+        self.objects = ObjectReader(problems, has_features)
+        self.has_features = has_features
+        self.add, self.refuse = self.objects.add, self.objects.refuse
+
+    def read(self, root: Node, source: Path, overrides: tuple[str, ...]) -> ExperimentConfig | None:
+        if not isinstance(root.value, dict):
+            self.refuse(root, "", f"a mapping with the keys {', '.join(SECTIONS)}")
+            return None
+        self.objects.check_keys(root, "", SECTIONS)
+        for name in missing_keys(REQUIRED, root.value, SECTIONS):
+            self.add(root.location, name, "is missing")
+        sections = {name: root.get(name) for name in SECTIONS}
+        readers: dict[str, Callable[[Node, str], Any]] = {
+            "experiment": self._experiment,
+            "seed": self._seed,
+            "run_dir": self._run_dir,
+            "mirror": self._mirror,
+            "metrics": self._metrics,
+            "data": self._data,
+            "features": self._features,
+            "init_from": self._init_from,
+            "callbacks": self._callbacks,
+            **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
+        }
+        # a null or rejected section keeps its default
+        sections = {
+            name: node for name, node in sections.items() if node and (node.value is not None or name in REQUIRED)
+        }
+        read = {name: readers.get(name, self._section_object)(node, name) for name, node in sections.items()}
+        values = {name: value for name, value in read.items() if value is not None}
+        if not all(name in values for name in REQUIRED):
+            return None
+        values.setdefault("run_dir", Path("runs") / values["experiment"])
+        places = {name: node.location for name, node in sections.items()}
+        return ExperimentConfig(**values, source=source, overrides=overrides, places=places)
+
+    # --- sections -------------------------------------------------------------------------------------------------
+
+    def _experiment(self, node: Node, path: str) -> str | None:
+        if isinstance(node.value, str) and _NAME.match(node.value):
+            return node.value
+        return self.refuse(node, path, "a name of letters, digits, '_', '-' and '.', as in wide_deep_movielens")
+
+    def _seed(self, node: Node, path: str) -> int | None:
+        if isinstance(node.value, int) and is_whole(node.value) and 0 <= node.value < 2**32:
+            return node.value
+        return self.refuse(node, path, "a whole number from 0 to 4294967295")
+
+    def _run_dir(self, node: Node, path: str) -> Path | None:
+        text = node.value
+        if isinstance(text, str) and text.strip() and text.isprintable() and not has_reference(text):
+            return Path(text)
+        return self.refuse(node, path, "the path of a folder")
+
+    def _mirror(self, node: Node, path: str) -> str | None:
+        text = node.value
+        if isinstance(text, str) and has_reference(text):
+            return text if (wrong := wrong_reference(text)) is None else self.add(node.location, path, wrong)
+        if not isinstance(text, str) or not is_url(text):
+            return self.refuse(node, path, "the URL of a folder in a store, as in s3://bucket/run")
+        if (wrong := url_problem(text)) is not None:
+            return self.add(node.location, path, wrong)
+        return text
+
+    def _init_from(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        for problem in initial_problems(node, path):
+            self.add(problem.location, problem.path, problem.message)
+        return {"path": node.value} if isinstance(node.value, str) else node.plain()
+
+    def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
+        if isinstance(node.value, dict) and "class_path" not in node.value:
+            return self.refuse(node, path, "a list of metrics, each a name, or class_path and init_args")
+        items = node.value if isinstance(node.value, tuple) else (node,)
+        names = known_metrics()
+        metrics: list[str | ObjectSpec | None] = []
+        for index, item in enumerate(items):
+            below = join(path, index) if node.is_list else path
+            if item.is_mapping or is_dotted(item.value):
+                metrics.append(self.objects.read(item, below, section="metrics"))
+            elif not isinstance(item.value, str):
+                self.refuse(item, below, "the name of a metric, or class_path and init_args")
+            elif not metric_known(item.value):
+                self.refuse(item, below, f"{', '.join(sorted(names))}, or class_path", did_you_mean(item.value, names))
+            else:
+                metrics.append(item.value)
+        return tuple(item for item in metrics if item is not None)
+
+    def _data(self, node: Node, path: str) -> DataConfig | None:
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, f"a mapping with the keys {', '.join(DATA_KEYS)}")
+        self.objects.check_keys(node, path, DATA_KEYS)
+        nodes = {key: node.get(key) for key in DATA_KEYS}
+        return DataConfig(
+            **{
+                key: self._source(child, join(path, key))
+                for key, child in nodes.items()
+                if child is not None and child.value is not None
+            }
+        )
+
+    def _source(self, node: Node, path: str) -> ObjectSpec | None:
+        """Read a dataset or stream; with features, a path to raw rows is accepted as well."""
+        text: Any = node.value
+        named = isinstance(text, str) and (has_reference(text) or is_path_of_rows(text))
+        if not self.has_features or not named:
+            return self.objects.read(node, path, section="data")
+        if wrong := wrong_reference(text):
+            return self.add(node.location, path, wrong)
+        if not has_reference(text) and not is_url(text) and not Path(text).exists():
+            return self.refuse(node, path, "a file or folder of raw rows that exists, or class_path and init_args")
+        kind = "trainer.streams.FileStream" if path == "data.stream" else "trainer.features.RawFiles"
+        return ObjectSpec(kind, {"path": text}, location=node.location, path=path)
+
+    def _features(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, f"a mapping with the keys {', '.join(FEATURES_KEYS)}")
+        self.objects.check_keys(node, path, FEATURES_KEYS)
+        columns = node.get("columns")
+        if columns is None or not isinstance(columns.value, tuple) or not columns.value:
+            return self.add(
+                node.location, join(path, "columns"), "takes a list of features, each a mapping with its kind"
+            )
+        known = all(key in FEATURES_KEYS for key in node.value)
+        for problem in feature_problems(node, path, together=known):
+            self.add(problem.location, problem.path, problem.message)
+        return node.plain()
+
+    def _callbacks(self, node: Node, path: str) -> tuple[ObjectSpec, ...] | None:
+        if not isinstance(node.value, tuple):
+            return self.refuse(node, path, "a list of callbacks, each with class_path and init_args")
+        callbacks = [self.objects.read(item, join(path, i), section="callbacks") for i, item in enumerate(node.value)]
+        return tuple(spec for spec in callbacks if spec is not None)
+
+    def _section_object(self, node: Node, path: str) -> ObjectSpec | None:
+        return self.objects.read(node, path, section=path)
+
+    def _keywords(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, "a mapping")
+        signature, supplied = section_signature(path)
+        entries = {}
+        for key, entry in node.value.items():
+            if key in supplied:
+                self.add(entry.location, join(path, key), f"is given elsewhere: {supplied[key]}")
+            else:
+                entries[key] = entry
+        free = [name for name in signature.names() if name not in supplied]
+        keywords = self.objects.read_arguments(entries, path, signature, free)
+        problems = value_problems(path, keywords) | (trainer_problems(keywords) if path == "trainer" else {})
+        for key, message in problems.items():
+            self.add(entries[key].node.location if key in entries else node.location, join(path, key), message)
+        defaults = {name: p.default for name, p in signature.parameters.items() if name in free}
+        return {**keywords, **recordable(defaults, keywords)}

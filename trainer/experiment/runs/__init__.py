@@ -1,0 +1,1 @@
+"""Runs of experiments: their folders, training, resuming, comparing."""

@@ -1,0 +1,204 @@
+"""`trainer compare RUN...` and `trainer runs`: runs side by side, and the runs of a folder."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.folder_lock import claim
+from ...checks import is_number
+from ...errors import ConfigurationError, FolderInUseError
+from ..configuration.dotted_paths import flatten
+from . import run_folder
+from .run_folder import Run
+
+_ABSENT = object()
+
+
+class Tables(str):
+    """Tables as text; a notebook shows them in a fixed-width font."""
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="overflow-x:auto">{html.escape(self)}</pre>'
+
+
+_VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")
+_NO_RESULTS = ("finished", "snapshot", "directions", "features", "drift", "seconds_before")
+_NAMES = {
+    "progress.epoch": "epochs",
+    "progress.global_step": "steps",
+    "progress.samples_seen": "rows",
+    "best loss": "best train_loss",
+    "stop_reason": "ended by",
+}
+_STATES = {
+    "limit": "finished",
+    "stream_end": "finished",
+    "idle": "finished",
+    "callback": "stopped early",
+    "user": "stopped",
+    "signal": "interrupted",
+    "non_finite": "not finite",
+    "exception": "failed",
+}
+
+
+def compare(*folders: str | Path) -> str:
+    """Return tables of what differs between runs: configuration and versions, then final results.
+
+    Columns that do not fit the terminal continue in a further table below.
+
+    Raises:
+        ConfigurationError: one of them is not a run folder.
+    """
+    runs = [Run.read(folder) for folder in folders]
+    names = [str(run.path) for run in runs]
+    versions = [{name: run.versions[name] for name in _VERSIONS if name in run.versions} for run in runs]
+    differences = _differing([flatten({**run.config, "run_dir": None}) for run in runs])
+    lines = _section("Configuration", names, differences, "the same")
+    lines += _section("Versions", names, _differing(versions), "the same")
+    heads = [*names, "difference"] if len(runs) == 2 else names
+    metrics = [run.metrics for run in runs]
+    lines += _section("Results", heads, _results(metrics), "the same" if any(metrics) else "none written yet")
+    return Tables("\n".join(lines))
+
+
+def list_runs(folder: str | Path) -> str:
+    """Return a table of the runs below a folder, newest first: state, best metric, time, size.
+
+    Raises:
+        ConfigurationError: a file of a run cannot be read.
+    """
+    paths = sorted({path.parent for path in Path(folder).rglob(run_folder.CONFIG)}, key=_started, reverse=True)
+    runs = [run for run in map(Run.read, paths) if "command" in run.versions]  # snapshots also contain a configuration
+    if not runs:
+        return f"no runs below {folder}"
+    rows = [[str(run.path), *_summary(run)] for run in runs]
+    return Tables("\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows])))
+
+
+def _started(path: Path) -> float:
+    return (path / run_folder.CONFIG).stat().st_mtime
+
+
+def _summary(run: Run) -> list[str]:
+    metrics = run.metrics
+    reason = str(metrics.get("stop_reason", "killed"))
+    state = "running" if is_running(run.path) else _STATES.get(reason.partition(":")[0], reason)
+    steps = str(metrics["progress"]["global_step"]) if metrics else ""
+    seconds = duration(metrics["seconds"]) if metrics else ""
+    size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
+    return [state, steps, _main_result(metrics), _start_time(run), seconds, f"{size / 1e6:,.1f} MB"]
+
+
+def _start_time(run: Run) -> str:
+    """Return when a run started, to the minute; the year is left out if it is this one."""
+    started = str(run.versions.get("started", ""))[:16].replace("T", " ")
+    return started.removeprefix(f"{run_folder.now()[:4]}-")
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a run holds the folder's lock; False if this process may not lock the folder."""
+    try:
+        claim(folder, "run folder").release()
+    except FolderInUseError:
+        return True
+    except (ConfigurationError, OSError):
+        return False
+    return False
+
+
+def _main_result(metrics: Mapping[str, Any]) -> str:
+    """Return a run's main metric and its best value: preferably a validation metric that is not a loss."""
+    best: Mapping[str, Any] = metrics.get("best", {})
+    order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
+    return f"{order[0]} {best[order[0]]['value']:.4g}" if order else ""
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for display: "3.7 s", "4 min 05 s", "2 h 10 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:
+    keys = dict.fromkeys(key for side in sides for key in side)
+    rows = [[key, *(side.get(key, _ABSENT) for side in sides)] for key in keys]
+    return [[key, *map(_text, values)] for key, *values in rows if any(value != values[0] for value in values)]
+
+
+def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
+    sides = [flatten(side) if side else {} for side in map(_without_places, metrics)]
+    rows = []
+    for key in dict.fromkeys(key for side in sides for key in side):
+        values = [side.get(key, _ABSENT) for side in sides]
+        if key.split(".")[0] in _NO_RESULTS or all(value == values[0] for value in values):
+            continue
+        row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]
+        if len(values) == 2:
+            row.append(f"{values[1] - values[0]:+.6g}" if all(map(is_number, values)) else "")
+        rows.append(row)
+    return rows
+
+
+def _without_places(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    best = {f"best {name}": best["value"] for name, best in metrics.get("best", {}).items()}
+    return {name: value for name, value in metrics.items() if name != "best"} | best
+
+
+def _text(value: Any) -> str:
+    return "-" if value is _ABSENT else number(value)
+
+
+def number(value: Any) -> str:
+    """Format a value for a table: floats with six significant digits, anything else with `str`."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _section(title: str, heads: list[str], rows: list[list[str]], empty: str) -> list[str]:
+    if not rows:
+        return [f"{title}: {empty}", ""]
+    return [*table([[title, *heads], *rows]), ""]
+
+
+def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
+    """Return the lines of a table. The first row is the header; columns after the first are right-aligned.
+
+    Args:
+        rows: cells; all rows have the same length.
+        columns: maximum width in characters; None: the terminal's, or unlimited without a terminal. A wider table
+            continues below with its first column repeated; words are not broken.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    room = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns
+    parts: list[list[int]] = [[]]
+    used = widths[0]
+    for column in range(1, len(widths)):
+        if parts[-1] and used + 2 + widths[column] > room:
+            parts.append([])
+            used = widths[0]
+        parts[-1].append(column)
+        used += 2 + widths[column]
+    lines: list[str] = []
+    for part in parts:
+        lines += [""] if lines else []
+        lines += _lines([[row[0], *(row[column] for column in part)] for row in rows])
+    return lines
+
+
+def _lines(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: list[str]) -> str:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        return "  ".join(cells).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return [line(rows[0]), rule, *(line(row) for row in rows[1:])]

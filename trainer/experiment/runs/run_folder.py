@@ -1,0 +1,311 @@
+"""The run folder: a run's inputs and results.
+
+    config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
+    versions.json    versions, platform, seed, command, and where the configuration came from
+    resumes.json     one entry per resume: the snapshot, and how long the processes before it took
+    checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
+    history.json     result of `fit`: losses, metrics and their steps
+    metrics.json     final results by name, stop reason, counters
+    record.jsonl     data for `trainer report`: values over steps, windows, scores, tables, timings
+
+A new run never overwrites an existing folder: it uses the next free ``NAME-2``, ``NAME-3``, ... An active run holds the
+folder's lock (`trainer.checkpoint.folder_lock`), so it cannot be resumed twice at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import durable
+from ...errors import ConfigurationError, did_you_mean
+from ...masking import mask_text
+from ...report.run_data import read_record
+from ..configuration.class_paths import import_paths
+from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.problems import Problem, SourceLocation
+from ..configuration.variables import changed, digests
+from ..configuration.yaml_tree import dump, masked, read_tree
+
+CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
+    "config.yaml",
+    "versions.json",
+    "resumes.json",
+    "history.json",
+    "metrics.json",
+    "record.jsonl",
+)
+CHECKPOINTS = "checkpoints"
+VARIABLES = "variables"  # key in versions.json and resumes.json
+DISTRIBUTION = "mindspore-trainer"
+_PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
+
+
+def claim_run_dir(wanted: Path) -> Path:
+    """Create and return a run folder: `wanted`, or with the next free number if it is in use.
+
+    Raises:
+        ConfigurationError: the folder cannot be created.
+    """
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if folder.is_dir() and number == 1 and not any(folder.iterdir()):
+                return folder
+        except OSError as error:
+            raise ConfigurationError(f"run_dir: {folder} cannot be made: {error.strerror or error}") from error
+    raise AssertionError("unreachable")
+
+
+def scratch_folder() -> Path:
+    """Return a temporary folder for records that are discarded when the process exits."""
+    folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
+    _scratch.append(folder)
+    return Path(folder.name)
+
+
+_scratch: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def remove_rejected(run_dir: Path) -> None:
+    """Remove the folder of a run rejected before its first step, unless it holds other files."""
+    for name in (CONFIG, VERSIONS, METRICS, HISTORY):
+        (run_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        run_dir.rmdir()
+
+
+def newest_run(wanted: Path) -> Path | None:
+    """Return the newest run folder that `claim_run_dir` created for `wanted`, or None."""
+    folders = []
+    for folder in wanted.parent.glob(f"{wanted.name}*") if wanted.parent.is_dir() else ():
+        suffix = folder.name[len(wanted.name) :]
+        if (folder / CONFIG).is_file() and (not suffix or (suffix[0] == "-" and suffix[1:].isdecimal())):
+            folders.append((int(suffix[1:] or 1), folder))
+    return max(folders)[1] if folders else None
+
+
+def existing_run(path: str | Path) -> Path:
+    """Return `path` as a run folder.
+
+    Raises:
+        ConfigurationError: there is no run; the message suggests the most similar name.
+    """
+    path = Path(path)
+    if (path / CONFIG).is_file():
+        return path
+    beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+    reason = f"has no {CONFIG}" if path.is_dir() else "does not exist"
+    raise ConfigurationError(f"{path} is not a run folder: it {reason}{did_you_mean(path.name, beside)}")
+
+
+def origin(path: Path) -> Path | None:
+    """Return the source file of a run folder's configuration, or None if `path` is not a run folder."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
+        return Path(config) if path.name == CONFIG or path.is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def project_paths(path: Path | None) -> Iterator[None]:
+    """Temporarily make the working directory and the folders above the configuration importable."""
+    above: list[Path] = []
+    for config in () if path is None else (path, origin(path)):
+        if config is not None:
+            above += [config.absolute(), *list(config.absolute().parents)[:2]]
+    with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
+        yield
+
+
+def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
+    """Write ``config.yaml`` and ``versions.json`` of a new run."""
+    write_config(run_dir, config)
+    record = {
+        **versions(),
+        VARIABLES: digests(config.to_dict()),
+        "seed": config.seed,
+        "command": command,
+        "defaults": sorted(config.default_paths()),
+        "config": None if config.source is None else str(config.source.absolute()),
+        "overrides": [masked(override) for override in config.overrides],
+        "cwd": str(Path.cwd()),
+        "started": now(),
+    }
+    write_json(run_dir / VERSIONS, record)
+
+
+def write_config(run_dir: Path, config: ExperimentConfig) -> None:
+    """Write the resolved configuration."""
+    header = "# The resolved configuration of this run: overrides applied, defaults filled in.\n"
+    durable.replace_file(run_dir / CONFIG, (header + dump(config.to_dict())).encode())
+
+
+def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, seconds: float) -> None:
+    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides.
+
+    Args:
+        run_dir: the run folder.
+        config: the configuration of this process, with its overrides.
+        snapshot: where the run goes on.
+        seconds: how long the earlier processes took.
+    """
+    entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
+    entry = {
+        "time": now(),
+        "snapshot": str(snapshot),
+        "overrides": [masked(override) for override in config.overrides],
+        "seconds_before": round(seconds, 3),
+        **versions(),
+        VARIABLES: digests(config.to_dict()),
+    }
+    write_json(run_dir / RESUMES, [*entries, entry])
+    if config.overrides:
+        write_config(run_dir, config)
+
+
+def changed_variables(run_dir: Path, config: ExperimentConfig) -> list[str]:
+    """Return the settings whose environment variables have other values than in the process before."""
+    known = [_read_or(run_dir / VERSIONS, {}), *_read_or(run_dir / RESUMES, [])]
+    recorded = [entry[VARIABLES] for entry in known if isinstance(entry.get(VARIABLES), dict)]
+    return changed(config.to_dict(), recorded[-1]) if recorded else []
+
+
+def seconds_before(run_dir: Path) -> float:
+    """Return how long the processes of a run took so far, as far as they wrote it down.
+
+    A process that was killed counts from the first to the last line of its record.
+    """
+    metrics, entries = _read_or(run_dir / METRICS, {}), _read_or(run_dir / RESUMES, [])
+    record = read_record(run_dir / RECORD)
+    last = entries[-1] if entries else {}
+    before_last = max(last.get("seconds_before", 0.0), 0.0)
+    if record.began is None or record.newest is None or _time(last.get("time")) > record.began:
+        return max(before_last, metrics.get("seconds", 0.0))
+    if _time(metrics.get("finished")) >= int(record.began):
+        return float(metrics["seconds"])
+    return float(before_last + record.newest - record.began)
+
+
+def _time(text: Any) -> float:
+    """Return a time in ISO 8601 as seconds since the epoch; minus infinity if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return -math.inf
+
+
+def _read_or(path: Path, default: Any) -> Any:
+    """Return what a JSON file holds, or `default` if it is missing, damaged or of another kind."""
+    with contextlib.suppress(ConfigurationError):
+        if path.is_file() and isinstance(value := read_json(path), type(default)):
+            return value
+    return default
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON atomically.
+
+    NaN and infinities become null, arrays and scalars plain numbers; credentials in strings are masked.
+    """
+    durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | bool | None) else mask_text(str(value))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The contents of a run folder, read without importing the run's classes.
+
+    Attributes:
+        path: the folder.
+        config: the resolved configuration, plain.
+        versions: content of ``versions.json``, or empty.
+        metrics: content of ``metrics.json``, or empty until the run has ended.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Run:
+        """Read the run in the folder `path`.
+
+        Raises:
+            ConfigurationError: not a run folder, or one of its files cannot be read.
+        """
+        folder = existing_run(path)
+        config = read_tree(folder / CONFIG).plain()
+        documents = {
+            name: read_json(folder / name) if (folder / name).is_file() else {} for name in (VERSIONS, METRICS)
+        }
+        for name, value in (*documents.items(), (CONFIG, config)):
+            if not isinstance(value, dict):
+                raise ConfigurationError(
+                    str(Problem(SourceLocation(str(folder / name)), "", "does not hold a mapping"))
+                )
+        return cls(folder, config, documents[VERSIONS], documents[METRICS])
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of Python, of the packages a run depends on and of the platform."""
+    installed = {}
+    for name in _PACKAGES:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = None
+    return {
+        "python": platform.python_version(),
+        **installed,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "executable": sys.executable,
+    }
+
+
+def now() -> str:
+    """Return the current UTC time in ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

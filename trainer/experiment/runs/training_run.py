@@ -1,0 +1,393 @@
+"""The commands `fit`, `online`, `evaluate` and `predict`, run from a checked configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from callbacks import Callback, ProgressBar, RunRecord
+
+from ...checkpoint.catalog import available
+from ...checkpoint.folder_lock import claim
+from ...checkpoint.saver import FOLDER
+from ...data.finite.datasets import is_arrays
+from ...distributed.launched import note_run_folder
+from ...errors import ConfigurationError, TrainerError
+from ...masking import MASK
+from ...metrics.defaults import meaning_of
+from ...metrics.predictions import activate
+from ...storage.mirror import Mirror
+from ..configuration.class_paths import expand
+from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.instantiate import Experiment, build, keyword_values
+from ..configuration.object_reader import ENV_HINT
+from ..configuration.yaml_tree import dump
+from . import run_folder
+
+if TYPE_CHECKING:
+    from ...trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays; it does not affect the result
+DRIFT_ROWS = 10_000
+SPLITS = ("test", "valid", "train")
+
+
+def fit(config: ExperimentConfig, resume: bool = False) -> Path:
+    """Train, evaluate on ``data.test`` if configured, and call the report.
+
+    Args:
+        config: a checked configuration. With `resume` its run folder is used as is; otherwise the next free one.
+        resume: continue from the last snapshot in the run folder, or start over if there is none yet.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigErrors, ConfigurationError: the experiment cannot be built or run.
+        TrainerError: the run failed.
+        KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
+    """
+    _require(config, "train", "fit")
+    return _train(config, "fit", resume)
+
+
+def online(config: ExperimentConfig, resume: bool = False) -> Path:
+    """Train on ``data.stream``; otherwise the same as `fit`."""
+    _require(config, "stream", "online")
+    return _train(config, "online", resume)
+
+
+def _require(config: ExperimentConfig, split: str, command: str) -> None:
+    if getattr(config.data, split) is None:
+        raise ConfigurationError(f"{config.source}: data.{split}: is missing; trainer {command} needs it")
+
+
+def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
+    splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
+    mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
+    # a run that was killed before its first snapshot begins as at first
+    continues = resume and bool(available(config.run_dir / FOLDER))
+    learns = command == "online" and not continues and config.features is not None
+    experiment = build(config, (*splits, "train") if learns else splits)
+    if config.init_from is not None and not continues:
+        begin = {name: value for name, value in config.init_from.items() if value is not None}
+        experiment.trainer.init_from(**{**begin, "path": expand(str(begin["path"]), "path")})
+    if learns:
+        _learn_features(experiment)
+    with contextlib.ExitStack() as held:
+
+        def take() -> str:
+            run_dir = config.run_dir if resume else run_folder.claim_run_dir(config.run_dir)
+            held.enter_context(claim(run_dir, "run folder"))
+            return str(run_dir)
+
+        run_dir = Path(experiment.trainer.group.from_main(take))
+        if run_dir != config.run_dir:
+            logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
+        config = replace(config, run_dir=run_dir)
+        try:
+            return _train_in(config, experiment, command, resume, mirror)
+        except ConfigurationError:
+            if not resume and experiment.trainer.state.progress.global_step == 0:
+                if mirror is not None:
+                    mirror.remove_started()
+                held.close()
+                run_folder.remove_rejected(run_dir)
+            raise
+        finally:
+            if mirror is not None:  # results are written after training
+                mirror.catch_up()
+
+
+def _learn_features(experiment: Experiment) -> None:
+    """Fit features that learn from data on data.train, because a stream has no end."""
+    features = experiment.trainer.features
+    earlier = experiment.datasets.pop("train", None)
+    if features is not None and not features.is_fitted and earlier is not None:
+        logger.info("features: %s learn from data.train", ", ".join(features.statistics))
+        features.fit(earlier)
+
+
+def _train_in(
+    config: ExperimentConfig, experiment: Experiment, command: str, resume: bool, mirror: Mirror | None
+) -> Path:
+    run_dir, offline, group = config.run_dir, command == "fit", experiment.trainer.group
+    trainer = experiment.trainer
+    trainer.run_dir = run_dir
+    recorded = dump(config.to_dict())
+    trainer.saver.config = recorded
+    if MASK in recorded:
+        logger.warning("the configuration holds a credential, which is not written to the run folder: %s", ENV_HINT)
+    callbacks = [*(experiment.callbacks or [ProgressBar()]), *([] if mirror is None else [mirror])]
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            callback.results = False  # the command's table shows them with those of the test
+    if group.is_main:
+        note_run_folder(run_dir)
+        callbacks.append(RunRecord(run_dir / run_folder.RECORD))
+    else:
+        run_dir = run_folder.scratch_folder()  # every rank writes records; only rank 0's are kept
+    earlier = 0.0
+    if resume and group.is_main:
+        earlier = run_folder.seconds_before(run_dir)
+        for setting in run_folder.changed_variables(run_dir, config):
+            logger.warning("another value of the environment than before this resume: %s", setting)
+        callbacks.append(_ResumeRecord(config, earlier))
+    else:
+        run_folder.write_record(run_dir, config, command)
+    logger.info("run folder: %s", config.run_dir)
+    # "auto" starts over with a warning if the run was killed before its first snapshot
+    from_where = "auto" if resume else None
+    start_time = time.monotonic()
+    results: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
+    try:
+        if offline:
+            options = keyword_values(config.fit, trainer.fit)
+            data = experiment.datasets
+            trainer.fit(
+                data["train"], valid_dataset=data.get("valid"), callbacks=callbacks, resume=from_where, **options
+            )
+        else:
+            options = keyword_values(config.online, trainer.online_train)
+            trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
+    finally:
+        results = _results(trainer)
+        outcome = _outcome(trainer, command, (earlier, time.monotonic() - start_time), results)
+        _write_results(run_dir, trainer, outcome)
+    if "test" in experiment.datasets:
+        test = evaluate_on(experiment, "test")
+        results.update({f"test_{name}": value for name, value in test.items()})
+        outcome["drift"] = _drift(experiment, "test")
+        run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+    if experiment.report is not None:
+        reported = experiment.report(trainer, run_dir)
+        if isinstance(reported, Mapping):
+            outcome["report"] = reported
+            run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+    return run_dir
+
+
+def _drift(experiment: Experiment, split: str) -> dict[str, float]:
+    """Return the drift (PSI) of each raw column of a dataset from the training rows; empty if unknown."""
+    features = experiment.trainer.features
+    if features is None or not features.is_fitted or not features.learned.profiled_rows:
+        return {}
+    try:
+        return features.drift(experiment.datasets[split], max_rows=DRIFT_ROWS)
+    except TrainerError as error:
+        logger.info("drift of data.%s is not known: %s", split, error)
+        return {}
+
+
+class _ResumeRecord(Callback):
+    """Records in the run folder which snapshot the run resumed from, once it is restored."""
+
+    def __init__(self, config: ExperimentConfig, seconds: float) -> None:
+        self._config = config
+        self._seconds = seconds
+
+    def on_load_checkpoint(self, trainer: Trainer) -> None:
+        """Write the note."""
+        config = self._config
+        run_folder.record_resume(config.run_dir, config, trainer.state.snapshot, self._seconds)
+
+
+def _results(trainer: Trainer) -> dict[str, Any]:
+    """Return the last value of each recorded metric."""
+    history = trainer.history.history if trainer.history is not None else {}
+    return {("train_loss" if name == "loss" else name): values[-1] for name, values in history.items() if values}
+
+
+def _described_features(trainer: Trainer) -> dict[str, str]:
+    """Return the class of each declared feature, by name."""
+    return {} if trainer.features is None else {f.name: type(f).__name__ for f in trainer.features.features}
+
+
+def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``metrics.json``; `seconds` are those of earlier processes and of this one."""
+    state = trainer.state
+    ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
+    return {
+        "command": command,
+        "results": results,
+        "best": {} if trainer.history is None else trainer.history.as_dict()["best"],
+        "progress": state.progress.state_dict(),
+        "stop_reason": ended,
+        "seconds": round(sum(seconds), 3),
+        "seconds_before": round(seconds[0], 3),
+        "snapshot": state.snapshot,
+        "sink_mode": trainer.sink_mode,
+        "finished": run_folder.now(),
+        "features": _described_features(trainer),
+    }
+
+
+def _write_results(run_dir: Path, trainer: Trainer, outcome: dict[str, Any]) -> None:
+    try:
+        run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+        if trainer.history is not None:
+            run_folder.write_json(run_dir / run_folder.HISTORY, trainer.history.as_dict())
+    except OSError as error:  # a full disk must not hide the error that ended the run
+        logger.error("the results cannot be written to %s: %s", run_dir, error.strerror or error)
+
+
+def evaluate_on(experiment: Experiment, split: str) -> dict[str, float]:
+    """Evaluate the trained network on one dataset of the experiment."""
+    dataset = experiment.datasets[split]
+    return experiment.trainer.evaluate(dataset, batch_size=batch_size(experiment.config, dataset))
+
+
+def batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
+    """Return the batch size for arrays; None for datasets, which are batched already."""
+    if not is_arrays(dataset):
+        return None
+    return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
+
+
+def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = None) -> tuple[str, dict[str, float]]:
+    """Evaluate the weights of a snapshot.
+
+    Args:
+        config: a checked configuration.
+        checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
+        split: "test", "valid" or "train"; None: the first of these in the configuration.
+
+    Returns:
+        The split and its metrics.
+
+    Raises:
+        ConfigurationError: the configuration has no such dataset.
+        CheckpointError: there is no intact snapshot, or it belongs to another network.
+    """
+    split = split_of(config, split)
+    experiment = build_restored(config, checkpoint, split)
+    return split, evaluate_on(experiment, split)
+
+
+def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None = None) -> tuple[str, Any]:
+    """Write predictions to `output`.
+
+    ``.csv`` has a column for each output, converted to label units (such as probabilities) if the loss defines the
+    conversion. ``.npy``, or ``.npz`` for several outputs, holds the raw network output.
+
+    Arguments and errors as in `evaluate`; also TrainerError if `output` cannot be written.
+
+    Returns:
+        The split and the shape of the predictions.
+    """
+    split = split_of(config, split)
+    experiment = build_restored(config, checkpoint, split)
+    dataset = experiment.datasets[split]
+    predictions = experiment.trainer.predict(dataset, batch_size=batch_size(config, dataset))
+    try:
+        _save_predictions(output, experiment.trainer, predictions)
+    except OSError as error:
+        reason = error.strerror or error
+        raise TrainerError(
+            f"{output}: the predictions cannot be written ({reason}); choose another --output"
+        ) from error
+    return split, tuple(part.shape for part in predictions) if isinstance(predictions, tuple) else predictions.shape
+
+
+def _save_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".csv":
+        write_predictions(output, trainer, predictions)
+    elif isinstance(predictions, tuple):
+        np.savez(output.with_suffix(".npz"), *predictions)
+    else:
+        with open(output, "wb") as file:  # np.save would add a suffix to a name without one
+            np.save(file, predictions)
+
+
+def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
+    """Write predictions as CSV with row numbers; binary predictions as probabilities.
+
+    Raises:
+        ConfigurationError: an output has more than one number per row.
+    """
+    columns = prediction_columns(trainer, predictions)
+    for name, values in columns.items():
+        if values.ndim > 1:
+            raise ConfigurationError(
+                f"{output}: output {name} has the shape {list(values.shape)}, no column of a CSV; write .npy"
+            )
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *columns])
+        count = len(next(iter(columns.values())))
+        writer.writerows(zip(range(count), *(map(float, column) for column in columns.values()), strict=True))
+
+
+def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
+    """Return predictions by name, [n, ...], in label units if the loss defines them.
+
+    Args:
+        trainer: the trainer that made the predictions.
+        predictions: the result of its `predict`: an array or a tuple of arrays.
+    """
+    tasks = () if trainer.tasks is None else trainer.tasks.tasks
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    losses = [trainer.loss_fn] if trainer.tasks is None else list(trainer.tasks.losses)
+    columns = {}
+    for index, part in enumerate(parts):
+        name = tasks[index] if index < len(tasks) else "prediction" if len(parts) == 1 else f"prediction_{index}"
+        declared = trainer.prediction_activations.get(name if tasks else "")
+        loss = losses[index] if index < len(losses) else None
+        values = activate(meaning_of(loss, declared).activation, np.asarray(part))
+        columns[name] = values.reshape(-1) if values.size == len(values) else values
+    return columns
+
+
+def split_of(config: ExperimentConfig, split: str | None) -> str:
+    """Return the name of the dataset to use: `split`, or the first of `SPLITS` in the configuration.
+
+    Raises:
+        ConfigurationError: the dataset is not configured.
+    """
+    splits = [name for name in SPLITS if getattr(config.data, name) is not None]
+    if split is None and splits:
+        return splits[0]
+    if split in splits:
+        return split
+    if not splits and config.data.stream is not None:
+        raise ConfigurationError(
+            f"{config.source}: data: has a stream alone, which has no end; give the dataset to evaluate, "
+            "as data.test in the configuration or by --set data.test.class_path=... --set data.test.init_args...=..."
+        )
+    wanted = f"no dataset {split!r}" if split else "no dataset"
+    raise ConfigurationError(f"{config.source}: data: has {wanted}; it has {', '.join(splits) or 'none'}")
+
+
+def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None) -> Experiment:
+    """Return the experiment with a snapshot's weights, averaged ones if it has any, and at most one dataset."""
+    experiment = build(config, () if split is None else (split,))
+    experiment.trainer.load(checkpoint, weights_only=True, averaged=True)
+    return experiment
+
+
+def default_checkpoint(run_dir: Path, which: str | None) -> Path:
+    """Return the requested snapshot of a run; by default the best one if marked, else the last.
+
+    Args:
+        run_dir: the run folder.
+        which: "best", "last", a path, or None.
+    """
+    if which not in (None, "best", "last"):
+        return Path(which)
+    folder = run_dir / run_folder.CHECKPOINTS
+    best = folder / "best"
+    if which == "best" or (which is None and best.is_file()):
+        return best
+    return folder
