@@ -234,6 +234,9 @@ class Supervisor:
         }
         # A process that is late for a collective is compiling or reading; the supervisor detects those that failed.
         common.setdefault("MS_CPU_COMM_OP_TIMEOUT", str(LATE_SECONDS))
+        # Seconds between two looks at who has joined; MindSpore's 3 to 5 delay every start of a job by as much.
+        common.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
+        common.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
         if job.nodes > 1:  # MindSpore would take the first network interface that it finds
             common.setdefault("MS_WORKER_IP", machines.address)
         if self._run_folder is not None:
