@@ -52,10 +52,11 @@ def test_the_readme_names_every_extra_and_fits_two_screens(project_root):
 
     parser = configparser.ConfigParser()
     parser.read(project_root / "setup.cfg")
-    readme = (project_root / "README.md").read_text("utf-8")
     extras = set(parser["options.extras_require"]) - {"test", "dev", "docs"}
-    assert {extra for extra in extras if f"`[{extra}]`" not in readme} == set()
-    assert len(readme.splitlines()) <= 120
+    for name in ("README.md", "README_CN.md"):
+        readme = (project_root / name).read_text("utf-8")
+        assert {extra for extra in extras if f"`[{extra}]`" not in readme} == set(), name
+        assert len(readme.splitlines()) <= 120
 
 
 def test_the_long_description_has_links_that_a_package_index_can_follow(project_root, tmp_path):
