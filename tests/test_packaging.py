@@ -190,6 +190,8 @@ def test_the_citation_is_valid_and_of_this_version(project_root, setup_cfg):
     assert citation["title"] == setup_cfg["metadata"]["name"]
     assert citation["license"] == setup_cfg["metadata"]["license"]
     assert str(citation["version"]) == trainer.__version__
+    released = f"## [{citation['version']}] - {citation['date-released']}"
+    assert released in (project_root / "CHANGELOG.md").read_text("utf-8").splitlines()
     assert citation["authors"]
     assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
 
