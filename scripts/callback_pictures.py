@@ -1,4 +1,6 @@
-"""Make the pictures of docs/callbacks.md from real runs on scikit-learn's digits; look at them before you commit them.
+"""Make the pictures of docs/callbacks.md from real runs on the digits.
+
+Look at them before you commit them.
 
 python scripts/callback_pictures.py docs/pictures/callbacks
 python scripts/callback_pictures.py docs/pictures/callbacks drift lines
@@ -60,7 +62,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def make(rate: Any) -> Trainer:
-    """Return a trainer of a small network that starts from the same weights every time."""
+    """Return a trainer of a small network that always starts from the same weights."""
     mindspore.set_seed(1)
     np.random.seed(1)
     net = nn.SequentialCell(nn.Dense(64, 64), nn.ReLU(), nn.Dense(64, 10))
@@ -119,7 +121,7 @@ def batch_sizes() -> str:
 
 
 def profiler(calls: int = 3) -> str:
-    """Draw the last calls of a profiler's trace as a viewer of traces does: a row for each thread."""
+    """Draw the last calls of a profiler's trace, a row for each thread."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make(1e-3)
         trainer.run_dir = Path(folder)
@@ -154,7 +156,7 @@ def profiler(calls: int = 3) -> str:
 
 
 def plateau() -> str:
-    """Draw the learning rate that ReduceLROnPlateau lowers, as LearningRateMonitor records it."""
+    """Draw the learning rate that ReduceLROnPlateau lowers."""
     train, valid = digits()
     rates = LearningRateMonitor(every=1)
     lowering = ReduceLROnPlateau(factor=0.3, patience=2)
@@ -182,7 +184,7 @@ def checkpoints() -> str:
 
 
 def skipped() -> str:
-    """Draw the loss of a run two of whose batches hold a NaN, which SkipNonFinite leaves out."""
+    """Draw the loss of a run with two batches that SkipNonFinite skips."""
     train = digits()[0]
     rows = {name: values.copy() for name, values in train.items()}
     for batch in (8, 15):
@@ -219,7 +221,7 @@ class LossRose:
 
 
 def drift() -> str:
-    """Draw the log loss of a stream whose labels turn around, and where DriftMonitor tells."""
+    """Draw the log loss of a stream that drifts, and where DriftMonitor reports it."""
     rng = np.random.default_rng(0)
     rows, changed = 20_000, 12_000
     x = rng.standard_normal((rows, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: docs/callbacks-reference.md gets an entry for every callback in `callbacks.__all__`."""
+"""MkDocs hook that adds every callback to docs/callbacks-reference.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Make the pictures of the documentation from real runs: terminal, compare, notebook, report, sweep and TensorBoard.
+"""Make the pictures of the documentation from real runs.
+
+They show terminal, compare, notebook, report, sweep and TensorBoard.
 
     python scripts/pictures.py docs/pictures --python .venv/bin/python
 
@@ -140,7 +142,10 @@ def record(command: list[str], columns: int, work: Path) -> list[str]:
 
 
 def screen(text: str) -> list[str]:
-    """Return what a terminal shows after this output: carriage returns, cursor up and erasing are obeyed."""
+    """Return the lines that a terminal shows after this output.
+
+    It obeys carriage returns, cursor up and erasing.
+    """
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
         if part == "\r":
@@ -160,7 +165,7 @@ def screen(text: str) -> list[str]:
 
 
 def draw(path: Path, lines: list[str], columns: int) -> None:
-    """Write the screen of a terminal of so many columns as SVG; longer lines go on in the next one, as there."""
+    """Write the screen of a terminal as SVG; lines wrap after `columns`."""
     wrapped = [line[start : start + columns] for line in lines for start in range(0, max(len(line), 1), columns)]
     width, height = 2 * MARGIN + round(COLUMN * columns), 2 * MARGIN + LINE * len(wrapped)
     parts = [
@@ -177,7 +182,7 @@ def draw(path: Path, lines: list[str], columns: int) -> None:
 
 
 def notebook(python: str, work: Path) -> Path:
-    """Execute a notebook in a kernel of the trainer's environment; return it as a page."""
+    """Execute a notebook in the trainer's environment; return it as a page."""
     kernel = work / "jupyter" / "kernels" / "trainer"
     kernel.mkdir(parents=True)
     arguments = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -196,7 +201,7 @@ def notebook(python: str, work: Path) -> Path:
 
 
 def tensorboard(view: Any, work: Path, folder: Path) -> None:
-    """Take pictures of the runs in TensorBoard's own server: its curves, and its table of hyperparameters."""
+    """Take pictures of TensorBoard's server: curves, table of hyperparameters."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

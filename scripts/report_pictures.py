@@ -1,4 +1,6 @@
-"""Look at a report in a real browser: pictures at 1400 and 390 pixels, light and dark, and what a test cannot see.
+"""Check a report in a real browser and take its pictures.
+
+The pictures are 1400 and 390 pixels wide, light and dark.
 
     trainer report runs/one runs/two --output report.html
     python scripts/report_pictures.py report.html docs/pictures/report

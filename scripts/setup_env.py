@@ -1,4 +1,4 @@
-"""Bring `.venv` up to date with `requirements.lock` and the project itself; do nothing when it already is.
+"""Bring `.venv` up to date with `requirements.lock` and the project.
 
     python scripts/setup_env.py
 
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def digest() -> str:
-    """Return what stands for an up-to-date `.venv`; the same from inside it as from the interpreter it is made with."""
+    """Return the digest of an up-to-date `.venv`, the same from inside and outside."""
     found = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}".encode())
     for name in INPUTS:
         found.update((ROOT / name).read_bytes())
