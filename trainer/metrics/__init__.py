@@ -1,4 +1,4 @@
-"""Metrics of predictions, for evaluation and for windows of a stream, and drift detectors.
+"""Metrics of predictions, for evaluations and windows; drift detectors.
 
 Names are imported when first used: windows and drift detectors need no MindSpore.
 """

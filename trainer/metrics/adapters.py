@@ -1,4 +1,4 @@
-"""Metric wrappers: a metric per value of a column, and MindSpore's or user metrics in windows."""
+"""Metrics by slice of a column, and foreign metrics in windows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LOWER = (
 
 
 def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
-    """Return the metric's ``higher_is_better``, with defaults for MindSpore's classes; None if unknown."""
+    """Return ``higher_is_better``, known for MindSpore's classes; None if unknown."""
     known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
     return getattr(metric, "higher_is_better", known)
 
 
 class BySlice(RowMetric):
-    """A metric for the rows of each value of a column: ``auc/site=7``, ``auc/site=12``, ...
+    """A metric for each value of a column: ``auc/site=7``, ``auc/site=12``, ...
 
     With several labels or outputs, each slice reports only the mean.
 
@@ -66,11 +66,9 @@ class BySlice(RowMetric):
         self._known: dict[str, None] = {}
 
     def clear(self) -> None:
-        """Reset all state."""
         self._slices, self._known = {}, {}
 
     def restart(self) -> None:
-        """Forget all rows but keep the set of slices."""
         self._slices = {}
 
     def expect(self, meaning: Meaning) -> None:
@@ -80,7 +78,6 @@ class BySlice(RowMetric):
                 metric.expect(meaning)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows."""
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         weights = row_weights(weights, len(labels))
         column = group_column(groups, len(labels))
@@ -106,12 +103,10 @@ class BySlice(RowMetric):
         return {f"/{self._prefix}{n}": v[""] if isinstance(v, Mapping) else v for n, v in values.items()}
 
     def close(self) -> None:
-        """Close each slice."""
         for metric in self._slices.values():
             metric.close()
 
     def merge(self, other: BySlice) -> None:
-        """Add the slices of `other`."""
         for name, metric in other._slices.items():
             if name == OTHER:
                 self._slices.setdefault(OTHER, copy.deepcopy(self._empty)).merge(metric)
@@ -119,17 +114,14 @@ class BySlice(RowMetric):
                 self._slice(name).merge(metric)
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
         for metric in self._slices.values():
             metric.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
         state = joined_states({name: metric.state_dict() for name, metric in self._slices.items()})
         return {"json": {"slices": state["json"], "known": list(self._known)}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._known = dict.fromkeys(state["json"]["known"])
         self._slices = {}
         states = split_states({"json": state["json"]["slices"], "arrays": state["arrays"]})
@@ -139,7 +131,7 @@ class BySlice(RowMetric):
 
 
 class WindowOnly:
-    """A metric with `clear`, `update` and `eval`, such as MindSpore's, over the rows of each window.
+    """Adapts a metric with `clear`, `update` and `eval` to windows.
 
     It cannot be merged or decayed, so it has no decayed and lifetime values. It reads predictions as the network
     returns them. Snapshots include its open window if it has `state_dict` and `load_state_dict`; otherwise a resumed
@@ -154,7 +146,6 @@ class WindowOnly:
         metric.clear()
 
     def restart(self) -> None:
-        """Forget all rows."""
         self.metric.clear()
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
@@ -162,7 +153,6 @@ class WindowOnly:
         self.metric.update(predictions, labels)
 
     def value(self) -> Any:
-        """Return what the metric's `eval` returns."""
         return self.metric.eval()
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +161,6 @@ class WindowOnly:
         return save() if callable(save) else {"json": None, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         load = getattr(self.metric, "load_state_dict", None)
         if callable(load) and state["json"] is not None:
             load(state)

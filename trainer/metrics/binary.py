@@ -1,4 +1,4 @@
-"""Metrics of binary labels: AUC, normalized entropy, calibration, and all of them in one pass.
+"""Metrics of binary labels: AUC, normalized entropy, calibration.
 
 Streaming, in bounded memory. With several labels (predictions and labels [B, K]) each label has its own value and the
 metric is their unweighted mean ("macro"); undefined values, such as the AUC of a label that is always 0, are skipped.
@@ -33,7 +33,7 @@ BUCKETS = 4_096  # of the AUC in windows, which are kept for three horizons
 
 
 class BinaryMetric(RowMetric):
-    """Base of binary metrics: keeps `Counts` per label and reads one value, or a dict of parts, from each.
+    """Base of binary metrics: keeps `Counts` per label and reads values from them.
 
     Args:
         link: how predictions become scores; see `trainer.metrics.predictions.check_link`.
@@ -66,7 +66,6 @@ class BinaryMetric(RowMetric):
         return self._link
 
     def clear(self) -> None:
-        """Reset all state."""
         self._counts: list[Counts] = []
 
     def score_histogram(self) -> ScoreHistogram | None:
@@ -111,7 +110,7 @@ class BinaryMetric(RowMetric):
         counts.add(scores, hard_labels(labels), weights)
 
     def value(self) -> float | dict[str, float]:
-        """Return the value; with several labels their mean under "" and each value under its index."""
+        """Return the value; of several labels "" is the mean, the index one label."""
         if len(self._counts) < 2:
             return self.read(self._counts[0] if self._counts else self.make_counts(1))
         each = [values if isinstance(values, dict) else {"": values} for values in map(self.read, self._counts)]
@@ -124,23 +123,19 @@ class BinaryMetric(RowMetric):
         return results
 
     def merge(self, other: BinaryMetric) -> None:
-        """Add the rows of `other`; its value is unchanged."""
         if not self._counts:
             self._counts = [self.make_counts(len(other._counts)) for _ in other._counts]
         for mine, counts in zip(self._counts, other._counts, strict=bool(other._counts)):
             mine.merge(counts)
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
         for counts in self._counts:
             counts.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
         return joined_states({str(label): counts.state_dict() for label, counts in enumerate(self._counts)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         states = split_states(state)
         self._counts = [self.make_counts(len(states)) for _ in states]
         for counts, of_label in zip(self._counts, states.values(), strict=True):
@@ -171,21 +166,18 @@ class Auc(BinaryMetric):
         self._buckets = whole("buckets", buckets, 2)
 
     def make_counts(self, labels: int) -> AucCounts:
-        """Return empty counts for one of `labels` labels."""
         buckets = max(2, min(self._buckets, 64 * self._buckets // labels))
         return AucCounts(buckets, max(1024, DEFAULT_BUFFER_ROWS // labels))
 
     def read(self, counts: AucCounts) -> float:
-        """Return the AUC of one label."""
         return counts.auc()
 
     def score_histogram(self) -> ScoreHistogram | None:
-        """Return the score histogram of the first label."""
         return cast(AucCounts, self._counts[0]).histogram if self._counts else None
 
 
 class BinarySumMetric(BinaryMetric):
-    """Base of the metrics computed from `BinarySums`; arguments as in `trainer.metrics.LogLoss`."""
+    """Base of metrics computed from `BinarySums`; arguments as in `LogLoss`."""
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
@@ -195,7 +187,6 @@ class BinarySumMetric(BinaryMetric):
         super().__init__(link)
 
     def make_counts(self, labels: int) -> Counts:
-        """Return empty sums."""
         return BinarySums(self.link, *self._sampling)
 
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
@@ -207,36 +198,36 @@ class BinarySumMetric(BinaryMetric):
 
 
 class NormalizedEntropy(BinarySumMetric):
-    """Log loss over the entropy of the observed base rate (He et al. 2014); NaN when all labels are equal.
+    """Log loss over the entropy of the observed base rate (He et al. 2014).
 
-    Below 1 the predictions are better than always predicting the base rate. Arguments and errors as in `LogLoss`.
+    Below 1 the predictions are better than always predicting the base rate. NaN when all labels are equal. Arguments
+    and errors as in `LogLoss`.
     """
 
     name = "normalized_entropy"
     higher_is_better = False
 
     def read(self, counts: BinarySums) -> float:
-        """Return the normalized entropy of one label."""
         return counts.normalized_entropy
 
 
 class Calibration(BinarySumMetric):
-    """Sum of predicted probabilities over the number of positives; 1 is perfect, NaN without positives.
+    """Sum of predicted probabilities over the number of positives; 1 is perfect.
 
-    Arguments and errors as in `LogLoss`.
+    NaN without positives. Arguments and errors as in `LogLoss`.
     """
 
     name = "calibration"
 
     def read(self, counts: BinarySums) -> float:
-        """Return the calibration of one label."""
         return counts.calibration
 
 
 class BinaryMetrics(BinarySumMetric):
-    """AUC, log loss, normalized entropy and calibration together, at a third of the cost of four metrics.
+    """AUC, log loss, normalized entropy and calibration in one pass.
 
-    `value` returns a dict with these names. Every `add` sorts its rows, so pass thousands at a time.
+    A third of the cost of four metrics. `value` returns a dict with these names. Every `add` sorts its rows, so pass
+    thousands at a time.
 
     Args:
         link, negative_sampling_rate, correct_probability: as in `LogLoss`.
@@ -266,7 +257,6 @@ class BinaryMetrics(BinarySumMetric):
         super().__init__(link, negative_sampling_rate, correct_probability)
 
     def make_counts(self, labels: int) -> JointCounts:
-        """Return empty counts."""
         return JointCounts(sums=BinarySums(self.link, *self._sampling), auc=AucCounts(self._buckets, 0))
 
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
@@ -275,11 +265,9 @@ class BinaryMetrics(BinarySumMetric):
         counts.parts["auc"].add(scores, positive, weights)
 
     def read(self, counts: JointCounts) -> dict[str, float]:
-        """Return the four values of one label."""
         sums = counts.parts["sums"]
         values = (counts.parts["auc"].auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
         return dict(zip(self.parts, values, strict=True))
 
     def score_histogram(self) -> ScoreHistogram | None:
-        """Return the score histogram of the first label."""
         return cast(JointCounts, self._counts[0]).parts["auc"].histogram if self._counts else None

@@ -37,7 +37,7 @@ class Counts(Protocol):
 
 
 class BinarySums(Sums):
-    """Sums for log loss, normalized entropy and calibration; they can be merged and decayed.
+    """Sums for log loss, normalized entropy and calibration.
 
     With link "auto" and one column, sums are kept both for probabilities and for logits, until a prediction outside [0,
     1] shows that they are logits. So the result does not depend on batch order or batch size.
@@ -62,7 +62,6 @@ class BinarySums(Sums):
         self.restart()
 
     def restart(self) -> None:
-        """Forget all rows; remember whether predictions are logits."""
         self.clear()
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
@@ -122,15 +121,12 @@ class BinarySums(Sums):
 
     @property
     def calibration(self) -> float:
-        """Sum of predicted probabilities over sum of labels; 1 is perfect, NaN without positives."""
+        """Sum of predicted probabilities over sum of labels; NaN without positives."""
         return self.mean("predicted_sigmoid" if self.logits_seen else "predicted_identity", "positives")
 
     @property
     def normalized_entropy(self) -> float:
-        """Log loss over the entropy of the observed base rate; below 1 beats predicting the base rate.
-
-        NaN if all labels are equal, because the entropy is then 0.
-        """
+        """Log loss over the entropy of the base rate; NaN if all labels are equal."""
         rate = self.mean("positives")
         if not 0.0 < rate < 1.0:
             return float("nan")
@@ -142,7 +138,6 @@ class BinarySums(Sums):
         return {**state, "json": {**state["json"], "logits_seen": self.logits_seen}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.logits_seen = bool(state["json"]["logits_seen"])
 
@@ -161,7 +156,6 @@ class AucCounts:
         self._nan_seen = False
 
     def restart(self) -> None:
-        """Forget all rows."""
         self._histogram.clear()
         self._nan_seen = False
         if self._buffer is not None:
@@ -188,14 +182,12 @@ class AucCounts:
         return self._histogram
 
     def merge(self, other: AucCounts) -> None:
-        """Add the rows of `other`; its value is unchanged."""
         self._fold()
         other._fold()
         self._histogram.merge(other._histogram)
         self._nan_seen = self._nan_seen or other._nan_seen
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
         self._fold()
         self._histogram.decay(factor)
 
@@ -204,14 +196,12 @@ class AucCounts:
             self._histogram.fold(*self._buffer.drain())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``; the arrays include unsorted rows."""
         states = {"histogram": {"json": {"nan_seen": self._nan_seen}, "arrays": self._histogram.arrays()}}
         if self._buffer is not None:
             states["waiting"] = {"json": None, **self._buffer.state_dict()}
         return joined_states(states)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         states = split_states(state)
         self._histogram.load_arrays(states["histogram"]["arrays"])
         self._nan_seen = bool(states["histogram"]["json"]["nan_seen"])
@@ -226,25 +216,20 @@ class JointCounts:
         self.parts = parts
 
     def restart(self) -> None:
-        """Forget all rows; remember how predictions are interpreted."""
         for counts in self.parts.values():
             counts.restart()
 
     def merge(self, other: JointCounts) -> None:
-        """Add the counts of `other`."""
         for name, counts in self.parts.items():
             counts.merge(other.parts[name])
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
         for counts in self.parts.values():
             counts.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
         return joined_states({name: counts.state_dict() for name, counts in self.parts.items()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         for name, of_part in split_states(state).items():
             self.parts[name].load_state_dict(of_part)

@@ -1,4 +1,4 @@
-"""Accuracy and log loss for classes, for a binary label and for several binary labels."""
+"""Accuracy and log loss, for classes and for one or several binary labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .window_metric import SumMetric
 
 
 def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
-    """Return whether axis 1 of predictions holds class scores, not scores of several binary labels.
+    """Return whether axis 1 of predictions holds class scores.
 
-    If predictions and labels have the same shape and the loss does not tell, they are classes if every label row is
-    one-hot.
+    Otherwise it holds several binary labels. If predictions and labels have the same shape and the loss does not tell,
+    they are classes if every label row is one-hot.
     """
     if predictions.ndim < 2 or predictions.shape[1] < 2:
         return False
@@ -101,7 +101,6 @@ class Accuracy(SumMetric):
             self.total["outside_unit"] += 1.0
 
     def restart(self) -> None:
-        """Forget all rows; remember whether predictions are logits."""
         outside = self.total["outside_unit"]
         self.clear()
         self.total["outside_unit"] = outside
@@ -116,7 +115,6 @@ class Accuracy(SumMetric):
         self.total["weight"] += float(entries * (rows if weights is None else weights.sum()))
 
     def value(self) -> float:
-        """Return the accuracy."""
         link = self._link if self._link != "auto" else self.meaning.activation
         unknown = link not in ("identity", "sigmoid", "softmax")
         logits = link in ("sigmoid", "softmax") or (unknown and self.total["outside_unit"] > 0)
@@ -124,7 +122,7 @@ class Accuracy(SumMetric):
 
 
 class LogLoss(BinarySumMetric):
-    """Mean negative log likelihood in nats over all rows since `clear`; NaN without rows.
+    """Mean negative log likelihood in nats over all rows; NaN without rows.
 
     With several binary labels, [B, K], the value is the mean of the labels' log losses. With classes, [B, C], a row is
     read as probabilities if it sums to 1 without negative values, else as logits, unless the loss defines which.
@@ -150,21 +148,21 @@ class LogLoss(BinarySumMetric):
         super().__init__(link, negative_sampling_rate, correct_probability)
 
     def read(self, counts: Any) -> float:
-        """Return the log loss of one binary label."""
         return counts.log_loss
 
     def clear(self) -> None:
-        """Reset all state."""
         super().clear()
         self._classes.clear()
 
     def restart(self) -> None:
-        """Forget all rows; remember whether predictions are logits."""
         super().restart()
         self._classes.clear()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add binary rows as in `BinaryMetric.add`, or [B, C] with class indices [B] or one-hot labels [B, C]."""
+        """Add binary rows (see `BinaryMetric.add`) or classes.
+
+        Classes are predictions [B, C] with class indices [B] or one-hot labels [B, C].
+        """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         two_columns = predictions.shape[1:] == (2,) and predictions.shape != labels.shape
         if are_classes(predictions, labels, self.meaning.target) and not two_columns:
@@ -174,25 +172,20 @@ class LogLoss(BinarySumMetric):
             super().add(predictions, labels, weights)
 
     def value(self) -> float | dict[str, float]:
-        """Return the log loss; with several labels their mean under "" and each value under its index."""
         return self._classes.value() if self._classes.total["weight"] else super().value()
 
     def merge(self, other: LogLoss) -> None:
-        """Add the rows of `other`."""
         super().merge(other)
         self._classes.merge(other._classes)
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows by `factor`."""
         super().decay(factor)
         self._classes.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
         return joined_states({"labels": super().state_dict(), "classes": self._classes.state_dict()})
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned."""
         states = split_states(state)
         super().load_state_dict(states["labels"])
         self._classes.load_state_dict(states["classes"])

@@ -1,4 +1,4 @@
-"""Infers the kind of target and its activation from the loss and the first rows; default metrics per kind."""
+"""Kinds of target, read from the loss and the first rows; their metrics."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
 
 
 def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
-    """Return what predictions mean, from the loss's class or its attribute ``prediction_activation``.
+    """Return what predictions mean, from the loss's class or its own declaration.
 
     Args:
-        loss_fn: the loss function, or None.
+        loss_fn: the loss function, or None; its attribute ``prediction_activation`` overrides what its class says.
         activation: the user's declaration, which overrides the loss.
 
     Raises:
@@ -53,7 +53,7 @@ def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
 
 
 def metrics_of(target: str, window: Window) -> dict[str, Any]:
-    """Return the default metrics of a kind of target, by name; empty for an unknown kind."""
+    """Return the default metrics of a kind of target; empty if it is unknown."""
     sampling = (window.link, window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
         return {"": BinaryMetrics(*sampling)}

@@ -1,4 +1,4 @@
-"""Drift detectors: test whether the mean of a sequence of losses, one per window, has changed.
+"""Drift detectors: has the mean of a sequence of losses changed?
 
 `PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. `Adwin` after A. Bifet and R.
 Gavaldà, "Learning from Time-Changing Data with Adaptive Windowing", SDM 2007. Non-finite values are ignored.
@@ -14,7 +14,7 @@ from ..checks import number, whole
 
 
 class PageHinkley:
-    """Fires when the cumulative deviation of values above their running mean exceeds a threshold.
+    """Fires when values exceed their running mean by too much in sum.
 
     A rise of the mean by d is detected after about threshold / (d - delta) values; a fall never fires. It restarts
     after firing.
@@ -56,13 +56,12 @@ class PageHinkley:
         return {"count": self._count, "mean": self._mean, "sum": self._sum, "lowest": self._lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._count, self._mean = int(state["count"]), float(state["mean"])
         self._sum, self._lowest = float(state["sum"]), float(state["lowest"])
 
 
 class Adwin:
-    """Keeps a window of values that grows while the mean is stable and shrinks when the mean changes.
+    """A window of values that grows until their mean changes, then shrinks.
 
     The window is stored as an exponential histogram, `max_buckets` buckets for each power of two, so memory and time
     grow with the logarithm of its length. The bound assumes a value range of about 1, typical of mean log losses; set
@@ -171,7 +170,6 @@ class Adwin:
         return {"levels": [[list(bucket) for bucket in level] for level in self._levels]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._levels = [[(float(total), float(squares)) for total, squares in level] for level in state["levels"]]
 
 

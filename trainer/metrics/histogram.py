@@ -40,7 +40,6 @@ class ScoreHistogram:
         self.clear()
 
     def clear(self) -> None:
-        """Reset all state."""
         self.scores = np.empty(0, np.float32)
         self.positives = np.empty(0, np.float64)
         self.negatives = np.empty(0, np.float64)
@@ -68,7 +67,7 @@ class ScoreHistogram:
             self._insert(other.scores, other.positives, other.negatives, _merge_sort)
 
     def decay(self, factor: float) -> None:
-        """Multiply every weight by `factor`; drop buckets with less than 1e-12 of the total weight."""
+        """Multiply every weight; drop buckets with less than 1e-12 of the total."""
         self.positives = self.positives * factor
         self.negatives = self.negatives * factor
         weights = self.positives + self.negatives
@@ -77,7 +76,7 @@ class ScoreHistogram:
             self.scores, self.positives, self.negatives = self.scores[keep], self.positives[keep], self.negatives[keep]
 
     def auc(self) -> float:
-        """Return the area under the ROC curve with ties counted half; NaN unless both classes were seen."""
+        """Return the area under the ROC curve, ties counted half; NaN for one class."""
         positives, negatives = self.positives.sum(), self.negatives.sum()
         if not (positives > 0 and negatives > 0):
             return float("nan")
@@ -137,7 +136,7 @@ def _argsort(scores: np.ndarray) -> np.ndarray:
 
 
 def _merge_sort(scores: np.ndarray) -> np.ndarray:
-    """Return the indexes that sort two ascending runs; timsort detects and merges runs in linear time."""
+    """Return the indexes that sort two ascending runs, in linear time by timsort."""
     return np.argsort(scores, kind="stable")
 
 
@@ -153,7 +152,7 @@ class RowBuffer:
         self._columns: list[np.ndarray] = []
 
     def push(self, *columns: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """Copy rows in and yield each full block; a block is valid until the next one is requested.
+        """Copy rows in and yield each full block, valid until the next one.
 
         Args:
             columns: arrays of equal length, shape [N, ...]; the same number and row shapes in every call. A wider dtype
@@ -180,7 +179,7 @@ class RowBuffer:
         return block
 
     def peek(self) -> tuple[np.ndarray, ...]:
-        """Return views of the buffered rows, one per column; an empty tuple before the first `push`."""
+        """Return views of the buffered rows; an empty tuple before the first `push`."""
         return tuple(column[: self.rows] for column in self._columns)
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,7 +187,6 @@ class RowBuffer:
         return {"arrays": {str(index): column.copy() for index, column in enumerate(self.peek())}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         columns = [np.asarray(column) for _, column in sorted(state["arrays"].items(), key=lambda item: int(item[0]))]
         self._columns, self.rows = [], 0
         if columns:

@@ -18,7 +18,6 @@ class WeightedMean:
         self.clear()
 
     def clear(self) -> None:
-        """Reset all state."""
         self.total, self.samples = 0.0, 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
@@ -41,16 +40,14 @@ class WeightedMean:
         return self.total / self.samples if self.samples else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
         return {"json": {"total": self.total, "samples": self.samples}, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.total, self.samples = float(state["json"]["total"]), int(state["json"]["samples"])
 
 
 class Loss(Metric):
-    """Mean loss over samples: a short last batch is weighted by its rows. NaN without samples."""
+    """Mean loss over samples: a batch is weighted by its rows. NaN without."""
 
     higher_is_better = False
 
@@ -59,7 +56,6 @@ class Loss(Metric):
         self._mean = WeightedMean()
 
     def clear(self) -> None:
-        """Reset all state."""
         self._mean.clear()
 
     @rearrange_inputs
@@ -67,8 +63,7 @@ class Loss(Metric):
         """Add a batch.
 
         Args:
-            inputs: the loss, a scalar (batch mean) or one value per row; then optionally the number of rows of a scalar
-                mean (default 1).
+            inputs: the loss, a scalar (batch mean) or one value per row; then optionally the rows of a scalar mean (1).
         """
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
@@ -78,13 +73,10 @@ class Loss(Metric):
         self._mean.update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)
 
     def eval(self) -> float:
-        """Return the mean loss."""
         return self._mean.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {}}``."""
         return self._mean.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._mean.load_state_dict(state)

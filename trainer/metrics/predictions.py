@@ -1,4 +1,4 @@
-"""Conversion of predictions, labels, weights and groups for metrics, and combined metric states."""
+"""Predictions, labels, weights and groups as arrays; states of metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
-    """Return a Tensor, array or sequence as an array; half-precision floats become float32.
+    """Return a Tensor, array or sequence as an array; half floats become float32.
 
     Raises:
         DataError: not numeric.
@@ -88,7 +88,7 @@ def named_values(name: str, value: Any) -> dict[str, float]:
 
 
 def joined_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine states by name, each ``{"json": ..., "arrays": {name: array}}``, into one of the same form."""
+    """Combine states ``{"json": ..., "arrays": {name: array}}`` into one."""
     arrays = {f"{index}.{key}": a for index, state in enumerate(states.values()) for key, a in state["arrays"].items()}
     return {"json": [[name, state["json"]] for name, state in states.items()], "arrays": arrays}
 
@@ -153,7 +153,7 @@ def check_activation(argument: str, activation: Any) -> Activation | None:
 
 
 def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarray:
-    """Convert predictions to label units: [B, ...], float64; returned unchanged without an activation."""
+    """Convert predictions [B, ...] to units of the label, float64."""
     if activation in (None, "identity"):
         return predictions
     if callable(activation):

@@ -31,11 +31,11 @@ HORIZONS = ("window", "decayed", "lifetime")
 
 
 class PrequentialMetrics:
-    """Metrics of predictions made before the update, over the window, the decayed past and the lifetime.
+    """Metrics of predictions made before the update, over three horizons.
 
-    Rows are processed in blocks of about ten thousand, so `update` is cheap. Rows with a NaN prediction or label are
-    excluded and counted. Results do not depend on batch sizes, and a run restored from `state_dict` gives the same
-    values as an uninterrupted one.
+    The window, the decayed past and the lifetime. Rows are processed in blocks of about ten thousand, so `update` is
+    cheap. Rows with a NaN prediction or label are excluded and counted. Results do not depend on batch sizes, and a run
+    restored from `state_dict` gives the same values as an uninterrupted one.
 
     Args:
         metrics: metrics by name: a `WindowMetric`, or an object with `clear`, `update` and `eval`, which is reported
@@ -75,7 +75,7 @@ class PrequentialMetrics:
         return tuple(sorted({metric.group for metric in windows if metric.group is not None}))
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better, by result name; slices, which depend on the rows, are not listed."""
+        """Return whether higher is better, by result name; slices are not listed."""
         names: dict[str, Direction] = {}
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
@@ -160,7 +160,7 @@ class PrequentialMetrics:
         logger.warning("windows go on without %s, which cannot read these rows: %s", shown, error)
 
     def close_window(self) -> dict[str, float]:
-        """Close the window: fold it into the past, start an empty one, and return all metrics.
+        """Add the window to the past, start an empty one, and return all metrics.
 
         Returns:
             ``{window,decayed,lifetime}_<name>`` for every metric; window_rows, window_nan_rows and lifetime_rows. An
@@ -199,15 +199,15 @@ class PrequentialMetrics:
         return results
 
     def score_table(self) -> dict[str, Any] | None:
-        """Return calibration and score distribution of the decayed past (see `trainer.metrics.score_table`)."""
+        """Return the `score_table` of the decayed past."""
         return score_table(horizons["decayed"] for horizons in self._metrics.values() if "decayed" in horizons)
 
     def peek(self) -> dict[str, float]:
-        """Return what `close_window` would, without side effects; as costly as closing a window."""
+        """Return what `close_window` would, without closing it; just as costly."""
         return copy.deepcopy(self).close_window()
 
     def take_window(self) -> dict[str, Any]:
-        """Remove the open window and return its state, ``{"json": ..., "arrays": ...}``, for `put_window`."""
+        """Remove the open window and return its state, for `put_window`."""
         self._drain()
         state = joined_states({name: horizons["window"].state_dict() for name, horizons in self._metrics.items()})
         counts = {name: self._counts[name] for name in ("window_rows", "window_nan_rows")}
@@ -293,7 +293,7 @@ def _nan_rows(array: np.ndarray) -> np.ndarray:
 
 
 def _text_to_codes(column: np.ndarray) -> np.ndarray:
-    """Return strings as code points, uint32 [N, width], because tensor files hold only numbers."""
+    """Return strings as code points, uint32 [N, width]: files hold only numbers."""
     return column.view(np.uint32).reshape(len(column), -1 if len(column) else 1) if column.dtype.kind == "U" else column
 
 

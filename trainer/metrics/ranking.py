@@ -43,7 +43,7 @@ class Ranked(NamedTuple):
 
 
 class GroupMetric(RowMetric):
-    """Base of the metrics by group: keeps the rows of the open window, and two sums for past windows.
+    """Base of metrics by group: rows of the open window, sums of past ones.
 
     If a window has more than `capacity` rows, whole groups are dropped by a hash of the group. The value is then that
     of a random sample of groups, independent of row order. A group larger than half of the capacity is itself
@@ -70,7 +70,6 @@ class GroupMetric(RowMetric):
         self.clear()
 
     def clear(self) -> None:
-        """Reset all state."""
         self._total = self._weight = 0.0
         self._forget_rows()
 
@@ -160,7 +159,7 @@ class GroupMetric(RowMetric):
         return float(np.dot(values[counted], weight[counted])), float(weight.sum())
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return value and weight of each group, float64 [G] each; weight 0 if the value is undefined."""
+        """Return value and weight of each group, float64 [G]; weight 0 if undefined."""
         raise NotImplementedError
 
     def value(self) -> float:
@@ -175,7 +174,7 @@ class GroupMetric(RowMetric):
         self._forget_rows()
 
     def merge(self, other: GroupMetric) -> None:
-        """Add the sums of `other`, and its open rows to the open rows here: a group may have rows in both."""
+        """Add the sums of `other` and its open rows: a group may have rows in both."""
         self._total, self._weight = self._total + other._total, self._weight + other._weight
         if other._bound < self._bound:
             columns, self._bound = self._columns(), other._bound
@@ -190,7 +189,6 @@ class GroupMetric(RowMetric):
         self._blocks = [(*columns[:3], columns[3] * factor) for columns in self._blocks]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
         names = ("keys", "scores", "labels", "weights")
         columns = dict(zip(names, self._columns(), strict=True))
         return {
@@ -205,7 +203,6 @@ class GroupMetric(RowMetric):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.clear()
         saved, arrays = state["json"], state["arrays"]
         self._total, self._weight = float(saved["total"]), float(saved["weight"])
@@ -214,7 +211,7 @@ class GroupMetric(RowMetric):
 
 
 class Gauc(GroupMetric):
-    """AUC of each group, averaged with the weight of its rows: sum of w AUC over sum of w.
+    """AUC of each group, averaged with its weight: sum of w AUC over sum of w.
 
     Groups with a single class have no AUC and are skipped. By user and weighted by impressions it is the GAUC of H. Zhu
     et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. Arguments as in `GroupMetric`.
@@ -223,7 +220,6 @@ class Gauc(GroupMetric):
     name = "gauc"
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return AUC and weight of each group."""
         positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
         positives, negatives = np.bincount(rows.group, positive), np.bincount(rows.group, negative)
         tied = np.bincount(rows.tie, negative)  # of each run of equal scores
@@ -259,12 +255,11 @@ class FirstK(GroupMetric):
 
 
 class RecallAtK(FirstK):
-    """Share of a group's positives among its k highest scores, averaged over groups. Arguments: k, group."""
+    """Share of a group's positives in its top k, averaged over groups."""
 
     name = "recall"
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return recall and weight of each group."""
         size, positions, positives = self._in_first_k(rows)
         group_of_tie = rows.group[rows.tie_first]
         total = np.bincount(rows.group, rows.labels)
@@ -273,7 +268,7 @@ class RecallAtK(FirstK):
 
 
 class HitRateAtK(FirstK):
-    """Share of groups with a positive among their k highest scores. Arguments: k, group.
+    """Share of groups with a positive in their top k.
 
     If ties straddle position k, counts the probability of a hit: 1 - C(n - p, m) / C(n, m) for m positions among n rows
     with p positives.
@@ -282,7 +277,6 @@ class HitRateAtK(FirstK):
     name = "hit_rate"
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return the probability of a hit and the weight of each group."""
         size, positions, positives = self._in_first_k(rows)
         missed = np.ones(len(size))
         for draw in range(min(self.k, int(positions.max()))):
@@ -296,11 +290,12 @@ class HitRateAtK(FirstK):
 
 
 class Ndcg(FirstK):
-    """Normalized discounted cumulative gain at k, averaged over groups (Järvelin and Kekäläinen 2002).
+    """Normalized discounted cumulative gain at k, averaged over groups.
 
-    The gain of a row is its label, its discount 1 / log2(position + 1); the ideal order of the same rows gives 1. Equal
-    scores share the discounts of their positions, as in F. McSherry and M. Najork, "Computing Information Retrieval
-    Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008. Arguments: k, group.
+    After Järvelin and Kekäläinen 2002: the gain of a row is its label, its discount 1 / log2(position + 1); the ideal
+        order
+    of the same rows gives 1. Equal scores share the discounts of their positions, as in F. McSherry and M. Najork,
+    "Computing Information Retrieval Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
     """
 
     name = "ndcg"
@@ -311,7 +306,6 @@ class Ndcg(FirstK):
         return labels.astype(np.float32)
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return NDCG and weight of each group."""
         discount = np.where(rows.rank < self.k, 1.0 / np.log2(rows.rank + 2.0), 0.0)
         size = np.bincount(rows.tie)
         shared = (np.bincount(rows.tie, discount) / size)[rows.tie]

@@ -1,4 +1,4 @@
-"""Metrics by name: those of this folder, registered by their attribute ``name``, and MindSpore's.
+"""Metrics by name: those of this folder by their attribute ``name``, MindSpore's.
 
 The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every MindSpore metric
 works by name or as an instance, and the metrics here work in `mindspore.Model`.
@@ -104,14 +104,14 @@ def update_metrics(
     num_samples: int,
     columns: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Update each metric with its outputs of an evaluation network, as `mindspore.Model` does.
+    """Update each metric with its outputs of an evaluation network.
 
     Args:
         metrics: metrics from `get_metrics`.
         outputs: outputs of the evaluation network; Tensors or arrays.
-        eval_indexes: positions of loss, prediction and label in `outputs`; `Loss` gets the loss, every other metric
-            prediction and label. None gives `Loss` the first output and every other metric all of them, from which
-            its own indexes (`Metric.set_indexes`) choose.
+        eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`; `Loss` gets the
+            loss, every other metric prediction and label. None gives `Loss` the first output and every other metric all
+            of them, from which its own indexes (`Metric.set_indexes`) choose.
         num_samples: rows in the batch, by which the loss is weighted.
         columns: host columns of the batch by name, for metrics that read the group of each row.
 
@@ -174,7 +174,7 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
-    """Return whether higher is better (None: unknown) for each value of `metrics`, by name.
+    """Return whether higher is better, by name of each value; None: unknown.
 
     Values of single classes, labels and slices are not listed; they have the metric's direction.
     """
@@ -264,13 +264,13 @@ def _canonical(name: str) -> str:
 
 
 def _name_of(kind: type) -> str:
-    """Return MindSpore's name of a class ("top_1_accuracy"), else the class name in snake case."""
+    """Return MindSpore's name of a class, else the class name in snake case."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
     return _KNOWN_CLASSES.get(kind.__name__, snake)
 
 
 def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Split `name` into its task, the longest that matches, and the rest; ("", `name`) without one."""
+    """Split `name` into its task, the longest that matches or "", and the rest."""
     fitting = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
     task = max(fitting, key=len, default="")
     return task, name[len(task) + 1 :] if task else name
@@ -316,7 +316,7 @@ def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, task
 
 
 def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
-    """Return the declared activations by task; a single-task network uses an empty name.
+    """Return the declared activations by task; "" is the only task.
 
     Raises:
         ConfigurationError: neither an activation nor a dict of them by task.
@@ -334,6 +334,6 @@ def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activat
 
 
 def of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics of one task by their own names; all of them for the only task, the empty string."""
+    """Return the metrics of one task by their own names; "" is the only task."""
     split = {name: split_task(name, tasks) for name in metrics}
     return {split[name][1]: metric for name, metric in metrics.items() if split[name][0] == task}

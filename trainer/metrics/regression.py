@@ -1,4 +1,4 @@
-"""Regression metrics: mean absolute error, root mean squared error, bias, R2, and Poisson deviance of counts.
+"""Regression metrics: MAE, RMSE, bias, R2, and Poisson deviance of counts.
 
 Predictions and labels have the same shape, up to axes of length 1. A metric is computed for every output, which is a
 column of labels [B, K] (or an entry of [B, ...]), and averaged over outputs: scikit-learn's "uniform_average". In
@@ -17,7 +17,7 @@ from .window_metric import SumMetric
 
 
 class OutputMetric(SumMetric):
-    """Base of regression metrics: sums for each output, float64 [K], and "weight", the sum of the row weights."""
+    """Base of regression metrics: sums per output, float64 [K], and of weights."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows.
@@ -52,7 +52,7 @@ class OutputMetric(SumMetric):
             self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return each row's contribution to the sum, float64 [B, K]; for metrics with one sum besides the weight."""
+        """Return each row's part of the one sum besides the weight, float64 [B, K]."""
         raise NotImplementedError
 
     def value(self) -> float:
@@ -68,42 +68,41 @@ class Mae(OutputMetric):
     sums = ("weight", "absolute")
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return absolute errors."""
         return np.abs(predictions - labels)
 
 
 class Rmse(OutputMetric):
-    """Root mean squared error: the root of sum of w (p - y)^2 over sum of w; the mean over outputs."""
+    """Root mean squared error in units of the label; the mean over outputs.
+
+    The root of sum of w (p - y)^2 over sum of w.
+    """
 
     name = "rmse"
     higher_is_better = False
     sums = ("weight", "squared")
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return squared errors."""
         return (predictions - labels) ** 2
 
     def value(self) -> float:
-        """Return the error, in units of the label; NaN without rows."""
         return float(np.mean(np.sqrt(self.mean("squared"))))
 
 
 class Bias(OutputMetric):
-    """Mean of prediction minus label; the mean over outputs. Above 0 the network overestimates."""
+    """Mean of prediction minus label over outputs; above 0: overestimated."""
 
     name = "bias"
     sums = ("weight", "error")
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return errors."""
         return predictions - labels
 
 
 class PoissonDeviance(OutputMetric):
-    """Mean Poisson deviance of counts, 2 (y log(y / p) - y + p); the mean over outputs. 0 is perfect.
+    """Mean Poisson deviance of counts, 2 (y log(y / p) - y + p); 0 is perfect.
 
-    P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above 0; log-rates
-    (`nn.PoissonNLLLoss()`) are converted to rates beforehand.
+    The mean over outputs. P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above
+    0; log-rates (`nn.PoissonNLLLoss()`) are converted to rates beforehand.
 
     Raises:
         DataError: a rate that is not above 0, or a label below 0.
@@ -114,7 +113,6 @@ class PoissonDeviance(OutputMetric):
     sums = ("weight", "deviance")
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return deviances."""
         if not (predictions.min() > 0 and labels.min() >= 0):
             raise DataError(
                 "PoissonDeviance takes rates above 0 and counts not below 0; received predictions from "
@@ -126,12 +124,13 @@ class PoissonDeviance(OutputMetric):
 
 
 class R2(OutputMetric):
-    """Coefficient of determination, 1 - sum of w (p - y)^2 over sum of w (y - mean y)^2; the mean over outputs.
+    """Coefficient of determination; the mean over outputs.
 
-    1 is perfect; 0 is as good as predicting the mean label of these rows. Outputs whose labels are all equal have no R2
-    and are skipped; NaN if no output has one. The squared deviation of the labels from their mean is kept, merged as in
-    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
-    1979, because a difference of two large sums would lose precision.
+    1 - sum of w (p - y)^2 over sum of w (y - mean y)^2: 1 is perfect, 0 as good as predicting the mean label of these
+    rows. Outputs whose labels are all equal have no R2 and are skipped; NaN if no output has one. The squared deviation
+    of the labels from their mean is kept, merged as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a
+    Pairwise Algorithm for Computing Sample Variances", 1979, because a difference of two large sums would lose
+    precision.
     """
 
     name = "r2"
@@ -139,14 +138,12 @@ class R2(OutputMetric):
     sums = ("weight", "squared", "label_mean", "label_spread")
 
     def add_outputs(self, predictions: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
-        """Add rows: predictions and labels float64 [B, K], weights float64 [B]."""
         weight = float(weights.sum())
         if weight:
             mean = weights @ labels / weight
             self._join(weight, weights @ (predictions - labels) ** 2, mean, weights @ (labels - mean) ** 2)
 
     def merge(self, other: R2) -> None:
-        """Add the rows of `other`."""
         self._join(*(other.total[name] for name in self.sums))
 
     def _join(self, weight: float, squared: Any, mean: Any, spread: Any) -> None:
@@ -168,7 +165,6 @@ class R2(OutputMetric):
         self.total["label_mean"] = mean
 
     def value(self) -> float:
-        """Return R2."""
         squared, spread = np.atleast_1d(self.total["squared"], self.total["label_spread"])
         known = spread > 0
         return float(np.mean(1.0 - squared[known] / spread[known])) if known.any() else float("nan")

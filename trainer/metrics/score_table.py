@@ -1,4 +1,4 @@
-"""Calibration and score distribution of a binary target, from the histogram of its AUC."""
+"""Calibration and score distribution of a binary target."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ THRESHOLDS = 101
 
 
 def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
-    """Return calibration and distribution of the first of `metrics` with a score histogram; None without one.
+    """Return calibration and distribution of the first metric with a histogram.
 
-    Logits are converted to probabilities. Calibration groups are consecutive in score and of about equal weight.
+    None without one. Logits are converted to probabilities. Calibration groups are consecutive in score and of about
+    equal weight.
 
     Returns:
         - "predicted", "observed", "weight": mean prediction, share of positives and row weight of each group;

@@ -1,4 +1,4 @@
-"""When the windows of a stream close: `Window` is the user's setting, `WindowClock` implements it."""
+"""When the windows of a stream close: the user's `Window` and its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .binary_counts import BinarySums
 
 @dataclass(frozen=True)
 class Window:
-    """When a metric window closes, and how predictions, labels and groups are read. Give exactly one span.
+    """When a metric window closes, and how rows are read; give exactly one span.
 
     Args:
         rows: close whenever a multiple of this many trained rows is crossed.
@@ -80,7 +80,7 @@ class Window:
 
 
 class WindowClock:
-    """Decides when windows close; to be called after each call of the training program."""
+    """Decides after each call of the training program whether the window closes."""
 
     def __init__(self, window: Window) -> None:
         self.unit, self.n = window.span
@@ -104,8 +104,7 @@ class WindowClock:
         Args:
             rows_seen: rows trained on so far.
             wall: the clock given to `start`.
-            event_time: latest event time among the rows just trained on, seconds since the epoch; NaN or None if they
-                have none.
+            event_time: latest event time of the rows just trained on, seconds since the epoch; NaN or None without one.
 
         Raises:
             DataError: windows use event time and the first rows have none.
@@ -143,7 +142,7 @@ class WindowClock:
         return {"unit": self.unit, "n": self.n, "mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
-        """Restore what `state_dict` returned; for another span, start with an empty window.
+        """Restore what `state_dict` returned; another span starts an empty window.
 
         Without a clock (`wall` None) a window of seconds continues from the first call of `closed`.
         """

@@ -1,10 +1,8 @@
-"""The metric interface: rows in, named numbers out; metrics can be merged, decayed and saved.
+"""The metric interface: rows in, named numbers out.
 
 `WindowMetric` is the protocol for windows of a stream. `RowMetric` is the base of the metrics here, which work in
 `evaluate`, windows and `mindspore.Model`. A metric does not know about windows: the run decides which rows it gets and
-how past horizons are kept.
-
-A metric with a `name` in a file of this folder is available by that name; no other change is needed.
+how past horizons are kept. A metric with a `name` in a file of this folder is available by that name.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class WindowMetric(Protocol):
         """Return the value over all rows since `restart`; NaN if undefined."""
 
     def close(self) -> None:
-        """End the window: later rows belong to different groups, even if the group values are the same."""
+        """End the window: later rows belong to other groups, even of the same value."""
 
     def merge(self, other: Any) -> None:
         """Add the rows of `other`, a metric of the same class and options."""
@@ -59,7 +57,7 @@ class WindowMetric(Protocol):
 
 
 class RowMetric(Metric):
-    """Base of the metrics of this package: a `WindowMetric` that is a `mindspore.train.Metric` too.
+    """Base of this package's metrics: a `WindowMetric` and a MindSpore `Metric`.
 
     Attributes:
         name: its name in a list of metrics; None: from the class name.
@@ -112,7 +110,6 @@ class RowMetric(Metric):
         raise NotImplementedError
 
     def eval(self) -> float | dict[str, float]:
-        """Return `value()`."""
         return self.value()
 
     def value(self) -> float | dict[str, float]:
