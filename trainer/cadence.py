@@ -23,7 +23,7 @@ _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 
 
 class Every:
-    """A cadence as a value: every n optimizer steps, samples, finished epochs or seconds.
+    """A cadence: every n optimizer steps, samples, finished epochs or seconds.
 
     With steps, samples and epochs it is due when a multiple of n was *crossed* since the last check, so a call that
     trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds after it last fired.
@@ -58,7 +58,7 @@ class Every:
         self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
 
     def due(self, progress: Counters) -> bool:
-        """Return whether the cadence has been crossed since the last call that returned True (or `start`)."""
+        """Return whether the cadence was crossed since it was last due."""
         if self._counter is None:
             now = time.monotonic()
             if self._mark is None:
@@ -93,9 +93,9 @@ class Every:
 
 
 def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
-    """Return the caller's own cadence: a whole number means optimizer steps, None means `default`.
+    """Return a copy of `value`: an `Every`, a number of optimizer steps, or None.
 
-    An `Every` is copied, so that two callbacks sharing one do not move each other's mark.
+    None means `default`. A copy, so that two callbacks sharing one do not move each other's mark.
 
     Raises:
         ConfigurationError: `value` is neither, or the number is not positive.

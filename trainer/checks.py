@@ -1,4 +1,4 @@
-"""Checks of arguments; errors say what was received, what is accepted, and the nearest valid choice.
+"""Checks of arguments: what was received, what is accepted, the nearest choice.
 
 Every function returns the checked value or raises ConfigurationError. `place` is the argument's name in the message:
 "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
@@ -50,11 +50,11 @@ def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = F
 def whole(
     place: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
 ) -> Any:
-    """Return `value` as int if it is a whole number from `least` to `most` (or None if `optional`).
+    """Return `value` as int if it is a whole number within the bounds.
 
     Args:
         place: how messages name the argument.
-        value: what was received.
+        value: the argument.
         least: smallest accepted value.
         most: largest accepted value, or None.
         optional: whether None is accepted.
@@ -82,11 +82,11 @@ def number(
     optional: bool = False,
     what: str = "a number",
 ) -> Any:
-    """Return `value` as float if it is a real number within the bounds (or None if `optional`).
+    """Return `value` as float if it is a real number within the bounds.
 
     Args:
         place: how messages name the argument.
-        value: what was received.
+        value: the argument.
         least: smallest accepted value.
         above: bound that the value must exceed.
         most: largest accepted value.
@@ -117,7 +117,7 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
 
 
 def seconds(place: str, value: Any) -> float | None:
-    """Return a duration in seconds, from a number, a timedelta, or "[DD:]HH:MM:SS"; None stays None.
+    """Return a duration in seconds: a number, a timedelta, "[DD:]HH:MM:SS" or None.
 
     Raises:
         ConfigurationError: it is none of these, or not above 0.
@@ -136,7 +136,7 @@ def seconds(place: str, value: Any) -> float | None:
 
 
 def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
-    """Return the wall-time limit of a call in seconds, given in one of two ways, or None.
+    """Return the limit of a call in seconds from one of two arguments, or None.
 
     Raises:
         ConfigurationError: both are given, or `max_time` is not a duration.
@@ -147,7 +147,7 @@ def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
 
 
 def batches(name: str, value: Any, *, least: int = 1) -> None:
-    """Check a number of batches (whole, >= `least`), a share of them (above 0, at most 1.0), or None.
+    """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None.
 
     Raises:
         ConfigurationError: it is neither.
@@ -219,7 +219,7 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def steps_per_call(dataset_sink_mode: Any, sink_size: Any) -> int | None:
-    """Return the steps per call of the program: 1 without sink mode, None to choose, else `sink_size`.
+    """Return the steps per call: 1 without sink mode, None to choose, or the size.
 
     Raises:
         ConfigurationError: a sink size that is neither -1 nor a whole number >= 1. TypeError: a mode that is not a

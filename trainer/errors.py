@@ -1,4 +1,4 @@
-"""The trainer's documented exceptions, and the nearest-name search for their messages."""
+"""The trainer's exceptions, and the nearest name for their messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TrainerError(Exception):
-    """Base of every documented exception of this package. Its text shows no credentials.
+    """Base of all exceptions of this package; its text shows no credentials.
 
     Attributes:
-        rank: the process with the problem, where all processes of a job raise the error together; else None.
+        rank: the process with the problem, if all processes of a job raise the error together; else None.
     """
 
     rank: int | None = None
@@ -36,11 +36,11 @@ class TrainerError(Exception):
 
 
 class ConfigurationError(TrainerError, ValueError):
-    """An invalid argument, option or configuration value; raised before anything is compiled."""
+    """An invalid argument or configuration, found before anything is compiled."""
 
 
 class DataError(TrainerError, ValueError):
-    """A dataset or stream delivered unusable data; the message names column and position."""
+    """Unusable data of a dataset or stream; the message names column and position."""
 
 
 class GraphError(TrainerError, RuntimeError):
@@ -64,15 +64,15 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class FolderInUseError(CheckpointError, ConfigurationError):
-    """Another run writes to the folder; the message names its process, host and start time."""
+    """Another run writes to the folder: the message names process, host and start."""
 
 
 class StreamError(TrainerError, RuntimeError):
-    """A stream source failed permanently: retries are used up or too many records were bad."""
+    """A stream failed for good: retries are used up, or too many records are bad."""
 
 
 def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) -> str | None:
-    """Return the choice that contains all words of `name`, else the one with the fewest edits.
+    """Return the choice with all words of `name`, else that with the fewest edits.
 
     Args:
         name: what was received.
@@ -94,7 +94,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
 
 
 def _edits(name: str, choice: str) -> int:
-    """Return the number of inserted, deleted, replaced or transposed letters (Damerau 1964)."""
+    """Return the inserted, deleted, replaced or swapped letters (Damerau 1964)."""
     before, row = [0] * (len(choice) + 1), list(range(len(choice) + 1))
     for i, letter in enumerate(name, 1):
         earlier, before, row = before, row, [i]

@@ -1,4 +1,4 @@
-"""Masks credentials in text, found by the name before them, by their place in a URL, or because they are remembered.
+"""Masks credentials in text: by name, by place in a URL, or remembered ones.
 
 All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """
@@ -26,7 +26,7 @@ _remembered: dict[str, None] = {}
 
 
 def is_secret(name: object) -> bool:
-    """Return whether a value with this name (a key, an argument, a dotted path) is a credential."""
+    """Return whether a key, argument or dotted path of this name is a credential."""
     return isinstance(name, str) and _NAMED.search(name) is not None
 
 
@@ -37,11 +37,13 @@ def remember_secret(value: object) -> None:
 
 
 def remember_credentials(value: Any, name: object = "") -> None:
-    """Mask the credentials in a plain `value` from now on: values with a secret name, and passwords in URLs.
+    """Mask the credentials in a plain `value` from now on.
+
+    These are values with a secret name, and passwords in URLs.
 
     Args:
-        value: what a configuration may hold.
-        name: the name it stands under.
+        value: a configuration value.
+        name: its key.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -67,13 +69,13 @@ def mask_text(text: str) -> str:
 
 
 def mask_value(value: Any, name: object = "") -> Any:
-    """Return a plain `value` (mappings, lists, scalars) with its credentials masked.
+    """Return a plain `value` (mappings, lists, scalars), credentials masked.
 
     References ``${env:NAME}`` reveal nothing and stay unchanged.
 
     Args:
-        value: what a configuration may hold.
-        name: the name it stands under.
+        value: a configuration value.
+        name: its key.
     """
     if isinstance(value, Mapping):
         return {key: mask_value(item, key) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""The mutable training state: counters (`Progress`) and the results of the last step, window, evaluation."""
+"""The training state: counters, and results of the last step and evaluation."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Stateful:
         raise NotImplementedError
 
     def merge_on_main(self, group: Any) -> None:
-        """Move each rank's own counts to rank 0; all ranks call it together before a snapshot."""
+        """Move each rank's own counts to rank 0; a collective call before a snapshot."""
 
     def clear_on_followers(self) -> None:
-        """Clear on the other ranks what `merge_on_main` moved to rank 0 and a snapshot restored on all."""
+        """Clear on the other ranks what `merge_on_main` moved to rank 0."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore the last of the states of a snapshot and its bases, oldest first.
@@ -104,7 +104,7 @@ class StopReason:
 
 
 def host_copy(tensor: Any) -> np.ndarray:
-    """Return a writable host copy of a program's output, via bytes: twice as fast as `asnumpy`."""
+    """Return a writable host copy, via bytes: twice as fast as `asnumpy`."""
     dtype = NUMPY_DTYPES.get(str(tensor.dtype))
     if dtype is None:
         return np.array(tensor.asnumpy())
@@ -168,7 +168,7 @@ class StepOutputs:
 
     @property
     def predictions(self) -> np.ndarray | None:
-        """Network output of every row, shape [num_samples, ...]; None unless the program keeps it."""
+        """Network output, shape [num_samples, ...]; None unless the program keeps it."""
         if self._predictions is None and self.predictions_device is not None:
             self._predictions = host_copy(self.predictions_device)
             if self.chunk.filled:
@@ -201,7 +201,7 @@ class Results(dict[str, float]):
 
 
 class Predictions(dict[str, Any]):
-    """Predictions with the columns of their rows, by name; a notebook shows the first rows as a table."""
+    """Predictions and the columns of their rows; notebooks show the first rows."""
 
     shown_rows = 10
 
@@ -215,7 +215,7 @@ class Predictions(dict[str, Any]):
 
 
 def _shown(value: Any) -> Any:
-    """Return a number or text for a table; of an array with one number that, of others their text."""
+    """Return a number or text for a table; the number of an array with one."""
     value = value.tolist() if hasattr(value, "tolist") else value
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -300,7 +300,7 @@ class State:
 
     @property
     def own_interrupt_requested(self) -> bool:
-        """Whether a signal has asked this process to end, whether or not all processes have agreed."""
+        """Whether a signal has asked this process to end, agreed on or not."""
         return self.interrupt_requested or (self.requested_stop is not None and self.requested_stop.kind == "signal")
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class State:
         self.metrics = {name: any_number(name, value) for name, value in metrics.items()}
 
     def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
-        """Stop the run for `reason` if this process trains `alone`; otherwise only record the request."""
+        """Stop the run if this process trains `alone`; else record the request."""
         if not alone:
             self.requested_stop = self.requested_stop or reason
         elif self.stop_reason is None:

@@ -1,4 +1,4 @@
-"""`Trainer`: the state that outlives a call, and its verbs; `trainer.run` holds the parts of one call."""
+"""`Trainer`: the state that outlives a call, and the verbs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mindspore import nn
 from callbacks import CallbackList, History
 
 from . import checks
+from .cadence import Every
 from .checkpoint import set_pointer
 from .checkpoint.content import Content
 from .checkpoint.saver import Saver
@@ -30,15 +31,14 @@ from .graph.dropout import replace_dropout
 from .graph.multi_task import MultiTaskLoss
 from .graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
 from .graph.program import StepOptions
+from .metrics.binary import score_table
 from .metrics.registry import of_task, task_activations, task_metrics
-from .metrics.score_table import score_table
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training
-from .run.limits import Every
+from .run.limits import Trial
 from .run.monitors import produced_metrics
 from .run.run import Run
-from .run.trial import Trial
 from .state import State, StopReason
 from .storage.fetch import fetched_snapshot
 
@@ -52,7 +52,7 @@ silence_adams_operator()  # at import, since users create their optimizers befor
 
 
 class Trainer:
-    """Trains, evaluates and applies a network; the arguments are those of `mindspore.Model`, in its order.
+    """Trains, evaluates and applies a network, with `mindspore.Model`'s arguments.
 
     Args:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
@@ -302,7 +302,7 @@ class Trainer:
         *,
         batch_size: int | None = None,
     ) -> None:
-        """Compile the training program for data like `sample` ahead of time; trains and changes nothing.
+        """Compile the training program for data like `sample`; trains nothing.
 
         Args:
             sample: data as for `fit`; its first batches are read for their shapes. A generator would lose them: pass a
@@ -335,7 +335,7 @@ class Trainer:
         resume: str | Path | None = None,
         max_time: timedelta | str | float | None = None,
     ) -> History:
-        """Train on a stream; metrics use the predictions made before training on each batch.
+        """Train on a stream; metrics use each batch's predictions before its update.
 
         With several processes, all call it and divide the stream: partitions, keys and segments are distributed; of a
         stream that reads the same everywhere, each process takes every N-th batch. Steps, windows and snapshots are
@@ -489,7 +489,7 @@ class Trainer:
         return None if value is None else float(value.asnumpy())
 
     def read_counters(self) -> dict[str, int]:
-        """Return the update counters: "skipped", how many of them are "fatal", "consecutive" now and "longest_run".
+        """Return the updates skipped: "skipped", "fatal", "consecutive", "longest_run".
 
         All skipped updates are fatal except overflows of scaled gradients with a finite loss. Copies four numbers to
         the host.
@@ -497,10 +497,10 @@ class Trainer:
         return loop.read_counters(self)
 
     def read_scores(self) -> dict[str, dict[str, Any]]:
-        """Return calibration and distribution of binary scores, by task ("" for a single task).
+        """Return calibration and distribution of binary scores by task.
 
         They cover the decayed past of the current stream, else this process's rows of the latest evaluation. The values
-        are those of `trainer.metrics.score_table.score_table`; a target that is not binary has none.
+        are those of `trainer.metrics.binary.score_table`; a target that is not binary has none. The only task is "".
         """
         if self.run is not None and self.run.online is not None:
             return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
@@ -509,17 +509,17 @@ class Trainer:
         return {task: table for task, table in tables.items() if table is not None}
 
     def read_tables(self) -> dict[str, dict[str, int]]:
-        """Return rows, bytes and counters (admitted, evicted, ...) of each sparse table of this process, by name."""
+        """Return rows, bytes and counters of this process's sparse tables, by name."""
         tables = {} if self.tables is None else self.tables.tables.tables
         return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
 
     def read_bad_steps(self) -> list[int]:
-        """Return the latest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        """Return the latest skipped steps, at most 16, as `global_step` after them."""
         return self.builder.read_bad_steps(self.state.progress.global_step)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Temporarily replace the weights by the averages of `EMA` or `SWA`; a no-op without averages."""
+        """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
         average = self.builder.average
         with average.applied() if average is not None else contextlib.nullcontext():
             yield
@@ -541,7 +541,7 @@ class Trainer:
 
     @property
     def eval_network(self) -> nn.Cell | None:
-        """The evaluation cell; None builds one from network and loss. Setting it keeps `eval_indexes`."""
+        """The evaluation cell; None builds one. Setting it keeps `eval_indexes`."""
         return self.builder.inference.eval_network
 
     @eval_network.setter
@@ -553,7 +553,7 @@ class Trainer:
 
     @property
     def train_dataset(self) -> Any:
-        """The `mindspore.dataset` pipeline being trained on; None outside a run and for other data."""
+        """The pipeline being trained on; None outside a run and for other data."""
         return None if self.run is None else self.run.feed.source.dataset
 
     @property
@@ -563,7 +563,7 @@ class Trainer:
 
     @property
     def metric_directions(self) -> dict[str, bool | None]:
-        """Metric -> whether higher is better, for the current run; None if a metric does not declare it."""
+        """Metrics of the current run: name -> whether higher is better, or None."""
         if self.run is None:
             return produced_metrics(self.metrics, self.tasks, ("",), None)
         return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
@@ -592,7 +592,7 @@ class Trainer:
         self.boost_parts = self.boost.parts
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables, now or once the first data shows which columns feed them."""
+        """Restore the sparse tables, now or with the first data."""
         if self.tables is None:
             self._loaded_tables = states if embedding_cells(self.network) else []
         else:
@@ -616,7 +616,7 @@ class Trainer:
         )
 
     def claim(self, root: str | Path) -> Path:
-        """Become the only writer of a snapshot folder until the run ends; return its resolved path.
+        """Reserve a snapshot folder for this run; return its resolved path.
 
         Raises:
             ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
@@ -624,7 +624,7 @@ class Trainer:
         return self.saver.claim(root)
 
     def save(self, root: str | Path, background: bool = False) -> Path:
-        """Write a snapshot to ``root/step_<global_step>``; see `trainer.checkpoint.saver.Saver.save`.
+        """Write a snapshot to ``root/step_<global_step>``; return its path.
 
         Raises:
             CheckpointError: it cannot be written, or `load` restored tables and no data has been read since.
@@ -639,7 +639,10 @@ class Trainer:
     def load(
         self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
     ) -> None:
-        """Restore a snapshot, or the weights of a .ckpt file; see `trainer.checkpoint.saver.Saver.load`."""
+        """Restore a snapshot, or the weights of a .ckpt file.
+
+        Arguments and errors as in `trainer.checkpoint.saver.Saver.load`.
+        """
         if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
             self.builder.train_step(self.step_options)
         path = fetched_snapshot(path, self.group) or path
@@ -650,7 +653,7 @@ class Trainer:
     def init_from(
         self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
     ) -> None:
-        """Start from what another training learned: weights, rows of sparse tables, feature statistics.
+        """Start from the weights, tables and feature statistics of another training.
 
         Counters, optimizer state and data position start fresh, so the optimizer, the data and the verb may differ:
         `online_train` can continue from what `fit` learned.
@@ -660,8 +663,8 @@ class Trainer:
                 published model.
             parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
                 leaves it as it is. Names that are not mapped are the same there.
-            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise what
-                fits is taken, with a warning. What is there besides is passed over.
+            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise
+                those that fit are loaded, with a warning. Others there are ignored.
 
         Raises:
             ConfigurationError: `parameter_map` is not such a mapping.
@@ -686,6 +689,6 @@ class Trainer:
             set_pointer(Path(root), pointer, name)
 
     def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Tell the data source that a durable snapshot covers everything before `position`."""
+        """Tell the data source that a durable snapshot covers rows before `position`."""
         if self.run is not None and position:
             self.run.feed.source.commit(Position.from_json(position))

@@ -1,4 +1,4 @@
-"""Metrics of binary labels: AUC, normalized entropy, calibration.
+"""Metrics of binary labels: AUC, normalized entropy, calibration, score tables.
 
 Streaming, in bounded memory. With several labels (predictions and labels [B, K]) each label has its own value and the
 metric is their unweighted mean ("macro"); undefined values, such as the AUC of a label that is always 0, are skipped.
@@ -7,7 +7,7 @@ Log loss, which also covers classes, is in `trainer.metrics.classes`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from .predictions import (
     check_link,
     hard_labels,
     joined_states,
+    outside_unit,
     row_weights,
     split_states,
     to_numpy,
@@ -30,6 +31,9 @@ from .predictions import (
 from .window_metric import RowMetric
 
 BUCKETS = 4_096  # of the AUC in windows, which are kept for three horizons
+CALIBRATION_GROUPS = 15
+SCORE_BINS = 40
+THRESHOLDS = 101
 
 
 class BinaryMetric(RowMetric):
@@ -271,3 +275,49 @@ class BinaryMetrics(BinarySumMetric):
 
     def score_histogram(self) -> ScoreHistogram | None:
         return cast(JointCounts, self._counts[0]).parts["auc"].histogram if self._counts else None
+
+
+def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
+    """Return calibration and distribution of the first metric with a histogram.
+
+    None without one. Logits are converted to probabilities. Calibration groups are consecutive in score and of about
+    equal weight.
+
+    Returns:
+        - "predicted", "observed", "weight": mean prediction, share of positives and row weight of each group;
+        - "edges": edges of equal-width bins, one more than there are bins;
+        - "positives", "negatives": weight of each class in each bin;
+        - "above": for thresholds 0, 0.01, ..., 1 the weight of positives and of negatives predicted at or above them.
+    """
+    for metric in metrics:
+        histogram = metric.score_histogram() if isinstance(metric, BinaryMetric) else None
+        if histogram is None or not len(histogram.scores):
+            continue
+        scores = histogram.scores.astype(np.float64)
+        if metric.link in ("sigmoid", "softmax") or outside_unit(scores):
+            scores = 0.5 * (1.0 + np.tanh(0.5 * scores))
+        return _table(scores, histogram.positives, histogram.negatives)
+    return None
+
+
+def _table(scores: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> dict[str, Any]:
+    weights = positives + negatives
+    share = (np.cumsum(weights) - 0.5 * weights) / max(weights.sum(), np.finfo(np.float64).tiny)
+    group = np.minimum((share * CALIBRATION_GROUPS).astype(np.int64), CALIBRATION_GROUPS - 1)
+    in_group = np.bincount(group, weights, CALIBRATION_GROUPS)
+    kept = in_group > 0
+    edges = np.linspace(scores[0], max(scores[-1], np.nextafter(scores[0], 2.0)), SCORE_BINS + 1)
+    first = np.searchsorted(scores, np.linspace(0.0, 1.0, THRESHOLDS))
+
+    def above(of_class: np.ndarray) -> list[float]:
+        return (of_class.sum() - np.concatenate(([0.0], np.cumsum(of_class)))[first]).tolist()
+
+    return {
+        "above": {"positives": above(positives), "negatives": above(negatives)},
+        "predicted": (np.bincount(group, weights * scores, CALIBRATION_GROUPS)[kept] / in_group[kept]).tolist(),
+        "observed": (np.bincount(group, positives, CALIBRATION_GROUPS)[kept] / in_group[kept]).tolist(),
+        "weight": in_group[kept].tolist(),
+        "edges": edges.tolist(),
+        "positives": np.histogram(scores, edges, weights=positives)[0].tolist(),
+        "negatives": np.histogram(scores, edges, weights=negatives)[0].tolist(),
+    }

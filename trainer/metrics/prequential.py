@@ -17,9 +17,9 @@ import numpy as np
 from ..checks import number
 from ..errors import ConfigurationError, DataError
 from .adapters import BySlice, WindowOnly, direction_of
+from .binary import score_table
 from .histogram import RowBuffer
 from .predictions import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
-from .score_table import score_table
 from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ class Record:
 
     Attributes:
         series: values by name: "train/loss", "val/auc", "window/decayed_auc", ...
-        scores: latest score table by task, see `trainer.metrics.score_table`.
+        scores: latest score table by task, see `trainer.metrics.binary.score_table`.
         tables: (step, name -> rows, bytes and counters) of sparse tables, over the run.
         seconds: time spent by activity, summed over the attempts of a resumed run.
         seconds_beside: the same of the thread that reads and prepares data beside the training.

@@ -1,1 +1,1 @@
-"""One call of a verb: the loop with its hooks, limits, signals, validation and online windows."""
+"""One call of a verb: loop, hooks, limits, signals, validation and windows."""

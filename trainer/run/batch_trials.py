@@ -1,4 +1,4 @@
-"""`BatchSizeTrials`: trains a few calls with batches of another size, and puts everything back."""
+"""Trial trainings with batches of other sizes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NOT_RESTORED = ("tables", "features")  # refused, and not changed by training
 
 @dataclass(frozen=True)
 class BatchSizeTrials:
-    """Trains with batches of other sizes on the data of a run, from its beginning.
+    """Trains a few calls on the data of a run, from its beginning.
 
     Args:
         trainer: whose network is trained.
-        options: what each step does.
-        batch_size: rows of the run's batches; None where the data come in batches of their own.
-        feed_of: returns a feed of batches of so many rows.
+        options: options of each step.
+        batch_size: rows of the run's batches; None if the data come in batches of their own.
+        feed_of: returns a feed of batches of a given number of rows.
     """
 
     trainer: Owner
@@ -41,11 +41,11 @@ class BatchSizeTrials:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Put back weights, optimizer, loss scale, random generators and data position afterwards.
+        """Restore weights, optimizer, loss scale, generators and position at the end.
 
         Raises:
-            ConfigurationError: rows of sparse tables or gathered gradients could not be put back, or the size of
-                batches is not the trainer's to choose.
+            ConfigurationError: rows of sparse tables or accumulated gradients cannot be restored, or the data come in
+                batches of their own.
         """
         trainer = self.trainer
         if trainer.tables is not None:
@@ -78,9 +78,9 @@ class BatchSizeTrials:
             trainer.sink_mode = sink_mode
 
     def measure(self, rows: int, calls: int) -> float | None:
-        """Return rows per second with batches of `rows` rows, the median over calls; None if the data are fewer.
+        """Return the median of rows per second with batches of `rows` rows.
 
-        Waiting for data is included, compiling is not.
+        Waiting for data is included, compiling is not. None if the data have fewer rows.
         """
         feed = self.feed_of(rows)
         runners: dict[bool, TrainRunner] = {}

@@ -1,4 +1,4 @@
-"""The frame of a verb's call: its callbacks, its signal handlers, and the cleanup after it."""
+"""The context of a verb's call: callbacks, signal handlers, cleanup."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 
 @contextlib.contextmanager
 def call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
-    """Install `callbacks` and signal handlers for the call of a verb, and clean up after it.
+    """Install `callbacks` and signal handlers for one call of a verb.
 
     A callback of a training under way may evaluate or predict; the training then continues undisturbed.
 
     Raises:
-        ConfigurationError: the trainer is busy with something else, or the process cannot run graphs.
+        ConfigurationError: the trainer is busy, or the process cannot run graphs.
     """
     nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
     together = trainer.group.size > 1 and not nested
@@ -50,7 +50,7 @@ _calls_lock = threading.Lock()
 def only_thread(verb: str) -> Iterator[None]:
     """Refuse calls of verbs from other threads while the context is open.
 
-    They cannot take turns: MindSpore holds the GIL while it waits for a graph to end, which operators in Python need.
+    They cannot take turns: MindSpore holds the GIL while it waits for a graph, whose Python operators need it.
 
     Raises:
         ConfigurationError: another thread is inside a verb.
@@ -132,10 +132,10 @@ def _nested(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSign
 
 
 def check_idle(trainer: Owner) -> None:
-    """Check that nothing is under way.
+    """Check that the trainer is idle.
 
     Raises:
-        ConfigurationError: something is.
+        ConfigurationError: it is not.
     """
     if trainer.state.phase is not Phase.IDLE:
         raise ConfigurationError(f"the trainer is busy with {trainer.state.phase.value}; one run at a time")
@@ -144,9 +144,8 @@ def check_idle(trainer: Owner) -> None:
 def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, History]:
     """Return the callbacks of a call as a `CallbackList`, and its `History`.
 
-    None gives a progress bar; MindSpore's own callbacks are adapted.
-
-    Where the process is not the `main` one of several, callbacks for that one alone are left out.
+    None gives a progress bar; MindSpore's own callbacks are adapted. Processes other than the `main` one leave out
+    callbacks that belong to it alone.
     """
     if callbacks is None:
         given: list[Any] = [ProgressBar()]
@@ -177,7 +176,7 @@ def _report(trainer: Owner, error: BaseException) -> None:
 
 
 def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:
-    """Return the folders that may hold snapshots of a run: that of the run folder, those of its callbacks."""
+    """Return the folders that may hold snapshots: the run folder's, the callbacks'."""
     folders = [] if run_dir is None else [run_dir / FOLDER]
     return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]
 

@@ -1,4 +1,4 @@
-"""`Cursor`: the position of a training in its data, as a snapshot holds it."""
+"""The position of a training in its data, as a snapshot holds it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ..cadence import Every
 from ..checks import whole
 from ..data.batch_sizes import RowFilling
 from ..data.position import Position
 from ..data.source import Source
 from ..state import Progress
-from .limits import Every
 from .tally import LossMeter
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ class Cursor:
     Args:
         source: the data.
         progress: the trainer's counters; limits of this call count from their present values.
-        valid_every: cadence of validation, or None for every epoch end.
+        valid_every: cadence of validation; None: the end of each epoch.
         filling: which batches are filled up, or None.
 
     Attributes:
         position: right after the last row trained on.
-        meter: sum of the losses of the epoch under way.
+        meter: mean loss of the current epoch.
         base: epoch and step that the limits of the call count from.
     """
 
@@ -52,17 +52,17 @@ class Cursor:
             valid_every.start(progress)
 
     def of_all(self) -> Position:
-        """Return the position of all processes; before a snapshot all call it together."""
+        """Return the position of all processes; a collective call before a snapshot."""
         if self._of_all is None or self._of_all[0] is not self.position:
             self._of_all = self.position, self.source.of_all(self.position)
         return self._of_all[1]
 
     def shared_position(self) -> dict[str, Any]:
-        """Return the position of all processes as JSON; all call it together before a snapshot."""
+        """Return `of_all` as JSON."""
         return self.of_all().to_json()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the limits count from, and position, what a position means, loss sums and cadence."""
+        """Return the position, the limits' base, the loss sums and the cadence."""
         loop = {
             "position": self.of_all().to_json(),
             "source": describe(self.source),
@@ -73,7 +73,7 @@ class Cursor:
         return {"limits_base": self.base, "loop": loop}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; a position in other data is replaced by the start of its epoch.
+        """Restore `state_dict`; for other data, the start of the position's epoch.
 
         The trainer's counters must have been restored before.
         """
@@ -102,9 +102,9 @@ class Cursor:
             )
 
     def _convert_steps(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
-        """Convert the position of a snapshot that was taken with another number of processes.
+        """Convert a position saved by another number of processes.
 
-        Properties that need not agree any more are removed from `now`.
+        Removes from `now` the properties that may differ then.
         """
         before, after = then.get("processes", 1), now.pop("processes", 1)
         if before == after:
@@ -123,7 +123,7 @@ class Cursor:
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """Return the settings that must be equal for a position to mean the same rows.
+    """Return the settings that a position depends on.
 
     Only those that all processes know.
     """

@@ -1,4 +1,4 @@
-"""How long processes wait for data: the share of each, and one warning when it is much."""
+"""The share of time that processes wait for data, and warnings about it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class DataWaits:
-    """Watches how much of a run's time is spent waiting for data, and warns once of each way to wait too long.
-
-    Args:
-        feed: what the run trains on, of this process.
-        group: the processes of the job.
-    """
+    """Measures the share of time spent waiting for data; warns once if it is high."""
 
     def __init__(self, feed: Feed, group: Group) -> None:
         self.feed, self.group = feed, group
         self._warned = self._warned_of_rank = False
 
     def warn(self) -> None:
-        """Warn, with the source's advice, when this process spends more than a third of its time waiting."""
+        """Warn with the source's advice if this process waits a third of its time."""
         clock = self.feed.clock
         if self._warned or not self._is_long(clock.share, clock.waited):
             return
@@ -38,9 +33,9 @@ class DataWaits:
             logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
 
     def gather(self) -> tuple[float, ...] | None:
-        """Return the share of every process by rank, None for a job of one process; all processes call it together.
+        """Return each process's share of waiting, by rank; None for one process.
 
-        Rank 0 warns of the process that makes all others wait.
+        A collective call. Rank 0 warns about a process that the others wait for.
         """
         if self.group.size == 1:
             return None

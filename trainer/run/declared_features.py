@@ -1,25 +1,30 @@
-"""Declared features in the verbs: restores their statistics and turns raw rows into the network's inputs."""
+"""Declared features in the verbs: raw rows become the network's inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mindspore import nn
 
 from callbacks import Callback
 
 from ..checkpoint.saver import Saver
 from ..data import column_checks
+from ..data.as_columns import Columns
+from ..data.finite.block_source import BlockSource, rebatched
 from ..data.finite.shards import EveryNth
-from ..data.source import ReadMode
+from ..data.source import Item, ReadMode, Source
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DataError
 from ..features.feature_data import (
     KeptColumns,
+    batches_of,
     has_parts,
     inputs_of,
     is_named,
@@ -28,12 +33,15 @@ from ..features.feature_data import (
 )
 from ..features.features import Features
 from ..features.learned import Learned
+from ..features.raw_blocks import PART_ROWS, RawBlocks
 from ..features.raw_files import RawFiles
+from ..features.raw_rows import SetAside
 from ..features.stream_rows import BatchTransform
 from ..features.window_drift import WindowDrift
 from ..streams import Stream
 from .owner import Model, Network
-from .raw_row_source import RawRowBlocks, RawRowsInOrder
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 1024
 
@@ -41,7 +49,7 @@ DEFAULT_BATCH_SIZE = 1024
 def restore(
     features: Features | None, resume: str | Path | None, saver: Saver, folders: Callable[[], Iterable[Path]]
 ) -> None:
-    """Restore the statistics of the features from the resumed run, before they read its first rows."""
+    """Restore the features' statistics from the resumed run."""
     if features is None or resume is None:
         return
     state = saver.part_to_resume(resume, "features", folders())
@@ -58,7 +66,10 @@ def prepare(
     kept: KeptColumns | None = None,
     set_aside: bool = False,
 ) -> Any:
-    """Return the network's inputs for raw rows that are evaluated or predicted; other data as they are."""
+    """Return the network's inputs for raw rows to evaluate or predict.
+
+    Other data are returned unchanged.
+    """
     features = trainer.features
     if features is None:
         return data
@@ -78,9 +89,10 @@ def prepare(
 
 
 def prepare_training(trainer: Model, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None) -> Any:
-    """Return the network's inputs, or a source of them, for raw rows that are trained on; other data as they are.
+    """Return the network's inputs for raw rows to train on, or a source of them.
 
-    Features that have learned nothing yet learn from the rows, of all processes where each has its own.
+    Other data are returned unchanged. Features that have not learned yet learn from the rows, of all processes if each
+    has its own.
     """
     features = trainer.features
     if features is not None and sharded and trainer.group.size > 1 and is_raw(data):
@@ -101,7 +113,7 @@ def prepare_training(trainer: Model, data: Any, batch_size: int | None, shuffle:
 
 
 def kept_columns(trainer: Network, data: tuple[Any, ...]) -> KeptColumns:
-    """Return what takes the columns that are kept for output while rows are predicted.
+    """Return the collector of the columns kept for output.
 
     Raises:
         ConfigurationError: `data` are no raw rows, or no columns are kept.
@@ -113,13 +125,13 @@ def kept_columns(trainer: Network, data: tuple[Any, ...]) -> KeptColumns:
 
 
 def _large_files(data: Any) -> RawFiles | None:
-    """Return `data` where they are files that are not held in memory."""
+    """Return `data` as files if they are too large for memory, else None."""
     files = RawFiles(data) if isinstance(data, str | Path) else data
     return files if isinstance(files, RawFiles) and not files.in_memory else None
 
 
 def _learn_together(features: Features, data: Any, group: Group) -> None:
-    """Learn statistics from the rows of all processes; afterwards all have the same statistics.
+    """Learn the same statistics on all processes, from the rows of all.
 
     Raises:
         ConfigurationError: the features had learned different things before.
@@ -144,7 +156,7 @@ def batch_size_for(features: Features | None, data: Any, batch_size: int | None)
 
 
 def stream_transform(features: Features | None, stream: Stream, processes: int) -> BatchTransform | None:
-    """Return what turns the stream's raw rows into the network's inputs; None without features.
+    """Return the transform of the stream's raw rows; None without features.
 
     Raises:
         ConfigurationError: the features learn from data and have not yet; or they learn from a stream of which each
@@ -188,9 +200,91 @@ def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]
 
 
 def arguments_of(features: Features | None, network: nn.Cell) -> tuple[int, int | None, list[str]]:
-    """Return `column_checks.arguments_of`; a network on features that takes any columns takes theirs."""
+    """Return `column_checks.arguments_of`; variable arguments take the features."""
     least, most, names = column_checks.arguments_of(network)
     if features is None or most is not None:
         return least, most, names
     names = list(features.inputs)
     return len(names), len(names), names
+
+
+class RawRowBlocks(BlockSource):
+    """The rows of files in shuffled blocks, transformed when they are read."""
+
+    def __init__(
+        self,
+        features: Features,
+        data: RawFiles,
+        batch_size: int,
+        *,
+        learn: bool,
+        shuffle: bool,
+        seed: int,
+        read_mode: ReadMode = ReadMode.COMMON,
+    ) -> None:
+        self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, data.shuffled_rows))
+        self.set_aside = self._blocks.report
+        if self._blocks.report is not None:
+            logger.warning("features: %s", self._blocks.report)
+        self.names, self.read_mode = self._blocks.names, read_mode
+        super().__init__(
+            self._blocks.rows,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            shuffled_rows=data.shuffled_rows,
+            ahead=True,
+        )
+
+    def read(self, numbers: Sequence[int]) -> Columns:
+        """Return the columns of all rows of some blocks."""
+        parts = self._blocks.read(numbers)
+        return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
+
+
+class RawRowsInOrder(Source):
+    """The rows of files in their order, read once per pass.
+
+    Args:
+        labelled: whether rows must have labels.
+        kept: collects the columns kept for output, or None.
+        set_aside: whether any number of bad rows is left out, of rows without labels too.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        data: RawFiles,
+        batch_size: int,
+        *,
+        labelled: bool,
+        kept: KeptColumns | None = None,
+        set_aside: bool = False,
+    ) -> None:
+        self._features, self._data, self._batch_size = features, data, batch_size
+        self._labelled, self._kept, self._set_aside = labelled, kept, set_aside
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches."""
+        aside = SetAside(1.0 if self._set_aside or not self._labelled else self._features.max_bad_share)
+        yield from rebatched(self._columns(aside, self._kept), self._batch_size)
+        report = aside.report()
+        if report is not None:
+            logger.warning("features: %s", report)
+
+    def peek(self, should_stop: Any = lambda: False) -> Columns:
+        """Return the columns of one batch, which `batches` delivers all the same."""
+        for item in rebatched(self._columns(SetAside(), None), self._batch_size):
+            return item.columns
+        raise DataError(f"{self._data.path}: no good rows")
+
+    def _columns(self, aside: SetAside, kept: KeptColumns | None) -> Iterator[Columns]:
+        rows = False
+        options: dict[str, Any] = {"labelled": self._labelled, "kept": kept, "set_aside": self._set_aside}
+        for inputs in batches_of(self._features, self._data, aside, **options):
+            self.names = tuple(inputs)
+            rows = True
+            yield tuple(inputs.values())
+        if not rows:
+            report = aside.report()
+            raise DataError(f"{self._data.path}: no good rows{'' if report is None else f': {report}'}")

@@ -30,8 +30,8 @@ from ..metrics.registry import group_of
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
 from .job_checks import check_training
+from .limits import Trial
 from .owner import Model, Network
-from .trial import Trial
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -45,14 +45,14 @@ MAX_BYTES_PER_CALL = 32 << 20
 
 
 def steps_per_epoch(batches: int | None, accumulate: int) -> int | None:
-    """Return the optimizer steps of an epoch of so many batches, or None when their number is not known."""
+    """Return the optimizer steps of an epoch of `batches`; None if unknown."""
     return None if batches is None else -(-batches // accumulate)
 
 
 def run_options(
     options: StepOptions, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
 ) -> StepOptions:
-    """Return what each step of a run does: what the trainer was given, and what callbacks want of it."""
+    """Return the options of each step: the trainer's, and those callbacks need."""
     callbacks = tuple(callbacks)
     policies = {callback.non_finite for callback in callbacks} - {None}
     rules = [callback.weight_average for callback in callbacks if callback.weight_average is not None]
@@ -75,9 +75,9 @@ def training_feed(
     """Return the feed of a training.
 
     Args:
-        trainer: whose network the columns are checked against.
+        model: whose network the columns are checked against.
         source: the data.
-        options: with a guard, batches that are not finite are named in the log.
+        options: with a guard, batches with non-finite values are named in the log.
         steps_per_call: optimizer steps per call of the program; None chooses by the size of the first batch.
         trial: which batches an epoch has.
 
@@ -149,7 +149,7 @@ def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
 
 
 def _labels_that_may_be_missing(trainer: Network, source: Source) -> tuple[str, ...]:
-    """Return the names of the label columns whose NaN the loss leaves out; labels without names of tasks come last."""
+    """Return the names of the label columns whose NaN the loss leaves out."""
     if trainer.tasks is None:
         return ()
     labels, names = trainer.tasks.label_names, tuple(source.names or ())
@@ -158,7 +158,7 @@ def _labels_that_may_be_missing(trainer: Network, source: Source) -> tuple[str, 
 
 
 def inference_source(trainer: Model, dataset: Any, batch_size: int | None) -> Source:
-    """Return the batches of an evaluation or a prediction that this process takes."""
+    """Return this process's batches of an evaluation or a prediction."""
     return make_shard(
         dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed, fitting=True
     )
@@ -181,7 +181,7 @@ def evaluation_feed(trainer: Model, dataset: Any, batch_size: int | None, trial:
 
 
 def prediction_feed(trainer: Model, source: Source, fill_up_to: Callable[[int], int | None] | None = None) -> Feed:
-    """Return the feed of a prediction, which takes the input columns alone."""
+    """Return the feed of a prediction, with the input columns alone."""
     return _inference_feed(trainer, source, predict=True, fill_up_to=fill_up_to, row_weights=False)
 
 
@@ -228,7 +228,7 @@ def _inference_feed(
 def column_order(
     trainer: Network, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
 ) -> ColumnOrder | None:
-    """Return a function that puts columns in the order of network and loss; None if columns have no names."""
+    """Return the order of columns by name; None if columns have no names."""
     least, most, arguments = arguments_of(trainer.features, network)
     by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
     inputs = arguments[:least] if by_name else ()
@@ -243,7 +243,7 @@ def column_order(
 
 
 def find_tables(trainer: Model, source: Source, options: FeedOptions) -> None:
-    """Determine once, from the first batch, which columns hold the ids of the sparse tables."""
+    """Find the id columns of the sparse tables once, in the first batch."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return
     from ..data.table_feed import TableFeed

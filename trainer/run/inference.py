@@ -45,7 +45,7 @@ def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | Non
 
 
 def evaluate_feed(trainer: Evaluated, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
-    """Evaluate once on `feed` and return the results; empty when a signal asked to leave."""
+    """Return the results on `feed`; empty after a stop signal."""
     find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
     cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
@@ -57,9 +57,9 @@ def evaluate_feed(trainer: Evaluated, feed: Feed, *, interruptible: bool = True)
 
 
 def try_metrics(trainer: Evaluated, feeds: Iterable[Feed]) -> None:
-    """Let the metrics read the first batch of all validation arrays, before the first step of a training.
+    """Check the metrics on the first batch of all validation arrays.
 
-    Other data is left alone: to read its first batch twice may change what it delivers.
+    Other data are left alone: reading their first batch twice may change what they deliver.
 
     Raises:
         DataError: a metric cannot read these predictions and labels.

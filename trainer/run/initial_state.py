@@ -1,4 +1,4 @@
-"""Starts a training from another one's results: weights, rows of tables, statistics of features."""
+"""`init_from`: a training starts from the results of another one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = dict[str, np.ndarray]  # ids int64 [n], weights float32 [n, dim], default
 
 @dataclass
 class Learned:
-    """What a snapshot, a .ckpt file or a published model holds of a network.
+    """The results of a training: a snapshot, .ckpt file or published model.
 
     Attributes:
         where: its path.
@@ -51,13 +51,7 @@ def init_from(
     *,
     strict: bool,
 ) -> None:
-    """Implement `Trainer.init_from`.
-
-    Args:
-        content: of the trainer.
-        features: its features, or None.
-        path, parameter_map, strict: see there.
-    """
+    """Implement `Trainer.init_from`."""
     mapping = _checked_map(parameter_map)
     learned = read_learned(path)
     expected = capture.named_parameters(content)[capture.MODEL]
@@ -92,7 +86,7 @@ def init_from(
 
 
 def read_learned(path: str | Path) -> Learned:
-    """Read the weights, tables and statistics of a snapshot, run folder, .ckpt file or published model.
+    """Read a snapshot, run folder, .ckpt file or published model.
 
     Raises:
         CheckpointError: there is nothing sound to read.
@@ -150,7 +144,6 @@ def _read_published(root: Path) -> Learned:
 
 
 def _merged(before: Rows | None, rows: Rows) -> Rows:
-    """Return the rows of a table after a change of them."""
     if before is None:
         return rows
     kept = ~np.isin(before["ids"], np.concatenate([rows["removed"], rows["ids"]]))
@@ -176,7 +169,7 @@ def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, st
 
 
 def _source_of(name: str, mapping: Mapping[str, str | None]) -> str | None:
-    """Return the source's name for `name`, by the longest matching entry of the mapping; None if it is left out."""
+    """Return the source's name for `name`; None if the mapping leaves it out."""
     entries = [entry for entry in mapping if name == entry or (entry.endswith(".") and name.startswith(entry))]
     if not entries:
         return name
@@ -200,7 +193,7 @@ def _error(problems: Any, learned: Learned) -> CheckpointMismatchError:
 def _tables_to_fill(
     network: nn.Cell, learned: Learned, mapping: Mapping[str, str | None], strict: bool
 ) -> list[tuple[Any, Rows]]:
-    """Return the cells of sparse tables with the rows they begin with."""
+    """Return the sparse tables to fill, with their rows."""
     from ..embedding.layers.network_tables import name_by_path
 
     heads = head_cells(embedding_cells(network))
@@ -233,12 +226,12 @@ def _of_the_same_ids(
     mapping: Mapping[str, str | None],
     strict: bool,
 ) -> tuple[list[tuple[Any, Rows]], bool]:
-    """Return the tables whose ids mean the same rows there, and whether those of all features do."""
+    """Return the tables whose ids mean the same rows, and whether all do."""
     assert learned.features is not None
     problems = id_problems(features.features, learned.features, lambda table: _source_of(table, mapping) or table)
 
     def reads(name: str, table: str) -> bool:
-        """Return whether a table of the network is that of a feature, perhaps with a layer's prefix."""
+        """Return whether a table is that of a feature, perhaps with a prefix."""
         return name == table or name.endswith(f".{table}")
 
     for table, problem in problems.items():

@@ -1,4 +1,4 @@
-"""Checks of jobs of several processes: settings that must be equal, and features that are not supported."""
+"""Checks of jobs of several processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
 def check_settings(trainer: Settings, source: Source, limits: Mapping[str, Any]) -> None:
-    """Check that all processes have the same network, settings and data; a collective call.
+    """Check that all processes have the same network, settings and data.
 
-    Initial weights may differ: those of rank 0 are taken. Data may where the user has divided it, or a stream is.
+    A collective call. Initial weights may differ: those of rank 0 are used. So may data that the user has divided, and
+    streams.
 
     Args:
         trainer: of this process.
@@ -56,7 +57,7 @@ def check_settings(trainer: Settings, source: Source, limits: Mapping[str, Any])
 
 
 def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
-    """Warn on rank 0 of BatchNorm: its statistics are those of the rows of each process."""
+    """Warn on rank 0 that BatchNorm uses the statistics of each process."""
     if group.size == 1 or not group.is_main:
         return
     paths = [path for path, cell in cells_and_names(network) if isinstance(cell, _BATCH_NORMS)]
@@ -98,7 +99,7 @@ def _data_of(source: Source) -> dict[str, Any]:
 
 
 def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
-    """Return a cell's class and its own numbers, text and scalar parameters, by name."""
+    """Return a cell's class and its own numbers, text and scalar parameters."""
     if cell is None:
         return {what: None}
     own = {name: value for name, value in vars(cell).items() if name not in _OF_EVERY_CELL and name[0] != "_"}
@@ -117,7 +118,7 @@ def _learning_rate(trainer: Settings) -> dict[str, Any]:
 
 
 def _short(number: float) -> float:
-    """Return a number of single precision as it was written."""
+    """Return a float32 number with 7 digits."""
     return float(f"{number:.7g}")
 
 
@@ -139,15 +140,8 @@ def check_training(
 ) -> None:
     """Check that several processes can train a network together.
 
-    Args:
-        processes: how many there are.
-        network, optimizer: what is trained.
-        accumulate: batches per optimizer update.
-        has_tables: whether the network has sparse tables.
-        separate: whether each process has data of its own.
-
     Raises:
-        ConfigurationError: they would train networks of their own, or wait for each other for ever.
+        ConfigurationError: each would train a network of its own, or they would wait for each other for ever.
     """
     if processes == 1:
         return
@@ -171,7 +165,7 @@ def check_training(
 
 
 def check_parallel_mode() -> None:
-    """Check that the user's own parallel context leaves the network whole.
+    """Check that MindSpore's parallel context leaves the network whole.
 
     Raises:
         ConfigurationError: MindSpore would divide the network, or the optimizer's state, among the processes.

@@ -1,15 +1,19 @@
-"""When a run ends (`Limits`) and when something that repeats is due (`Every`)."""
+"""When a run ends: `Limits`; a shortened `fit`: `Trial`."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from .. import checks
-from ..cadence import Every
+from ..errors import ConfigurationError
 from ..state import Progress
 
-__all__ = ["Every", "Limits"]
+if TYPE_CHECKING:
+    from ..data.source import Source
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Limits:
         self._started = time.monotonic()
 
     def reached(self, progress: Progress) -> str | None:
-        """Return the name and value of the bound of epochs or steps that `progress` has reached, or None."""
+        """Return the bound of epochs or steps that `progress` has reached, or None."""
         if self.epochs is not None and progress.epoch >= self.epochs:
             return f"epochs={self.epochs}"
         if self.steps is not None and progress.global_step >= self.steps:
@@ -45,7 +49,7 @@ class Limits:
         return None
 
     def out_of_time(self) -> str | None:
-        """Return the name and value of the bound of seconds once it is reached, by this process's clock."""
+        """Return the bound of seconds once this process's clock has reached it."""
         if self.seconds is not None and time.monotonic() - self._started >= self.seconds:
             return f"seconds={self.seconds}"
         return None
@@ -53,3 +57,87 @@ class Limits:
     def steps_left(self, progress: Progress) -> int | None:
         """Return how many more optimizer steps are allowed, or None when unbounded."""
         return None if self.steps is None else max(0, self.steps - progress.global_step)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The bounds of a shortened `fit`.
+
+    Args:
+        fast_dev_run: True for one batch, or a number of batches, of training and of validation, in one epoch; callbacks
+            that leave something behind (snapshots, logs) are left out.
+        overfit_batches: train on the same first batches in every epoch: a number, or a share of the data.
+        limit_train_batches, limit_valid_batches: batches of each epoch and of each validation set: a number, or a share
+            of them. No validation with 0.
+
+    Raises:
+        ConfigurationError: an argument is not of the kind named, or two contradict each other.
+    """
+
+    fast_dev_run: bool | int = False
+    overfit_batches: int | float | None = None
+    limit_train_batches: int | float | None = None
+    limit_valid_batches: int | float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fast_dev_run, bool):
+            checks.whole("fast_dev_run", self.fast_dev_run, 0, also=", True or False")
+        for name in ("overfit_batches", "limit_train_batches", "limit_valid_batches"):
+            checks.batches(name, getattr(self, name), least=0 if name == "limit_valid_batches" else 1)
+        limits = {"overfit_batches": self.overfit_batches, "limit_train_batches": self.limit_train_batches}
+        if None not in limits.values():
+            raise ConfigurationError(
+                "overfit_batches and limit_train_batches both say how many batches an epoch has; give one of them"
+            )
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of a `fast_dev_run`, or None."""
+        return int(self.fast_dev_run) or None
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is any validation."""
+        return self.limit_valid_batches != 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether all epochs have the batches of the first one."""
+        return self.overfit_batches is not None
+
+    def train_batches(self, source: Source) -> int | None:
+        """Return the batches of an epoch, or None for all of them."""
+        name = "limit_train_batches" if self.overfit_batches is None else "overfit_batches"
+        return self._least(_count(name, getattr(self, name), source))
+
+    def valid_batches(self, source: Source) -> int | None:
+        """Return the batches of a validation set, or None for all of them."""
+        return self._least(_count("limit_valid_batches", self.limit_valid_batches, source))
+
+    def _least(self, count: int | None) -> int | None:
+        return min(filter(None, (count, self.steps)), default=None)
+
+    def callbacks(self, callbacks: Any) -> Any:
+        """Return the callbacks that take part; a `fast_dev_run` writes no files."""
+        if self.steps is None or callbacks is None:
+            return callbacks
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        return [callback for callback in given if not _leaves_files(callback)]
+
+
+def _count(name: str, value: float | None, source: Source) -> int | None:
+    if value is None or checks.is_whole(value):
+        return None if value is None else int(value)
+    if source.size is None:
+        raise ConfigurationError(
+            f"{name}={value} is a share of the batches, and the data does not say how many it has; give a whole number"
+        )
+    return max(1, math.ceil(value * source.size))
+
+
+def _leaves_files(callback: Any) -> bool:
+    import mindspore.train
+
+    if isinstance(callback, mindspore.train.ModelCheckpoint | mindspore.train.SummaryCollector):
+        return True
+    return bool(getattr(callback, "leaves_files", False))

@@ -1,4 +1,4 @@
-"""Chunks of several processes in lockstep: every rank trains as many, and all stop together."""
+"""Lockstep of several processes: all train as many chunks and stop together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAITING = 2  # besides 0 and 1, whether a process has a chunk
 
 
 def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
-    """Return whether all processes train the next chunk; all call it together.
+    """Return whether all processes train the next chunk; a collective call.
 
     A process that waits for its data calls it repeatedly with None and learns whether to keep waiting, because
     MindSpore limits the time in one collective. A process that wants to stop while it waits ends the waiting of all;
@@ -53,17 +53,18 @@ def lockstep_chunks(
     open_chunks: Callable[[Callable[[], bool]], Iterator[Chunk]],
     meet: Callable[[], None],
 ) -> Generator[Chunk, None, None]:
-    """Yield as many chunks of one batch on every process, without rows once its own end.
+    """Yield as many chunks of one batch on every process.
 
-    `all_samples` counts the rows of all processes. The epoch ends with the last chunk of any process. The iteration
-    ends as soon as a process wants to stop. A process that waits for its data takes part in further agreements
-    meanwhile, because MindSpore limits the time in one collective.
+    After the end of its own data a process yields its last chunk without rows. `all_samples` counts the rows of all
+    processes. The epoch ends with the last chunk of any process. The iteration ends as soon as a process wants to stop.
+    A process that waits for its data takes part in further agreements, because MindSpore limits the time in one
+    collective.
 
     Args:
         group: the processes.
-        hooks: the run.
-        open_chunks: returns this process's chunks, given the function that tells them, while they wait, whether to end.
-        meet: waits for all processes, where chunks cannot ask anything while they wait.
+        hooks: connect to the run.
+        open_chunks: returns this process's chunks, given a function that they call while they wait: whether to end.
+        meet: waits for all processes, where chunks cannot call anything while they wait.
 
     Raises:
         DataError: this process has no rows at all while others have some.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(run: Run) -> None:
-    """Train until a limit is reached or a stop is requested; `state.stop_reason` says which."""
+    """Train until a limit is reached or a stop is requested."""
     trainer, call = run.trainer, run.callbacks.call
     try:
         call("on_train_begin", trainer)
@@ -51,7 +51,7 @@ def train(run: Run) -> None:
 
 
 def end(run: Run) -> None:
-    """Wind a training up: close the window, let callbacks save, wait until it is durable."""
+    """End a training: close the window, let callbacks save, wait for the disk."""
     run.ended = True
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     if run.online is not None:
@@ -72,7 +72,7 @@ def end(run: Run) -> None:
 
 
 def _train_epoch(run: Run) -> bool:
-    """Train the rest of the epoch; return whether the source may have more after it."""
+    """Train the rest of the epoch; return whether more data may follow."""
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     begins = run.callbacks.bound("on_train_step_begin")
     source = run.feed.source
@@ -130,10 +130,10 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
 
 
 def evaluate(trainer: Hooked, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
-    """Run one evaluation up to its end and return its metrics; "loss" is the mean over samples.
+    """Run one evaluation and return its metrics; "loss" is the mean over samples.
 
-    Returns an empty dict when a signal asked to leave in the middle. One that is not `interruptible` goes on as long as
-    its data comes, and raises Interrupted when it does not.
+    Returns an empty dict after a stop signal. An evaluation that is not `interruptible` continues as long as its data
+    comes, and raises Interrupted when it does not.
     """
     call = trainer.callbacks.call
     trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.size)
@@ -176,13 +176,13 @@ def evaluate(trainer: Hooked, feed: Feed, cell: Any, tally: Tally, *, interrupti
 
 
 def evaluated(trainer: Hooked, results: dict[str, float]) -> None:
-    """Make the results of `Trainer.evaluate` known."""
+    """Publish the results of `Trainer.evaluate`."""
     trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
 
 
 def predict(trainer: Hooked, feed: Feed, cell: Any) -> Iterator[Any]:
-    """Yield the host copy of the network's output for each batch, until a signal asks to leave."""
+    """Yield the output for each batch as host arrays, until a stop signal."""
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
     filled = feed.options.fill_up_to is not None
@@ -205,7 +205,7 @@ def predict(trainer: Hooked, feed: Feed, cell: Any) -> Iterator[Any]:
 
 
 def warn_of_loss(trainer: Hooked, loss: float | None) -> None:
-    """Say once per call that a mean loss is not finite, and what would help."""
+    """Warn once per call that a mean loss is not finite, with advice."""
     if loss is not None and not math.isfinite(loss):
         _warn_of_non_finite(
             trainer,
@@ -221,9 +221,9 @@ def _warn_of_non_finite(trainer: Hooked, text: str) -> None:
 
 
 def _leaver(trainer: Hooked) -> Callable[[], bool]:
-    """Return what a feed asks while it waits: raises Interrupted once a signal has asked to leave.
+    """Return a function for waiting feeds that raises Interrupted after a signal.
 
-    One process of several only ends its own part: the others wait for it where outputs are put together.
+    One process of several only ends its own part: the others wait for it where outputs are gathered.
     """
 
     def leave() -> bool:
@@ -235,7 +235,6 @@ def _leaver(trainer: Hooked) -> Callable[[], bool]:
 
 
 def _host(outputs: Any, rows: int | None) -> Any:
-    """Return copies on the host: the first `rows` of a batch that was filled up, or all."""
     if isinstance(outputs, tuple):
         return tuple(_host(output, rows) for output in outputs)
     return np.array(outputs.asnumpy()[:rows] if rows is not None else outputs.asnumpy())
@@ -245,43 +244,43 @@ def _host(outputs: Any, rows: int | None) -> Any:
 
 
 def setup(trainer: Hooked) -> None:
-    """Let callbacks prepare themselves, before the first compile and before a snapshot is restored."""
+    """Let callbacks prepare themselves, before compiling and restoring."""
     trainer.callbacks.call("setup", trainer)
 
 
 def restored(trainer: Hooked, path: Path, *, resumed: bool = False) -> None:
-    """Take note of the snapshot that was restored; callbacks learn of one that a run is `resumed` from."""
+    """Record the restored snapshot; call `on_load_checkpoint` if `resumed`."""
     trainer.state.snapshot = path
     if resumed:
         trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
 def saved(trainer: Hooked, path: Path) -> None:
-    """Tell callbacks that a snapshot has become durable."""
+    """Record a durable snapshot and call `on_save_checkpoint`."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
 def drifted(trainer: Hooked, drift: dict[str, Any]) -> None:
-    """Tell callbacks of a drift that a detector reports."""
+    """Record a detector's report and call `on_drift`."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
 def read_counters(trainer: Hooked) -> dict[str, int]:
-    """Return the step's counts of skipped updates, copied to the host, and note them in the state."""
+    """Return the counts of skipped updates, copied to the host."""
     counters = trainer.builder.read_counters()
     trainer.state.skipped_steps = counters["skipped"]
     return counters
 
 
 def failed(trainer: Hooked, error: BaseException) -> None:
-    """Tell callbacks that an exception is leaving the call; all of them are called."""
+    """Record the exception and call every `on_exception`."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)
 
 
 def teardown(trainer: Hooked) -> None:
-    """Let all callbacks clean up, whatever happened."""
+    """Call every `teardown`; log failures."""
     for error in trainer.callbacks.call_all("teardown", trainer):
         logger.error("teardown failed: %s", error)

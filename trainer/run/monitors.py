@@ -1,4 +1,4 @@
-"""The metrics that a run produces, and the check that callbacks monitor only these."""
+"""The metrics that a run produces, for callbacks that monitor them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def produced_metrics(
     metrics: Mapping[str, Any], tasks: MultiTaskLoss | None, valid_sets: Sequence[str], online: OnlineMetrics | None
 ) -> dict[str, Direction]:
-    """Return the metrics a run produces, by name: training losses, each validation set's, windows.
-
-    The values say whether higher is better; None where the metric does not say.
-    """
+    """Return the metrics of a run: name -> whether higher is better, or None."""
     losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
     evaluated = {"loss": False, **losses, **directions(metrics)}
     produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
@@ -44,7 +41,7 @@ def check_monitors(
         validated: names of those that a validation set would add.
 
     Raises:
-        ConfigurationError: one is not; the nearest name is given.
+        ConfigurationError: a metric is not produced; the nearest name is given.
     """
     for callback in callbacks:
         if callback.monitor is None:

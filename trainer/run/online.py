@@ -1,4 +1,4 @@
-"""`online_train`: adds windows, progressive validation and the figures of the stream to the loop."""
+"""`online_train`: windows, progressive validation and figures of a stream."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class OnlineMetrics(Stateful):
     """Scores every chunk by the forward that trained on it, and closes windows.
 
     Args:
-        feed: the feed under way.
+        feed: the current feed.
         window: when windows close.
-        scoring: what is counted of predictions and labels, or None for the loss alone.
+        scoring: metrics of predictions and labels; None counts the loss alone.
         tasks: the loss of several tasks, whose means go into the windows, or None.
-        group: the processes; their windows are one, and all see the same results.
+        group: the processes; they share one window and its results.
         drift: measures features in each window, or None.
         divided: whether each process reads rows of its own.
     """
@@ -81,7 +81,7 @@ class OnlineMetrics(Stateful):
         self._rows_at_open = 0
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better, None where it is not known, by the name of each value of a window."""
+        """Return the values of a window: name -> whether higher is better, or None."""
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
         scored = {} if self.scoring is None else self.scoring.directions()
         figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
@@ -98,7 +98,7 @@ class OnlineMetrics(Stateful):
             self.clock.start(self._rows_at_open, self._opened)
 
     def after_step(self, chunk: Chunk, outputs: StepOutputs, rows_seen: int) -> dict[str, float] | None:
-        """Take in one trained chunk; return the results of the window that closed with it, if one did."""
+        """Add a trained chunk; return the results of the window that it closed."""
         self.loss.add(outputs)
         self._newest_extras, self._agreed = chunk.extras, chunk.agreed
         if self.scoring is not None:
@@ -109,11 +109,11 @@ class OnlineMetrics(Stateful):
         return None
 
     def _now(self) -> float:
-        """Return the seconds that windows count, of one clock for all processes."""
+        """Return the clock of windows in seconds, the same on all processes."""
         return time.monotonic() if self._agreed is None else self._agreed.clock
 
     def _event_time(self) -> float:
-        """Return the newest event time of the latest chunk in seconds since the epoch; NaN without one."""
+        """Return the newest event time of the latest chunk in epoch seconds, or NaN."""
         if self._agreed is not None:
             if not math.isnan(self._agreed.event_time):
                 self._restored_event_time = self._agreed.event_time
@@ -122,7 +122,7 @@ class OnlineMetrics(Stateful):
         return float(max(times)) if times else self._restored_event_time
 
     def figures(self, rows_seen: int) -> dict[str, float]:
-        """Return lag (rows), staleness (seconds), rows per second of the open window, and queue depth (chunks)."""
+        """Return lag (rows), staleness (seconds), rows per second, queued chunks."""
         now = time.monotonic()
         rows = rows_seen - self._rows_at_open
         lag = self.feed.source.lag()
@@ -150,10 +150,9 @@ class OnlineMetrics(Stateful):
         return results
 
     def finish(self, ended: bool, rows_seen: int) -> dict[str, float] | None:
-        """Return the results of the open window when the run ends; close it only when the stream `ended`.
+        """Return the results of the open window at the end of the run.
 
-        After any other stop the run may be resumed, and the window then goes on. None when
-        the open window has no rows.
+        Close it only if the stream `ended`; otherwise a resumed run continues it. None if it has no rows.
         """
         if self.loss.value() is None:
             return None
@@ -170,7 +169,7 @@ class OnlineMetrics(Stateful):
         return {"window_loss": loss, **{f"window_{name}": value for name, value in tasks.items()}}
 
     def merge_on_main(self, group: Group) -> None:
-        """Move the open window of all processes to rank 0; the mean loss and the clock are the same on all."""
+        """Move the open windows of all processes to rank 0."""
         if self.scoring is not None:
             self.scoring.merge_on_main(group)
         if self.drift is not None and self._drift_divided:
@@ -178,7 +177,7 @@ class OnlineMetrics(Stateful):
             self.drift.join(windows if group.is_main else [])
 
     def clear_on_followers(self) -> None:
-        """Leave the open window to rank 0."""
+        """Clear the open window on the other ranks."""
         if self.scoring is not None:
             self.scoring.clear_on_followers()
         if self.drift is not None and self._drift_divided:
@@ -305,7 +304,7 @@ def online_train(
 
 
 def _hooks(trainer: Owner) -> JobHooks:
-    """Return what agreements on a stream have to know of the run under way."""
+    """Return the connection between the run and agreements on a stream."""
 
     def requested_stop() -> StopReason | None:
         return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()

@@ -1,7 +1,4 @@
-"""`Run`: one call of `fit` or `online_train`.
-
-It is complete when created, and only the loop advances it.
-"""
+"""`Run`: one call of `fit` or `online_train`, complete when created."""
 
 from __future__ import annotations
 
@@ -45,22 +42,22 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """The parts of one call of `fit` or `online_train`.
+    """One call of `fit` or `online_train`; only the loop advances it.
 
     Args:
-        trainer: passed to the hooks; its state is what the loop writes.
+        trainer: passed to the hooks; the loop writes its state.
         feed: chunks from a position on.
-        options: what each step does.
+        options: options of each step.
         limits: when the run ends.
         cursor: position in the data, loss sums and cadence of validation.
-        evaluate: runs a validation and returns its results, empty when a signal interrupted it; None without one.
+        evaluate: runs a validation and returns its results, empty after a stop signal; None without validation.
         valid_sets: names of the validation sets; an empty name for the only one.
         online: windows and progressive validation of a stream, or None.
         batch_trials: trains with other sizes of batches; None for streams.
         set_aside: returns how many raw rows were set aside so far and why, or None.
 
     Attributes:
-        ended: whether it has been wound up, or has failed.
+        ended: whether it has ended or failed.
     """
 
     def __init__(
@@ -95,7 +92,7 @@ class Run:
         self.waits = DataWaits(feed, trainer.group)
 
     def start_clocks(self) -> None:
-        """Start what counts seconds."""
+        """Start the clocks of limits and windows."""
         self.limits.start()
         if self.online is not None:
             self.online.start(self.trainer.state.progress.samples_seen)
@@ -113,37 +110,36 @@ class Run:
         return outputs
 
     def observe(self, observer: Observer | None) -> None:
-        """Call `observer` with each part of the work from now on; None ends that.
+        """Time each part of the work with `observer` from now on; None ends that.
 
-        Parts: "waiting for data", "reading", "preparing" (the last two on the reading thread, where there is one),
-        "program", and "<callback>.<hook>".
+        Parts: "waiting for data", "reading", "preparing" (the last two on the reading thread, if there is one),
+            "program", and
+        "<callback>.<hook>".
         """
         self._observer = self.feed.observer = observer
         self.callbacks.observe(observer)
 
     @property
     def seconds_preparing(self) -> dict[str, float]:
-        """Seconds since the run began: "reading", "preparing", "preparing ahead" (beside the training)."""
+        """Seconds since the run began: "reading", "preparing", "preparing ahead"."""
         times = self.feed.times
         return {"reading": times.read, "preparing": times.prepared, "preparing ahead": times.prepared_ahead}
 
     def request_norms(self) -> None:
-        """Compute norms of gradients and weights in the next call; for callbacks with `gradient_norms`."""
+        """Compute gradient and weight norms in the next call."""
         if self.trainer.builder.norms is not None:
             self.trainer.builder.norms.request()
 
     def read_norms(self) -> dict[str, tuple[float, float]]:
         """Return (2-norm of the gradient before clipping, of the weight) by parameter.
 
-        They are those of the latest step for which norms were requested.
-
-        Copies two numbers per parameter to the host.
+        They are those of the latest step with `request_norms`. Copies two numbers per parameter to the host.
         """
         norms = self.trainer.builder.norms
         return {} if norms is None else norms.read()
 
     def profile_operators(self) -> OperatorProfile | None:
-        """Begin to time every operator; None where MindSpore cannot, or another profile is under way."""
+        """Start to time every operator; None if MindSpore cannot now."""
         return OperatorProfile.begin()
 
     def _compile(self, chunk: Chunk) -> TrainRunner:
@@ -176,14 +172,14 @@ class Run:
         self.trainer.state.data_wait = self.feed.clock.share
 
     def begin_epoch(self) -> None:
-        """Forget the losses and the waiting of the epoch before."""
+        """Clear the losses and waiting times of the previous epoch."""
         self.cursor.meter.clear()
         if self.trainer.tasks is not None:
             self.trainer.tasks.read_losses()  # those of an epoch that another call has left open
         self.feed.clock.restart()
 
     def note_waits(self) -> None:
-        """Note how long each process has waited for data in the epoch or window that ends; all call it together."""
+        """Record each process's waiting for data in the state; a collective call."""
         self.waits.warn()
         self.trainer.state.data_waits = self.waits.gather()
 
@@ -192,7 +188,7 @@ class Run:
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
 
     def end_epoch(self) -> None:
-        """Count an epoch, and give its mean loss."""
+        """Count an epoch and compute its mean loss."""
         state = self.trainer.state
         self.note_waits()
         state.train_loss = self.cursor.meter.value()
@@ -206,7 +202,7 @@ class Run:
         state.progress.step_in_epoch = 0
 
     def validation_due(self, chunk: Chunk) -> bool:
-        """Return whether to validate after `chunk`; asking moves the cadence on."""
+        """Return whether to validate after `chunk`; a check moves the cadence."""
         if self.evaluate is None:
             return False
         every = self.cursor.valid_every
@@ -216,7 +212,7 @@ class Run:
         return due and not self.trainer.state.interrupt_requested
 
     def stopped(self) -> bool:
-        """Return whether the run is to end, by request or by a limit."""
+        """Return whether the run ends, by request or by a limit."""
         state = self.trainer.state
         if state.stop_reason is not None:
             return True
@@ -228,7 +224,7 @@ class Run:
         return reached is not None
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """Yield the chunks from the cursor's position to the end of the epoch; as many on every process."""
+        """Yield the chunks up to the end of the epoch; as many on every process."""
         position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
         if self.group.size == 1:
             return self.feed.chunks(position, left, self.stopped)
@@ -265,12 +261,12 @@ class Run:
         state.stop_reason = agree_to_stop(self.group, self.requested_stop())
 
     def requested_stop(self) -> StopReason | None:
-        """Return why this process, of several, wants the run to end, or None."""
+        """Return why this process, of several, wants to stop, or None."""
         late = self.limits.out_of_time()
         return self.trainer.state.requested_stop or (None if late is None else StopReason("limit", late))
 
     def commit_durable(self) -> None:
-        """Commit the rows in durable snapshots to the source on every process, after the last one was written."""
+        """Commit the rows in durable snapshots to the source, on every process."""
         if self.group.size > 1 and self.feed.source.read_mode.agrees_while_reading:
             saver = self.trainer.saver
             saver.commit_durable(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
@@ -293,17 +289,15 @@ def train(
     batch_trials: BatchSizeTrials | None = None,
     set_aside: Callable[[], str | None] = lambda: None,
 ) -> None:
-    """Restore a snapshot if asked, create the run and train; `feed` is closed afterwards.
+    """Restore a snapshot if asked, create the run and train; close `feed`.
 
     Args:
         trainer: whose call this is.
-        feed, options, cursor, evaluate, online, batch_trials, set_aside: see `Run`.
-        before_first_step: called when everything is restored, to detect mistakes before the first step.
-        valid_sets: names of the validation sets that `evaluate` reads; an empty name for the only one.
-        resume: as `Trainer.fit` takes it.
-        epochs: epochs from where the cursor counts, or None for a stream.
-        max_steps: optimizer steps of this call, or None.
-        max_seconds: wall time of this call, or None.
+        feed, options, cursor, evaluate, valid_sets, online, batch_trials, set_aside: see `Run`.
+        resume: see `Trainer.fit`.
+        epochs: epochs counted from the cursor, or None for a stream.
+        max_steps, max_seconds: bounds of this call, or None.
+        before_first_step: called after restoring, to detect mistakes before the first step.
     """
     state = trainer.state
     seen: int | None = None
@@ -364,6 +358,6 @@ def train(
 
 
 def trained_parameters(network: nn.Cell, optimizer: nn.Cell | None) -> list[Parameter]:
-    """Return the parameters of network and optimizer, which all processes must begin with alike."""
+    """Return the parameters of network and optimizer, each once."""
     cells = [cell for cell in (network, optimizer) if cell is not None]
     return list({id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}.values())

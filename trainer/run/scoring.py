@@ -1,4 +1,4 @@
-"""`Scoring`: updates the windows' metrics with predictions and labels, in large batches."""
+"""`Scoring`: the windows' metrics of predictions and labels."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _SLICED = {"binary": "auc", "labels": "auc", "real": "rmse", "count": "rmse", "c
 class Scoring:
     """Metrics of the windows, over the forward that trained on each row.
 
-    Which metrics: those of the target, which the first rows and the loss function tell before the first step (binary,
-    real numbers or classes; of anything else none), and those chosen.
+    The chosen metrics, and those of the target, which loss function and first rows tell before the first step: binary,
+    real numbers or classes; other targets have none.
 
     Args:
-        window: what is read of the outputs and the columns.
-        chosen: metrics by name; where that is the loss alone, windows count nothing else.
+        window: which outputs and columns are read.
+        chosen: metrics by name; if that is the loss alone, windows count nothing else.
         loss_fn: the loss function.
-        label_count: how many of the last columns go to the loss; the first of them is the label.
-        activations: what the user has declared by task; an empty name is the only task's.
+        label_count: number of the last columns that go to the loss; the first of them is the label.
+        activations: the user's declarations by task; an empty name is the only task's.
 
     Attributes:
         groups: names of the columns that metrics read as groups.
@@ -83,7 +83,7 @@ class Scoring:
         self._rows = 0
 
     def _with_slices(self, metrics: dict[str, Any], target: str = "") -> dict[str, Any]:
-        """Add the metric of each value of the window's `group`: of the target, else the first that can be cut."""
+        """Add the metric for each value of the window's `group`."""
         column = self.window.group
         if column is None or not metrics:
             return metrics
@@ -99,13 +99,13 @@ class Scoring:
 
     @property
     def wanted(self) -> bool:
-        """Whether predictions are read: False once it is known that there is nothing to count."""
+        """Whether predictions are read; False once there is nothing to count."""
         return bool(self._windows) or not self._decided
 
     def directions(self) -> dict[str, Direction]:
         """Return whether higher is better, by name of each result.
 
-        Before the first rows these are all results that are possible.
+        Before the first rows these are all possible results.
         """
         windows = list(self._windows.values())
         if not self._decided:
@@ -124,11 +124,11 @@ class Scoring:
 
     @property
     def unmergeable(self) -> list[str]:
-        """Names of the chosen metrics that cannot be put together from the windows of several processes."""
+        """Names of the chosen metrics that windows of several processes cannot merge."""
         return [name for name, metric in self._chosen.items() if not isinstance(metric, WindowMetric)]
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
-        """Decide what to count, and check that the metrics chosen can read the first rows.
+        """Choose the metrics, and check that they can read the first rows.
 
         Args:
             chunk: the first chunk.
@@ -136,7 +136,7 @@ class Scoring:
             group: the processes; they decide by the first rows of all.
 
         Raises:
-            DataError: a metric that was chosen cannot read these predictions and labels.
+            DataError: a chosen metric cannot read these predictions and labels.
         """
         if self._decided:
             return
@@ -209,7 +209,7 @@ class Scoring:
         return [None] * len(labels) if self._multi is None else self._multi.rows(labels)
 
     def keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
-        """Take in one trained chunk."""
+        """Add a trained chunk."""
         if not self._windows or not chunk.num_samples:
             return
         self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
@@ -241,7 +241,7 @@ class Scoring:
             start = stop
 
     def close_window(self, group: Group = SINGLE) -> dict[str, float]:
-        """Close the window of all processes, which call it together, and return its metrics, the same on all."""
+        """Close the window and return its metrics; a collective call."""
         self._score()
         results: dict[str, float] = {}
         for windows in self._windows.values():
@@ -251,12 +251,12 @@ class Scoring:
         return results
 
     def score_tables(self) -> dict[str, dict[str, Any]]:
-        """Return the score tables of the decayed past, by task, of those that have one."""
+        """Return the score tables of the decayed past by task."""
         tables = {task: windows.score_table() for task, windows in self._windows.items()}
         return {task: table for task, table in tables.items() if table is not None}
 
     def peek(self, group: Group = SINGLE) -> dict[str, float]:
-        """Return what `close_window` would, leaving everything as it is."""
+        """Return what `close_window` would, without closing it."""
         self._score()
         kept, self._windows = self._windows, copy.deepcopy(self._windows)
         try:
@@ -265,7 +265,7 @@ class Scoring:
             self._windows = kept
 
     def merge_on_main(self, group: Group) -> None:
-        """Move the open window of all processes to rank 0, and leave the others empty ones."""
+        """Move the open window of all processes to rank 0."""
         if self._restored is not None:
             return
         self._score()
@@ -292,7 +292,7 @@ class Scoring:
         return {"json": {"tasks": {task: state["json"] for task, state in states.items()}}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; before the first rows it is kept until they have come."""
+        """Restore what `state_dict` returned, at the first rows if they are to come."""
         if not self._decided:
             self._restored = state
             return
@@ -315,7 +315,10 @@ def _first_rows(
     *,
     made_up: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-    """Return predictions, labels and groups of all processes in order of ranks, without made-up rows."""
+    """Return predictions, labels and groups of all processes by rank.
+
+    Rows of a process without data (`made_up`) are left out.
+    """
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}

@@ -1,4 +1,4 @@
-"""A trainer as an HTML table, for notebooks: layers, parameters, tables, precision, sink."""
+"""A trainer as an HTML table for notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def trainer_html(trainer: Owner) -> str:
-    """Return the network's layers with their parameters, and how it is trained."""
+    """Return the network's layers with their parameters, and the settings."""
     network = trainer.network
     rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]
     total = _count(network)

@@ -3,9 +3,9 @@
 The first signal requests a clean stop, the second ends the process at once.
 
 Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
-C++ for a pipeline, without end. So their numbers also go through `signal.set_wakeup_fd` to a thread, which
-ends the process at the second one whatever the main thread does, and winds the run up by itself when the main thread
-does not come back from a wait for data.
+C++ for a pipeline, without end. So signals are also written through `signal.set_wakeup_fd` to a thread, which ends the
+process at the second one whatever the main thread does, and ends the run by itself when the main thread does not return
+from a wait for data.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ NO_WIND_UP = 1  # exit code then, which tells the supervisor to end the others t
 
 
 class StopOnSignal:
-    """Context manager: calls `stop(name)` on the first signal, leaves the process on the second.
+    """Calls `stop(name)` on the first signal; ends the process on the second.
 
     SIGINT and SIGTERM are both handled because MindSpore turns a SIGINT that arrives inside a graph into SIGTERM. A
     signal that is ignored, as SIGHUP is under nohup, stays ignored. Outside the main thread Python cannot install
-    handlers, and nothing is changed. In an interactive session the process is left at the third signal only; the
-    second raises KeyboardInterrupt on the spot.
+    handlers, and nothing is changed. In an interactive session the second signal raises KeyboardInterrupt on the spot
+    and the third ends the process.
 
     Args:
-        stop: asks the run to end after the step in flight.
+        stop: asks the run to end after the current step.
         wind_up: ends the run in place of a main thread that waits for data for ever; called on another thread.
-        alone: whether this process is the only one. One of several never leaves a wait by itself, for the others would
-            wait for it: it stops with them, at their next agreement.
+        alone: whether this process is the only one. One of several never leaves a wait by itself, because the others
+            would wait for it: it stops with them, at their next agreement.
 
     Attributes:
         received: number of the signal received first, or None.
@@ -68,7 +68,7 @@ class StopOnSignal:
 
     @property
     def called(self) -> bool:
-        """Whether any of the signals has come."""
+        """Whether a signal has come."""
         return self._count > 0
 
     def __enter__(self) -> StopOnSignal:
@@ -103,7 +103,7 @@ class StopOnSignal:
             DATA_WAIT.leave()
 
     def take_over(self, number: int) -> None:
-        """Wind the run up and end the process; the main thread waits for data and is kept there."""
+        """End the run and the process, while the main thread waits for data."""
         if not self._alone:
             logger.error(
                 "the data does not come and cannot be interrupted, and the other processes cannot stop without this "
@@ -131,7 +131,7 @@ class StopOnSignal:
             self._before.clear()
 
     def leave(self, *, complete: bool = False) -> None:
-        """Raise KeyboardInterrupt after SIGINT, SystemExit(128 + number) after another signal.
+        """Raise KeyboardInterrupt after SIGINT, else SystemExit(128 + number).
 
         In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for all; nothing if the result of
         the call is `complete`, as the history of an interrupted training is.
@@ -157,7 +157,7 @@ def is_interactive() -> bool:
 
 
 class _Watcher:
-    """A thread, one in a process, that learns of signals while the main thread is busy outside Python."""
+    """A thread that learns of signals while the main thread is outside Python."""
 
     def __init__(self) -> None:
         self._guarded: StopOnSignal | None = None
@@ -191,7 +191,7 @@ class _Watcher:
                 os.write(self._pipe[1], bytes([_ENDED]))
 
     def _forget(self) -> None:
-        """Keep signals of a forked child from being read here as if its parent had received them."""
+        """Keep a forked child from writing its signals to this process."""
         if self._guarded is not None:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""What is counted of outputs: the mean loss of training calls, losses and metrics of an evaluation."""
+"""Sums over outputs: the mean loss of a training, metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Tally:
     Args:
         metrics: by name; cleared here.
         eval_indexes: positions of loss, prediction and label in the outputs, or None.
-        loss_fn: the loss of the network, or None where a user's evaluation network gives the outputs.
-        activations: what the user has declared by task; an empty name is the only task's.
+        loss_fn: the loss of the network, or None if a user's evaluation network gives the outputs.
+        activations: the user's declarations by task; an empty name is the only task's.
 
     Attributes:
         groups: names of the columns that metrics read besides the outputs.
@@ -51,7 +51,7 @@ class Tally:
         clear_metrics(metrics)
 
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
-        """Add the outputs of one batch of `num_samples` rows; `columns` are those of `groups`."""
+        """Add the outputs of one batch; `columns` are those of `groups`."""
         if self._indexes is not None and self._indexes[0] >= 0:
             loss = outputs[self._indexes[0]]
             mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # item takes a fifth of the time
@@ -71,7 +71,10 @@ class Tally:
             update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
 
     def results(self) -> dict[str, float]:
-        """Return "loss", the mean over samples or the weighted sum of the tasks, their losses, and the metrics."""
+        """Return "loss", the losses of the tasks and the metrics.
+
+        "loss" is the mean over samples, or the weighted sum of the tasks.
+        """
         results = read_metrics(self._metrics)
         if self._tasks is not None and self._tasks.leaves_any_out:  # rows of a task are not those of the batch
             total = self._tasks.total(*np.transpose([self._task_sums[task] for task in self._tasks.tasks]))
@@ -89,7 +92,7 @@ class Tally:
 
 
 def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the columns of a chunk that metrics read as groups, also those the network does not take."""
+    """Return the columns that metrics read as groups, [rows] each."""
     columns = {}
     for name in names:
         if name in chunk.names:
@@ -105,7 +108,7 @@ HELD_CALLS = 1024
 
 
 class OutputBuffer:
-    """One output of many calls of one program, read together.
+    """Collects one output of many calls of a program.
 
     On CPU the bytes are copied at once, in a microsecond. Keeping the tensor would cost more, because the memory pool
     then allocates new memory for the next call. On a device a copy would wait for the call to end, so tensors are kept.
@@ -118,7 +121,7 @@ class OutputBuffer:
         self._size = 0
 
     def add(self, output: Any, entries: int) -> None:
-        """Take in the first `entries` numbers of a program's output, in row-major order."""
+        """Add the first `entries` numbers of a program's output, in row-major order."""
         if not self._parts:
             self._dtype = NUMPY_DTYPES.get(str(output.dtype))
             self._size = np.dtype(self._dtype).itemsize
@@ -128,7 +131,10 @@ class OutputBuffer:
             self._parts.append((output, entries))
 
     def read(self) -> np.ndarray:
-        """Return the numbers of all calls, shape [sum of entries], and clear them; the array may be read-only."""
+        """Return all numbers, shape [sum of entries], and clear them.
+
+        The array may be read-only.
+        """
         parts, self._parts = self._parts, []
         if not parts:
             return np.empty(0, np.float32)
@@ -138,7 +144,7 @@ class OutputBuffer:
 
 
 class LossMeter:
-    """Sample-weighted mean loss; losses are collected as they come and summed when the mean is read."""
+    """Sample-weighted mean loss; losses are summed when the mean is read."""
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
@@ -146,7 +152,7 @@ class LossMeter:
         self._calls: list[tuple[int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
-        """Take the losses of one call; folds every `HELD_CALLS` calls so that memory stays bounded."""
+        """Add the losses of one call; `HELD_CALLS` bounds the memory."""
         self._losses.add(outputs.losses_device, outputs.num_steps)
         self._calls.append((outputs.num_steps, outputs.num_samples))
         if len(self._calls) >= HELD_CALLS:
@@ -165,7 +171,7 @@ class LossMeter:
         return self._mean.eval() if self._mean.samples else None
 
     def clear(self) -> None:
-        """Forget all losses."""
+        """Clear all losses."""
         self._mean.clear()
         self._losses, self._calls = OutputBuffer(), []
 

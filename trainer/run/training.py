@@ -1,4 +1,4 @@
-"""The verbs that train on finite data: `fit`, and `compile`, which trains nothing yet."""
+"""The verbs on finite data: `fit`, and `compile`, which trains nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from callbacks import History
 
 from .. import checks
+from ..cadence import Every
 from ..data import column_checks
 from ..data.feed import Feed
 from ..data.finite.datasets import is_arrays, make_source
@@ -25,10 +26,9 @@ from .call import call, check_idle, make_callbacks, only_thread, published_folde
 from .cursor import Cursor
 from .feeds import ALL_BATCHES, evaluation_feed, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
-from .limits import Every
+from .limits import Trial
 from .owner import Evaluated, Model, Owner
 from .run import train
-from .trial import Trial
 
 
 def fit(
@@ -49,7 +49,7 @@ def fit(
     trial: Trial = ALL_BATCHES,
     first_epoch: int = 0,
 ) -> History:
-    """Implement `Trainer.fit`; `first_epoch` is the number that callbacks see for the first epoch of this call."""
+    """Implement `Trainer.fit`; callbacks count epochs from `first_epoch`."""
     checks.epochs(epochs)
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:
@@ -112,7 +112,7 @@ def fit(
 
 
 def named_sets(valid_dataset: Any) -> dict[str, Any]:
-    """Return validation sets by name; a single one, such as a dict of arrays, has an empty name."""
+    """Return validation sets by name; a single one has an empty name."""
     if valid_dataset is None:
         return {}
     named = isinstance(valid_dataset, Mapping) and valid_dataset
@@ -125,7 +125,7 @@ def named_sets(valid_dataset: Any) -> dict[str, Any]:
 
 
 def _is_dataset(value: Any) -> bool:
-    """Return whether `value` is a dataset rather than a column (an array, a list or a tuple of numbers)."""
+    """Return whether `value` is a dataset rather than a column of numbers."""
     if isinstance(value, tuple):
         return bool(value) and all(hasattr(column, "shape") for column in value)
     if isinstance(value, Mapping) or callable(value) or hasattr(value, "create_tuple_iterator"):
@@ -151,7 +151,7 @@ def _validation_feeds(
 
 
 def _validate(trainer: Evaluated, feeds: Mapping[str, Feed]) -> dict[str, float]:
-    """Return the results of all validation sets by "<set>_<metric>", or "<metric>"; empty after a stop signal."""
+    """Return "<metric>" or "<set>_<metric>" of all sets; empty after a signal."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
         values = evaluate_feed(trainer, feed)

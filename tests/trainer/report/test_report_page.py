@@ -18,7 +18,7 @@ from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
 from trainer.experiment.runs.run_pages import make_server, render
 from trainer.metrics import Auc
-from trainer.metrics.score_table import score_table
+from trainer.metrics.binary import score_table
 from trainer.report.figures import lines, tables
 from trainer.report.run_data import Record, RunData, Series, read_record
 
