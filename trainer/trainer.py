@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,32 +13,27 @@ from callbacks import CallbackList, History
 
 from . import checks
 from .cadence import Every
-from .checkpoint import set_pointer
-from .checkpoint.content import Content
 from .checkpoint.saver import Saver
 from .compat import keywords
 from .compat import verbs as compat
-from .data.position import Position
 from .distributed.exchange import make_exchange
 from .distributed.group import join
-from .embedding.layers.embedding_cells import embedding_cells
 from .errors import CheckpointError, DataError
 from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder
 from .graph.dropout import replace_dropout
 from .graph.multi_task import MultiTaskLoss
-from .graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
+from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
-from .metrics.binary import score_table
-from .metrics.registry import of_task, task_activations, task_metrics
+from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training
 from .run.limits import Trial
-from .run.monitors import produced_metrics
 from .run.run import Run
-from .state import State, StopReason
+from .run.trainer_base import TrainerBase
+from .state import State
 from .storage.fetch import fetched_snapshot
 
 if TYPE_CHECKING:
@@ -51,7 +45,7 @@ if TYPE_CHECKING:
 silence_adams_operator()  # at import, since users create their optimizers before their Trainer
 
 
-class Trainer:
+class Trainer(TrainerBase):
     """Trains, evaluates and applies a network, with `mindspore.Model`'s arguments.
 
     Args:
@@ -72,7 +66,8 @@ class Trainer:
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.graph.precision`.
         boost_level: "O0", "O1" or "O2"; see `trainer.graph.boost`.
         amp_dtype: "float16" or "bfloat16".
-        loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none.
+        loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager (`Model` calls
+            it `loss_scale_manager`); None: dynamic at O2, else none.
         keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
         boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
         gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size,
@@ -84,7 +79,6 @@ class Trainer:
             given a folder of its own.
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
-        loss_scale_manager: the same as `loss_scale`, as `mindspore.Model` calls it.
         features: the declared columns of raw data (`trainer.features.Features`); every verb then takes raw rows:
             frames, mappings, lists of mappings, paths of files, streams.
         compile: False for a network that MindSpore cannot compile but runs operator by operator: one step per call,
@@ -134,7 +128,6 @@ class Trainer:
         amp_white_list: Sequence[type[nn.Cell]] | None = None,
         amp_black_list: Sequence[type[nn.Cell]] | None = None,
         exact_resume: bool = False,
-        loss_scale_manager: Any = None,
         compile: bool = True,
         features: Features | None = None,
         prediction_activation: Any = None,
@@ -161,15 +154,12 @@ class Trainer:
                 gradient_accumulation_steps=self.accumulate,
                 clip_norm=clip_norm,
                 clip_value=clip_value,
-                loss_scale=loss_scale if loss_scale is not None else loss_scale_manager,
+                loss_scale=loss_scale,
             )
-        self.scaler = precision.make_scaler(
-            loss_scale if loss_scale is not None else loss_scale_manager, self.precision
-        )
+        self.scaler = precision.make_scaler(loss_scale, self.precision)
         if exact_resume:
             replace_dropout(network, self.seed)
         self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
-        self.boost_parts = self.boost.parts
         precision.convert(network, self.precision)
         self.exact_resume = exact_resume
         self.step_options = StepOptions(
@@ -467,161 +457,7 @@ class Trainer:
 
         return trainer_html(self)
 
-    # -- what callbacks use ------------------------------------------------------------------------------------------
-
-    def stop(self, reason: str = "", kind: str = "user") -> None:
-        """Stop the run after the current step; the first reason wins, for all processes."""
-        self.state.ask_to_stop(StopReason(kind, reason), alone=self.group.size == 1)
-
-    @property
-    def learning_rate(self) -> float | None:
-        """Learning rate of the next update; can be set if it is constant."""
-        return get_learning_rate(self.optimizer)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        set_learning_rate(self.optimizer, value)
-
-    @property
-    def loss_scale(self) -> float | None:
-        """Current loss scale, copied from the device; None without a scaler that has one."""
-        value = getattr(self.scaler, "scale_value", None)
-        return None if value is None else float(value.asnumpy())
-
-    def read_counters(self) -> dict[str, int]:
-        """Return the updates skipped: "skipped", "fatal", "consecutive", "longest_run".
-
-        All skipped updates are fatal except overflows of scaled gradients with a finite loss. Copies four numbers to
-        the host.
-        """
-        return loop.read_counters(self)
-
-    def read_scores(self) -> dict[str, dict[str, Any]]:
-        """Return calibration and distribution of binary scores by task.
-
-        They cover the decayed past of the current stream, else this process's rows of the latest evaluation. The values
-        are those of `trainer.metrics.binary.score_table`; a target that is not binary has none. The only task is "".
-        """
-        if self.run is not None and self.run.online is not None:
-            return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
-        tasks = ("",) if self.tasks is None else self.tasks.tasks
-        tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
-        return {task: table for task, table in tables.items() if table is not None}
-
-    def read_tables(self) -> dict[str, dict[str, int]]:
-        """Return rows, bytes and counters of this process's sparse tables, by name."""
-        tables = {} if self.tables is None else self.tables.tables.tables
-        return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
-
-    def read_bad_steps(self) -> list[int]:
-        """Return the latest skipped steps, at most 16, as `global_step` after them."""
-        return self.builder.read_bad_steps(self.state.progress.global_step)
-
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
-        average = self.builder.average
-        with average.applied() if average is not None else contextlib.nullcontext():
-            yield
-
-    def use_averaged_weights(self) -> None:
-        """Replace the weights by the averages of `EMA` or `SWA`."""
-        if self.builder.average is not None:
-            self.builder.average.replace_weights()
-
-    @property
-    def position(self) -> dict[str, Any] | None:
-        """Position in the data right after the last row trained on; None outside a run."""
-        return None if self.run is None else self.run.cursor.position.to_json()
-
-    @property
-    def base(self) -> dict[str, int]:
-        """The "epoch" and "step" from which the current run counts; zeros outside a run."""
-        return {"epoch": 0, "step": 0} if self.run is None else self.run.cursor.base
-
-    @property
-    def eval_network(self) -> nn.Cell | None:
-        """The evaluation cell; None builds one. Setting it keeps `eval_indexes`."""
-        return self.builder.inference.eval_network
-
-    @eval_network.setter
-    def eval_network(self, cell: nn.Cell | None) -> None:
-        network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
-        kept = self.eval_indexes if cell is not None and self.eval_network is not None else None
-        self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
-        self.builder.inference.use_eval_network(cell)
-
-    @property
-    def train_dataset(self) -> Any:
-        """The pipeline being trained on; None outside a run and for other data."""
-        return None if self.run is None else self.run.feed.source.dataset
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names that a callback may monitor in the current run."""
-        return tuple(self.metric_directions)
-
-    @property
-    def metric_directions(self) -> dict[str, bool | None]:
-        """Metrics of the current run: name -> whether higher is better, or None."""
-        if self.run is None:
-            return produced_metrics(self.metrics, self.tasks, ("",), None)
-        return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
-
-    def report_drift(self, drift: dict[str, Any]) -> None:
-        """Set `state.drift` to a drift detector's report and call `on_drift`."""
-        loop.drifted(self, drift)
-
-    def report_snapshot(self, path: Path) -> None:
-        """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
-        loop.saved(self, path)
-
-    def use_tables(self, tables: TableFeed) -> None:
-        """Use `tables` to train and read the network's sparse tables from now on.
-
-        Raises:
-            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
-        """
-        if self._loaded_tables:
-            tables.check_states(self._loaded_tables)
-            tables.load_states(self._loaded_tables)
-            self._loaded_tables = []
-        self.tables = self.parts["tables"] = tables
-        self.builder.tables = tables.tables
-        self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
-        self.boost_parts = self.boost.parts
-
-    def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables, now or with the first data."""
-        if self.tables is None:
-            self._loaded_tables = states if embedding_cells(self.network) else []
-        else:
-            self.tables.load_states(states)
-
     # -- snapshots ---------------------------------------------------------------------------------------------------
-
-    def snapshot_content(self) -> Content:
-        """Return the content of a snapshot taken now."""
-        return Content(
-            self.network,
-            self.optimizer,
-            self.builder.step,
-            self.scaler,
-            self.builder.accumulation,
-            self.state,
-            self.callbacks,
-            self.parts,
-            self.tables,
-            None if self.run is None else self.run.cursor,
-        )
-
-    def claim(self, root: str | Path) -> Path:
-        """Reserve a snapshot folder for this run; return its resolved path.
-
-        Raises:
-            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
-        """
-        return self.saver.claim(root)
 
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>``; return its path.
@@ -674,21 +510,3 @@ class Trainer:
 
         path = fetched_snapshot(path, self.group) or path
         initial_state.init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
-
-    def rollback(self) -> None:
-        """Reset weights, optimizer and step state to the latest snapshot of this run."""
-        self.saver.rollback()
-
-    def prune(self, root: str | Path, keep: Collection[str]) -> None:
-        """Remove the snapshots of `root` that are not in `keep`."""
-        self.saver.prune(Path(root), keep)
-
-    def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
-        """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""
-        if self.group.is_main:
-            set_pointer(Path(root), pointer, name)
-
-    def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Tell the data source that a durable snapshot covers rows before `position`."""
-        if self.run is not None and position:
-            self.run.feed.source.commit(Position.from_json(position))

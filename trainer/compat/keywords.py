@@ -21,6 +21,7 @@ SAME_MEANING = {
     "num_train_epochs": "epochs",
     "ckpt_path": "resume",
     "limit_val_batches": "limit_valid_batches",
+    "loss_scale_manager": "loss_scale",
     "resume_from_checkpoint": "resume",
 }
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -109,7 +110,7 @@ def _translate(verb: str, known: set[str], given: set[str], item: tuple[str, Any
     if name in HINTS:
         raise TypeError(f"{verb}: {name} {HINTS[name]}")
     if ours is not None:
-        raise TypeError(f"{verb}: {name} is {ours}, an argument of fit")
+        raise TypeError(f"{verb}: {name} is {ours}, an argument of {'Trainer' if ours == 'loss_scale' else 'fit'}")
     raise TypeError(f"{verb} takes no {name!r}{did_you_mean(name, known - {'self'})}")
 
 

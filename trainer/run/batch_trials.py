@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from ..data.position import Position
 from ..errors import ConfigurationError
 from ..graph.graph_call import TrainRunner
 from ..graph.program import StepOptions
-from .owner import Owner
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
 
 WARM_UP = 3  # calls: the first compiles, the second checks the program
 NOT_RESTORED = ("tables", "features")  # refused, and not changed by training
@@ -34,7 +37,7 @@ class BatchSizeTrials:
         feed_of: returns a feed of batches of a given number of rows.
     """
 
-    trainer: Owner
+    trainer: TrainerBase
     options: StepOptions
     batch_size: int | None
     feed_of: Callable[[int], Feed]

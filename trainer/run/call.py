@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from callbacks import Callback, CallbackList, History, ProgressBar, adapt
 
@@ -19,8 +19,10 @@ from ..mindspore_internals.compilation import notebook_sources, redirect_graph_d
 from ..mindspore_internals.execution import check_not_forked
 from ..state import Phase
 from . import loop
-from .owner import Owner
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 
 
 @contextlib.contextmanager
-def call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     """Install `callbacks` and signal handlers for one call of a verb.
 
     A callback of a training under way may evaluate or predict; the training then continues undisturbed.
@@ -72,7 +74,7 @@ def only_thread(verb: str) -> Iterator[None]:
             _calls.remove(entry)
 
 
-def _call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     if phase not in _TRAINING and state.phase in _TRAINING:
         yield from _nested(trainer, phase, callbacks)
@@ -111,7 +113,7 @@ def _call(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal
             trainer.saver.close()
 
 
-def _wind_up(trainer: Owner) -> None:
+def _wind_up(trainer: TrainerBase) -> None:
     if trainer.run is not None and not trainer.run.ended:
         trainer.callbacks = trainer.run.callbacks  # an evaluation in the middle has its own
         loop.end(trainer.run)
@@ -119,7 +121,7 @@ def _wind_up(trainer: Owner) -> None:
     trainer.saver.close()
 
 
-def _nested(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
     kept = trainer.callbacks, trainer.history, state.phase, state.metrics
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
@@ -131,7 +133,7 @@ def _nested(trainer: Owner, phase: Phase, callbacks: Any) -> Iterator[StopOnSign
         trainer.callbacks, trainer.history, state.phase, state.metrics = kept
 
 
-def check_idle(trainer: Owner) -> None:
+def check_idle(trainer: TrainerBase) -> None:
     """Check that the trainer is idle.
 
     Raises:
@@ -162,7 +164,7 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     return CallbackList(adapted), history
 
 
-def _report(trainer: Owner, error: BaseException) -> None:
+def _report(trainer: TrainerBase, error: BaseException) -> None:
     progress = trainer.state.progress
     position = f"epoch {progress.epoch}, step {progress.global_step}"
     if trainer.position:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import nn
 
 from callbacks import Callback
 
-from ..checkpoint.saver import Saver
 from ..data import column_checks
 from ..data.as_columns import Columns
 from ..data.finite.block_source import BlockSource, rebatched
@@ -38,27 +37,37 @@ from ..features.raw_files import RawFiles
 from ..features.raw_rows import SetAside
 from ..features.stream_rows import BatchTransform
 from ..features.window_drift import WindowDrift
+from ..storage.fetch import fetched_snapshot
 from ..streams import Stream
-from .owner import Model, Network
+from .call import make_callbacks, published_folders, snapshot_folders
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 1024
 
 
-def restore(
-    features: Features | None, resume: str | Path | None, saver: Saver, folders: Callable[[], Iterable[Path]]
-) -> None:
-    """Restore the features' statistics from the resumed run."""
-    if features is None or resume is None:
-        return
-    state = saver.part_to_resume(resume, "features", folders())
-    if state is not None:
-        features.load_state_dict(state)
+def restore(trainer: TrainerBase, resume: str | Path | None, callbacks: Any) -> str | Path | None:
+    """Restore the features' statistics from the run to resume; return its path.
+
+    The path is that of a local copy if `resume` is the URL of a mirror.
+    """
+    if resume is None:
+        return None
+    called = make_callbacks(callbacks)[0]
+    resume = fetched_snapshot(resume, trainer.group, trainer.run_dir, lambda: published_folders(called))
+    if trainer.features is not None and resume is not None:
+        state = trainer.saver.part_to_resume(resume, "features", snapshot_folders(trainer.run_dir, called))
+        if state is not None:
+            trainer.features.load_state_dict(state)
+    return resume
 
 
 def prepare(
-    trainer: Model,
+    features: Features | None,
+    group: Group,
     data: Any,
     batch_size: int | None = None,
     *,
@@ -70,12 +79,11 @@ def prepare(
 
     Other data are returned unchanged.
     """
-    features = trainer.features
     if features is None:
         return data
     if is_named(features, data):
         return {
-            name: prepare(trainer, part, batch_size, labelled=labelled, set_aside=set_aside)
+            name: prepare(features, group, part, batch_size, labelled=labelled, set_aside=set_aside)
             for name, part in data.items()
         }
     files = _large_files(data)
@@ -85,42 +93,52 @@ def prepare(
     labelled = labelled or has_parts(files)
     size = batch_size or DEFAULT_BATCH_SIZE
     source = RawRowsInOrder(features, files, size, labelled=labelled, kept=kept, set_aside=set_aside)
-    return source if trainer.group.size == 1 else EveryNth(source, trainer.group)
+    return source if group.size == 1 else EveryNth(source, group)
 
 
-def prepare_training(trainer: Model, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None) -> Any:
+def prepare_training(
+    features: Features | None,
+    group: Group,
+    data: Any,
+    batch_size: int | None,
+    *,
+    shuffle: bool,
+    seed: int,
+    sharded: bool | None,
+) -> Any:
     """Return the network's inputs for raw rows to train on, or a source of them.
 
     Other data are returned unchanged. Features that have not learned yet learn from the rows, of all processes if each
     has its own.
     """
-    features = trainer.features
-    if features is not None and sharded and trainer.group.size > 1 and is_raw(data):
-        _learn_together(features, data, trainer.group)
-    files = None if features is None else _large_files(data)
-    if features is None or files is None:
-        return data if features is None else inputs_of(features, data, fit=True)
+    if features is None:
+        return data
+    if sharded and group.size > 1 and is_raw(data):
+        _learn_together(features, data, group)
+    files = _large_files(data)
+    if files is None:
+        return inputs_of(features, data, fit=True)
     source = RawRowBlocks(
         features,
         files,
         batch_size or DEFAULT_BATCH_SIZE,
         learn=learns_from_next(features),
         shuffle=shuffle,
-        seed=trainer.seed,
+        seed=seed,
         read_mode=ReadMode.SEPARATE if sharded else ReadMode.COMMON,
     )
-    return source if trainer.group.size == 1 or sharded else EveryNth(source, trainer.group)
+    return source if group.size == 1 or sharded else EveryNth(source, group)
 
 
-def kept_columns(trainer: Network, data: tuple[Any, ...]) -> KeptColumns:
+def kept_columns(features: Features | None, data: tuple[Any, ...]) -> KeptColumns:
     """Return the collector of the columns kept for output.
 
     Raises:
         ConfigurationError: `data` are no raw rows, or no columns are kept.
     """
-    if trainer.features is None or len(data) != 1 or not is_raw(data[0]):
+    if features is None or len(data) != 1 or not is_raw(data[0]):
         raise ConfigurationError("predict(keep=True) goes with Trainer(features=...) and one argument of raw rows")
-    trainer.features.check_keep()
+    features.check_keep()
     return KeptColumns()
 
 

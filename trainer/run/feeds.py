@@ -31,10 +31,11 @@ from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
 from .job_checks import check_training
 from .limits import Trial
-from .owner import Model, Network
 
 if TYPE_CHECKING:
     from mindspore import nn
+
+    from .trainer_base import TrainedNetwork
 
 
 logger = logging.getLogger(__name__)
@@ -70,12 +71,16 @@ def run_options(
 
 
 def training_feed(
-    trainer: Model, source: Source, options: StepOptions, steps_per_call: int | None, trial: Trial = ALL_BATCHES
+    trainer: TrainedNetwork,
+    source: Source,
+    options: StepOptions,
+    steps_per_call: int | None,
+    trial: Trial = ALL_BATCHES,
 ) -> Feed:
     """Return the feed of a training.
 
     Args:
-        model: whose network the columns are checked against.
+        trainer: whose network the columns are checked against.
         source: the data.
         options: with a guard, batches with non-finite values are named in the log.
         steps_per_call: optimizer steps per call of the program; None chooses by the size of the first batch.
@@ -139,7 +144,7 @@ def training_feed(
     return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 
-def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
+def _check_with_labels(trainer: TrainedNetwork) -> column_checks.ColumnCheck:
     loss = trainer.loss_fn
     losses = loss.losses if isinstance(loss, MultiTaskLoss) else (loss,)
     class_losses = [takes_class_numbers(loss) for loss in losses]
@@ -148,7 +153,7 @@ def _check_with_labels(trainer: Model) -> column_checks.ColumnCheck:
     )
 
 
-def _labels_that_may_be_missing(trainer: Network, source: Source) -> tuple[str, ...]:
+def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tuple[str, ...]:
     """Return the names of the label columns whose NaN the loss leaves out."""
     if trainer.tasks is None:
         return ()
@@ -157,14 +162,14 @@ def _labels_that_may_be_missing(trainer: Network, source: Source) -> tuple[str, 
     return tuple(name for name, ignored in zip(columns, trainer.tasks.ignores_nan, strict=False) if ignored)
 
 
-def inference_source(trainer: Model, dataset: Any, batch_size: int | None) -> Source:
+def inference_source(trainer: TrainedNetwork, dataset: Any, batch_size: int | None) -> Source:
     """Return this process's batches of an evaluation or a prediction."""
     return make_shard(
         dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed, fitting=True
     )
 
 
-def evaluation_feed(trainer: Model, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:
+def evaluation_feed(trainer: TrainedNetwork, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:
     """Return the feed of an evaluation."""
     source = inference_source(trainer, dataset, batch_size)
     filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
@@ -180,13 +185,15 @@ def evaluation_feed(trainer: Model, dataset: Any, batch_size: int | None, trial:
     )
 
 
-def prediction_feed(trainer: Model, source: Source, fill_up_to: Callable[[int], int | None] | None = None) -> Feed:
+def prediction_feed(
+    trainer: TrainedNetwork, source: Source, fill_up_to: Callable[[int], int | None] | None = None
+) -> Feed:
     """Return the feed of a prediction, with the input columns alone."""
     return _inference_feed(trainer, source, predict=True, fill_up_to=fill_up_to, row_weights=False)
 
 
 def _inference_feed(
-    trainer: Model,
+    trainer: TrainedNetwork,
     source: Source,
     *,
     predict: bool,
@@ -226,7 +233,7 @@ def _inference_feed(
 
 
 def column_order(
-    trainer: Network, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
+    trainer: TrainedNetwork, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
 ) -> ColumnOrder | None:
     """Return the order of columns by name; None if columns have no names."""
     least, most, arguments = arguments_of(trainer.features, network)
@@ -242,7 +249,7 @@ def column_order(
     return order or None
 
 
-def find_tables(trainer: Model, source: Source, options: FeedOptions) -> None:
+def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -> None:
     """Find the id columns of the sparse tables once, in the first batch."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,18 +23,20 @@ from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
 from .feeds import evaluation_feed, find_tables, inference_source, prediction_feed
-from .owner import Evaluated, Owner
 from .tally import Tally, host_columns
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
 
 MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
-def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
+def evaluate(trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
     """Implement `Trainer.evaluate`."""
-    feed = evaluation_feed(trainer, declared_features.prepare(trainer, dataset, batch_size), batch_size)
-    alone = (
-        trainer.state.phase is Phase.IDLE
-    )  # else a callback asks, who is given results even when a signal wants the run to end
+    feed = evaluation_feed(
+        trainer, declared_features.prepare(trainer.features, trainer.group, dataset, batch_size), batch_size
+    )
+    alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
         with contextlib.closing(feed):
@@ -44,7 +46,7 @@ def evaluate(trainer: Owner, dataset: Any, callbacks: Any, batch_size: int | Non
     return Results(results)
 
 
-def evaluate_feed(trainer: Evaluated, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate_feed(trainer: TrainerBase, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
     """Return the results on `feed`; empty after a stop signal."""
     find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
@@ -56,7 +58,7 @@ def evaluate_feed(trainer: Evaluated, feed: Feed, *, interruptible: bool = True)
     return results
 
 
-def try_metrics(trainer: Evaluated, feeds: Iterable[Feed]) -> None:
+def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
     """Check the metrics on the first batch of all validation arrays.
 
     Other data are left alone: reading their first batch twice may change what they deliver.
@@ -70,7 +72,7 @@ def try_metrics(trainer: Evaluated, feeds: Iterable[Feed]) -> None:
             _try_metrics(trainer, feed)
 
 
-def _try_metrics(trainer: Evaluated, feed: Feed) -> None:
+def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
     find_tables(trainer, feed.source, feed.options)
     cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
     chunks = feed.chunks(Position())
@@ -90,13 +92,13 @@ def _try_metrics(trainer: Evaluated, feed: Feed) -> None:
         raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
 
 
-def _tally(trainer: Evaluated) -> Tally:
+def _tally(trainer: TrainerBase) -> Tally:
     loss_fn = trainer.loss_fn if trainer.eval_network is None else None
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
 
 
 def predict(
-    trainer: Owner,
+    trainer: TrainerBase,
     data: tuple[Any, ...],
     batch_size: int | None,
     stream: bool,
@@ -106,7 +108,7 @@ def predict(
     """Implement `Trainer.predict`."""
     if not keep:
         return _predict(trainer, data, batch_size, stream, set_aside=set_aside)
-    kept = declared_features.kept_columns(trainer, data)
+    kept = declared_features.kept_columns(trainer.features, data)
     predictions = _predict(trainer, data, batch_size, stream, kept, set_aside)
     if stream:
         return (kept.beside(part) for part in predictions)
@@ -114,7 +116,7 @@ def predict(
 
 
 def _predict(
-    trainer: Owner,
+    trainer: TrainerBase,
     data: tuple[Any, ...],
     batch_size: int | None,
     stream: bool,
@@ -122,7 +124,9 @@ def _predict(
     set_aside: bool = False,
 ) -> Any:
     options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside}
-    data = tuple([declared_features.prepare(trainer, item, batch_size, **options) for item in data])
+    data = tuple(
+        [declared_features.prepare(trainer.features, trainer.group, item, batch_size, **options) for item in data]
+    )
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))
@@ -146,9 +150,9 @@ def _predict(
     return predictions
 
 
-def first_batch(trainer: Owner, data: Any, batch_size: int | None) -> InputBatch:
+def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> InputBatch:
     """Implement `Trainer.first_batch`."""
-    data = declared_features.prepare(trainer, data, batch_size, labelled=False)
+    data = declared_features.prepare(trainer.features, trainer.group, data, batch_size, labelled=False)
     feed = prediction_feed(trainer, inference_source(trainer, data, batch_size))
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
@@ -179,7 +183,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     return None if size == rows else size
 
 
-def _predictions(trainer: Owner, feed: Feed) -> Iterator[Any]:
+def _predictions(trainer: TrainerBase, feed: Feed) -> Iterator[Any]:
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)

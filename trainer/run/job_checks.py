@@ -6,7 +6,7 @@ import logging
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import get_auto_parallel_context, nn
 
@@ -15,7 +15,9 @@ from ..distributed.group import Group
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
 from ..streams import Stream
-from .owner import Settings
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainedNetwork
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
-def check_settings(trainer: Settings, source: Source, limits: Mapping[str, Any]) -> None:
+def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str, Any]) -> None:
     """Check that all processes have the same network, settings and data.
 
     A collective call. Initial weights may differ: those of rank 0 are used. So may data that the user has divided, and
@@ -72,7 +74,7 @@ def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
         )
 
 
-def _settings_of(trainer: Settings) -> dict[str, Any]:
+def _settings_of(trainer: TrainedNetwork) -> dict[str, Any]:
     options, scaler = trainer.step_options, trainer.scaler
     return {
         "seed": trainer.seed,
@@ -109,7 +111,7 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
     return {what: type(cell).__name__, **{f"{what} {name}": value for name, value in plain.items()}}
 
 
-def _learning_rate(trainer: Settings) -> dict[str, Any]:
+def _learning_rate(trainer: TrainedNetwork) -> dict[str, Any]:
     rate = trainer.learning_rate
     schedule = getattr(trainer.optimizer, "learning_rate", None)
     if rate is None and isinstance(schedule, nn.Cell):

@@ -23,11 +23,11 @@ from ..distributed.packing import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
 from ..state import EvaluationState, StepOutputs
-from .owner import Hooked
 from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
     from .run import Run
+    from .trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,9 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
     call("on_checkpoint", trainer)
 
 
-def evaluate(trainer: Hooked, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True) -> dict[str, float]:
+def evaluate(
+    trainer: TrainerBase, feed: Feed, cell: Any, tally: Tally, *, interruptible: bool = True
+) -> dict[str, float]:
     """Run one evaluation and return its metrics; "loss" is the mean over samples.
 
     Returns an empty dict after a stop signal. An evaluation that is not `interruptible` continues as long as its data
@@ -175,13 +177,13 @@ def evaluate(trainer: Hooked, feed: Feed, cell: Any, tally: Tally, *, interrupti
     return results
 
 
-def evaluated(trainer: Hooked, results: dict[str, float]) -> None:
+def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
     """Publish the results of `Trainer.evaluate`."""
     trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
 
 
-def predict(trainer: Hooked, feed: Feed, cell: Any) -> Iterator[Any]:
+def predict(trainer: TrainerBase, feed: Feed, cell: Any) -> Iterator[Any]:
     """Yield the output for each batch as host arrays, until a stop signal."""
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
@@ -204,7 +206,7 @@ def predict(trainer: Hooked, feed: Feed, cell: Any) -> Iterator[Any]:
     call("on_predict_end", trainer)
 
 
-def warn_of_loss(trainer: Hooked, loss: float | None) -> None:
+def warn_of_loss(trainer: TrainerBase, loss: float | None) -> None:
     """Warn once per call that a mean loss is not finite, with advice."""
     if loss is not None and not math.isfinite(loss):
         _warn_of_non_finite(
@@ -214,13 +216,13 @@ def warn_of_loss(trainer: Hooked, loss: float | None) -> None:
         )
 
 
-def _warn_of_non_finite(trainer: Hooked, text: str) -> None:
+def _warn_of_non_finite(trainer: TrainerBase, text: str) -> None:
     if not trainer.state.warned_of_non_finite:
         trainer.state.warned_of_non_finite = True
         logger.warning("step %d: %s", trainer.state.progress.global_step, text)
 
 
-def _leaver(trainer: Hooked) -> Callable[[], bool]:
+def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
     """Return a function for waiting feeds that raises Interrupted after a signal.
 
     One process of several only ends its own part: the others wait for it where outputs are gathered.
@@ -243,44 +245,37 @@ def _host(outputs: Any, rows: int | None) -> Any:
 # -- around the loop ---------------------------------------------------------------------------------------------------
 
 
-def setup(trainer: Hooked) -> None:
+def setup(trainer: TrainerBase) -> None:
     """Let callbacks prepare themselves, before compiling and restoring."""
     trainer.callbacks.call("setup", trainer)
 
 
-def restored(trainer: Hooked, path: Path, *, resumed: bool = False) -> None:
+def restored(trainer: TrainerBase, path: Path, *, resumed: bool = False) -> None:
     """Record the restored snapshot; call `on_load_checkpoint` if `resumed`."""
     trainer.state.snapshot = path
     if resumed:
         trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
-def saved(trainer: Hooked, path: Path) -> None:
+def saved(trainer: TrainerBase, path: Path) -> None:
     """Record a durable snapshot and call `on_save_checkpoint`."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
-def drifted(trainer: Hooked, drift: dict[str, Any]) -> None:
+def drifted(trainer: TrainerBase, drift: dict[str, Any]) -> None:
     """Record a detector's report and call `on_drift`."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
-def read_counters(trainer: Hooked) -> dict[str, int]:
-    """Return the counts of skipped updates, copied to the host."""
-    counters = trainer.builder.read_counters()
-    trainer.state.skipped_steps = counters["skipped"]
-    return counters
-
-
-def failed(trainer: Hooked, error: BaseException) -> None:
+def failed(trainer: TrainerBase, error: BaseException) -> None:
     """Record the exception and call every `on_exception`."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)
 
 
-def teardown(trainer: Hooked) -> None:
+def teardown(trainer: TrainerBase) -> None:
     """Call every `teardown`; log failures."""
     for error in trainer.callbacks.call_all("teardown", trainer):
         logger.error("teardown failed: %s", error)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,17 +26,18 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs, StopReason
-from ..storage.fetch import fetched_snapshot
 from ..streams import Stream
 from . import declared_features
-from .call import call, make_callbacks, published_folders, snapshot_folders
+from .call import call
 from .cursor import Cursor
 from .feeds import run_options, training_feed
 from .job_checks import check_stream
-from .owner import Owner
 from .run import train
 from .scoring import Scoring
 from .tally import LossMeter
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class OnlineMetrics(Stateful):
 
 
 def online_train(
-    trainer: Owner,
+    trainer: TrainerBase,
     stream: Any,
     callbacks: Any,
     steps_per_call: int,
@@ -231,18 +232,13 @@ def online_train(
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
-    resume = fetched_snapshot(
-        resume, trainer.group, trainer.run_dir, lambda: published_folders(make_callbacks(callbacks)[0])
-    )
     tasks = trainer.tasks
     scoring = None
     if trainer.label_count:
         scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count, trainer.prediction_activations)
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
-    declared_features.restore(
-        trainer.features, resume, trainer.saver, lambda: snapshot_folders(trainer.run_dir, make_callbacks(callbacks)[0])
-    )
+    resume = declared_features.restore(trainer, resume, callbacks)
     features, raw_rows = trainer.features, as_stream(stream)
     label = window.label if isinstance(window.label, str) else None
     if features is not None and label is None and len(features.labels) == 1:
@@ -303,7 +299,7 @@ def online_train(
     return trainer.history
 
 
-def _hooks(trainer: Owner) -> JobHooks:
+def _hooks(trainer: TrainerBase) -> JobHooks:
     """Return the connection between the run and agreements on a stream."""
 
     def requested_stop() -> StopReason | None:

@@ -33,10 +33,10 @@ from .job_checks import check_settings, warn_of_own_statistics
 from .limits import Limits
 from .lockstep import all_go_on, lockstep_chunks
 from .monitors import check_monitors, produced_metrics
-from .owner import Owner
 
 if TYPE_CHECKING:
     from .online import OnlineMetrics
+    from .trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Run:
 
     def __init__(
         self,
-        trainer: Owner,
+        trainer: TrainerBase,
         feed: Feed,
         options: StepOptions,
         limits: Limits,
@@ -273,7 +273,7 @@ class Run:
 
 
 def train(
-    trainer: Owner,
+    trainer: TrainerBase,
     feed: Feed,
     options: StepOptions,
     cursor: Cursor,

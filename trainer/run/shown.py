@@ -10,10 +10,10 @@ from callbacks.summary import table_html
 from ..mindspore_internals.cell_structure import children_of, parameters_of
 
 if TYPE_CHECKING:
-    from .owner import Owner
+    from .trainer_base import TrainerBase
 
 
-def trainer_html(trainer: Owner) -> str:
+def trainer_html(trainer: TrainerBase) -> str:
     """Return the network's layers with their parameters, and the settings."""
     network = trainer.network
     rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from callbacks import History
 
@@ -19,20 +20,21 @@ from ..data.position import Position
 from ..errors import ConfigurationError, DataError
 from ..features.features import Inputs
 from ..state import Phase
-from ..storage.fetch import fetched_snapshot
 from . import declared_features
 from .batch_trials import BatchSizeTrials
-from .call import call, check_idle, make_callbacks, only_thread, published_folders, snapshot_folders
+from .call import call, check_idle, make_callbacks, only_thread
 from .cursor import Cursor
 from .feeds import ALL_BATCHES, evaluation_feed, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Trial
-from .owner import Evaluated, Model, Owner
 from .run import train
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainedNetwork, TrainerBase
 
 
 def fit(
-    trainer: Owner,
+    trainer: TrainerBase,
     train_dataset: Any,
     epochs: int,
     valid_dataset: Any,
@@ -56,18 +58,21 @@ def fit(
         epochs, resume, valid_every = 1, None, None
     if not trial.validates:
         valid_dataset = None
-    resume = fetched_snapshot(
-        resume, trainer.group, trainer.run_dir, lambda: published_folders(make_callbacks(callbacks)[0])
-    )
-    declared_features.restore(
-        trainer.features, resume, trainer.saver, lambda: snapshot_folders(trainer.run_dir, make_callbacks(callbacks)[0])
-    )
+    resume = declared_features.restore(trainer, resume, callbacks)
     batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
     given_dataset = train_dataset
-    train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
+    prepare_training = partial(
+        declared_features.prepare_training,
+        trainer.features,
+        trainer.group,
+        shuffle=shuffle,
+        seed=trainer.seed,
+        sharded=sharded,
+    )
+    train_dataset = prepare_training(train_dataset, batch_size)
     cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
     first_batch_size = batch_size if cut else None
-    valid_dataset = declared_features.prepare(trainer, valid_dataset, batch_size)
+    valid_dataset = declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size)
     with contextlib.ExitStack() as opened:
         valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, trial, opened)
         in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
@@ -87,7 +92,7 @@ def fit(
             def feed_of(rows: int) -> Feed:
                 data = train_dataset
                 if not is_arrays(data):  # a source of batches of one size
-                    data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
+                    data = prepare_training(given_dataset, rows)
                 other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=trainer.seed)
                 return training_feed(trainer, other, options, steps_per_call, trial)
 
@@ -135,7 +140,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _validation_feeds(
-    trainer: Model,
+    trainer: TrainedNetwork,
     train_dataset: Any,
     valid_dataset: Any,
     batch_size: int | None,
@@ -150,7 +155,7 @@ def _validation_feeds(
     return feeds
 
 
-def _validate(trainer: Evaluated, feeds: Mapping[str, Feed]) -> dict[str, float]:
+def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
     """Return "<metric>" or "<set>_<metric>" of all sets; empty after a signal."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
@@ -162,7 +167,7 @@ def _validate(trainer: Evaluated, feeds: Mapping[str, Feed]) -> dict[str, float]
 
 
 def compile_program(
-    trainer: Owner, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
+    trainer: TrainerBase, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
 ) -> None:
     """Implement `Trainer.compile`."""
     source = make_source(sample, batch_size=batch_size, seed=trainer.seed)

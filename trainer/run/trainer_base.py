@@ -1,0 +1,251 @@
+"""The attributes of a Trainer that outlive a call, and what callbacks use of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspore import nn
+
+from callbacks import CallbackList, History
+
+from ..checkpoint import set_pointer
+from ..checkpoint.content import Content
+from ..checkpoint.saver import Saver
+from ..data.position import Position
+from ..distributed.group import Group
+from ..embedding.layers.embedding_cells import embedding_cells
+from ..graph import network_checks
+from ..graph.boost import Boost
+from ..graph.builder import StepBuilder
+from ..graph.multi_task import MultiTaskLoss
+from ..graph.optimizers import get_learning_rate, set_learning_rate
+from ..graph.precision import Precision
+from ..graph.program import StepOptions
+from ..metrics.binary import score_table
+from ..metrics.predictions import Activation
+from ..metrics.registry import of_task
+from ..state import State, StopReason
+from . import loop
+from .monitors import produced_metrics
+
+if TYPE_CHECKING:
+    from ..data.table_feed import TableFeed
+    from ..features.features import Features
+    from .run import Run
+
+
+class TrainedNetwork:
+    """A network with its loss, optimizer, metrics, programs and sparse tables; see `Trainer`."""
+
+    network: nn.Cell
+    loss_fn: Any
+    optimizer: nn.Cell | None
+    tasks: MultiTaskLoss | None
+    metrics: dict[str, Any]
+    prediction_activations: dict[str, Activation]
+    eval_indexes: tuple[int, int, int] | None
+    features: Features | None
+    label_count: int
+    group: Group
+    state: State
+    seed: int
+    accumulate: int
+    compiled: bool
+    precision: Precision
+    scaler: Any
+    step_options: StepOptions
+    boost: Boost
+    builder: StepBuilder
+    tables: TableFeed | None
+    parts: dict[str, Any]
+    sink_mode: str
+    _loaded_tables: list[dict[str, Any]]
+
+    @property
+    def boost_parts(self) -> tuple[str, ...]:
+        """Names of the active parts of the boost level."""
+        return self.boost.parts
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the next update; can be set if it is constant."""
+        return get_learning_rate(self.optimizer)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        set_learning_rate(self.optimizer, value)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Current loss scale, copied from the device; None without a scaler that has one."""
+        value = getattr(self.scaler, "scale_value", None)
+        return None if value is None else float(value.asnumpy())
+
+    @property
+    def eval_network(self) -> nn.Cell | None:
+        """The evaluation cell; None builds one. Setting it keeps `eval_indexes`."""
+        return self.builder.inference.eval_network
+
+    @eval_network.setter
+    def eval_network(self, cell: nn.Cell | None) -> None:
+        network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
+        kept = self.eval_indexes if cell is not None and self.eval_network is not None else None
+        self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
+        self.builder.inference.use_eval_network(cell)
+
+    def use_tables(self, tables: TableFeed) -> None:
+        """Use `tables` to train and read the network's sparse tables from now on.
+
+        Raises:
+            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
+        """
+        if self._loaded_tables:
+            tables.check_states(self._loaded_tables)
+            tables.load_states(self._loaded_tables)
+            self._loaded_tables = []
+        self.tables = self.parts["tables"] = tables
+        self.builder.tables = tables.tables
+        self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
+
+    def load_tables(self, states: list[dict[str, Any]]) -> None:
+        """Restore the sparse tables, now or with the first data."""
+        if self.tables is None:
+            self._loaded_tables = states if embedding_cells(self.network) else []
+        else:
+            self.tables.load_states(states)
+
+    def read_tables(self) -> dict[str, dict[str, int]]:
+        """Return rows, bytes and counters of this process's sparse tables, by name."""
+        tables = {} if self.tables is None else self.tables.tables.tables
+        return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
+
+    def read_bad_steps(self) -> list[int]:
+        """Return the latest skipped steps, at most 16, as `global_step` after them."""
+        return self.builder.read_bad_steps(self.state.progress.global_step)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
+        average = self.builder.average
+        with average.applied() if average is not None else contextlib.nullcontext():
+            yield
+
+    def use_averaged_weights(self) -> None:
+        """Replace the weights by the averages of `EMA` or `SWA`."""
+        if self.builder.average is not None:
+            self.builder.average.replace_weights()
+
+
+class TrainerBase(TrainedNetwork):
+    """A trained network with its callbacks, its current run and its snapshots; `Trainer` adds the verbs."""
+
+    run_dir: Path | None
+    callbacks: CallbackList
+    history: History | None
+    run: Run | None
+    saver: Saver
+
+    def stop(self, reason: str = "", kind: str = "user") -> None:
+        """Stop the run after the current step; the first reason wins, for all processes."""
+        self.state.ask_to_stop(StopReason(kind, reason), alone=self.group.size == 1)
+
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Position in the data right after the last row trained on; None outside a run."""
+        return None if self.run is None else self.run.cursor.position.to_json()
+
+    @property
+    def base(self) -> dict[str, int]:
+        """The "epoch" and "step" from which the current run counts; zeros outside a run."""
+        return {"epoch": 0, "step": 0} if self.run is None else self.run.cursor.base
+
+    @property
+    def train_dataset(self) -> Any:
+        """The pipeline being trained on; None outside a run and for other data."""
+        return None if self.run is None else self.run.feed.source.dataset
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names that a callback may monitor in the current run."""
+        return tuple(self.metric_directions)
+
+    @property
+    def metric_directions(self) -> dict[str, bool | None]:
+        """Metrics of the current run: name -> whether higher is better, or None."""
+        if self.run is None:
+            return produced_metrics(self.metrics, self.tasks, ("",), None)
+        return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
+
+    def read_counters(self) -> dict[str, int]:
+        """Return the updates skipped: "skipped", "fatal", "consecutive", "longest_run".
+
+        All skipped updates are fatal except overflows of scaled gradients with a finite loss. Copies four numbers to
+        the host.
+        """
+        counters = self.builder.read_counters()
+        self.state.skipped_steps = counters["skipped"]
+        return counters
+
+    def read_scores(self) -> dict[str, dict[str, Any]]:
+        """Return calibration and distribution of binary scores by task.
+
+        They cover the decayed past of the current stream, else this process's rows of the latest evaluation. The values
+        are those of `trainer.metrics.binary.score_table`; a target that is not binary has none. The only task is "".
+        """
+        if self.run is not None and self.run.online is not None:
+            return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
+        tasks = ("",) if self.tasks is None else self.tasks.tasks
+        tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
+        return {task: table for task, table in tables.items() if table is not None}
+
+    def report_drift(self, drift: dict[str, Any]) -> None:
+        """Set `state.drift` to a drift detector's report and call `on_drift`."""
+        loop.drifted(self, drift)
+
+    def report_snapshot(self, path: Path) -> None:
+        """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
+        loop.saved(self, path)
+
+    def snapshot_content(self) -> Content:
+        """Return the content of a snapshot taken now."""
+        return Content(
+            self.network,
+            self.optimizer,
+            self.builder.step,
+            self.scaler,
+            self.builder.accumulation,
+            self.state,
+            self.callbacks,
+            self.parts,
+            self.tables,
+            None if self.run is None else self.run.cursor,
+        )
+
+    def claim(self, root: str | Path) -> Path:
+        """Reserve a snapshot folder for this run; return its resolved path.
+
+        Raises:
+            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
+        """
+        return self.saver.claim(root)
+
+    def rollback(self) -> None:
+        """Reset weights, optimizer and step state to the latest snapshot of this run."""
+        self.saver.rollback()
+
+    def prune(self, root: str | Path, keep: Collection[str]) -> None:
+        """Remove the snapshots of `root` that are not in `keep`."""
+        self.saver.prune(Path(root), keep)
+
+    def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
+        """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""
+        if self.group.is_main:
+            set_pointer(Path(root), pointer, name)
+
+    def commit(self, position: Mapping[str, Any] | None) -> None:
+        """Tell the data source that a durable snapshot covers rows before `position`."""
+        if self.run is not None and position:
+            self.run.feed.source.commit(Position.from_json(position))
