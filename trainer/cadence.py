@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from .checks import is_whole, number, refuse, whole
+from .checks import is_number, is_whole, number, refuse, whole
 from .errors import ConfigurationError
 
 
@@ -83,8 +82,7 @@ class Every:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         mark = state.get("mark")
-        is_number = isinstance(mark, int | float) and not isinstance(mark, bool)
-        if mark is not None and (not is_number or (isinstance(mark, float) and math.isnan(mark))):
+        if mark is not None and not is_number(mark):
             raise ValueError(f"the mark of a cadence is a number or None; received {mark!r}")
         self._mark = mark
 

@@ -1,7 +1,7 @@
 """Checks of arguments: what was received, what is accepted, the nearest choice.
 
-Every function returns the checked value or raises ConfigurationError. `place` is the argument's name in the message:
-"epochs", or "EarlyStopping(patience=...)" for a constructor argument.
+Every function returns the checked value or raises ConfigurationError, except where it says otherwise. `place` is the
+argument's name in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ def is_number(value: Any) -> bool:
 
 
 def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> Any:
-    """Return `value` if it is one of `choices` (or None if `optional`).
-
-    Raises:
-        ConfigurationError: it is not; the message names the nearest choice.
-    """
+    """Return `value` if it is one of `choices`, or None if `optional`."""
     choices = tuple(choices)
     if not ((optional and value is None) or (isinstance(value, str) and value in choices)):
         accepted = ", ".join(map(repr, choices)) + (" or None" if optional else "")
@@ -53,15 +49,10 @@ def whole(
     """Return `value` as int if it is a whole number within the bounds.
 
     Args:
-        place: how messages name the argument.
-        value: the argument.
-        least: smallest accepted value.
-        most: largest accepted value, or None.
+        place, value: the argument's name in messages, and its value.
+        least, most: smallest and largest accepted value; None: unbounded.
         optional: whether None is accepted.
         also: other accepted values, for the message, such as ", or -1 to choose".
-
-    Raises:
-        ConfigurationError: it is not.
     """
     if optional and value is None:
         return None
@@ -82,20 +73,14 @@ def number(
     optional: bool = False,
     what: str = "a number",
 ) -> Any:
-    """Return `value` as float if it is a real number within the bounds.
+    """Return `value` as float if it is a real number within the bounds, not NaN.
 
     Args:
-        place: how messages name the argument.
-        value: the argument.
-        least: smallest accepted value.
-        above: bound that the value must exceed.
-        most: largest accepted value.
-        below: bound that the value must stay under; infinity asks for a finite number.
+        place, value: the argument's name in messages, and its value.
+        least, most: smallest and largest accepted value.
+        above, below: bounds that are not accepted themselves; infinity asks for a finite number.
         optional: whether None is accepted.
         what: name of the quantity, for the message, such as "seconds".
-
-    Raises:
-        ConfigurationError: it is not, or is NaN.
     """
     if optional and value is None:
         return None
@@ -117,11 +102,7 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
 
 
 def seconds(place: str, value: Any) -> float | None:
-    """Return a duration in seconds: a number, a timedelta, "[DD:]HH:MM:SS" or None.
-
-    Raises:
-        ConfigurationError: it is none of these, or not above 0.
-    """
+    """Return a duration in seconds: a number, timedelta, "[DD:]HH:MM:SS" or None."""
     if value is None:
         return None
     given = value.total_seconds() if isinstance(value, timedelta) else value
@@ -136,22 +117,14 @@ def seconds(place: str, value: Any) -> float | None:
 
 
 def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
-    """Return the limit of a call in seconds from one of two arguments, or None.
-
-    Raises:
-        ConfigurationError: both are given, or `max_time` is not a duration.
-    """
+    """Return the limit of a call in seconds from one of two arguments, or None."""
     if max_seconds is not None and max_time is not None:
         raise ConfigurationError("max_seconds and max_time say the same; give one of them")
     return seconds("max_time", max_time) if max_seconds is None else max_seconds
 
 
 def batches(name: str, value: Any, *, least: int = 1) -> None:
-    """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None."""
     if value is None or (is_whole(value) and value >= least):
         return
     if not is_whole(value) and is_number(value) and 0 < value <= 1:
@@ -160,42 +133,26 @@ def batches(name: str, value: Any, *, least: int = 1) -> None:
 
 
 def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
-    """Return `value` if it is callable (or None if `optional`).
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+    """Return `value` if it is callable, or None if `optional`."""
     if not ((optional and value is None) or callable(value)):
         refuse(place, "a function of the trainer" + (" or None" if optional else ""), value)
     return value
 
 
 def any_number(place: str, value: Any) -> float:
-    """Return `value` as float if it is a real number, NaN included.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+    """Return `value` as float if it is a real number, NaN included."""
     if isinstance(value, bool) or not isinstance(value, Real):
         refuse(place, "a number", value)
     return float(value)
 
 
 def seed(value: Any) -> int | None:
-    """Return `value` if it is a seed or None.
-
-    Raises:
-        ConfigurationError: it is not a whole number from 0 to 2**32 - 1.
-    """
+    """Return `value` if it is a seed, a whole number from 0 to 2**32 - 1, or None."""
     return whole("seed", value, 0, most=2**32 - 1, optional=True)
 
 
 def epochs(value: Any) -> int:
-    """Return `value` if it is a number of epochs.
-
-    Raises:
-        ConfigurationError: anything but a whole number >= 1; labels given in its place get a hint.
-    """
+    """Return `value` if it is a number of epochs; labels in its place get a hint."""
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         raise ConfigurationError(
             "epochs received data; inputs and labels go together into the first argument: "

@@ -37,13 +37,9 @@ def remember_secret(value: object) -> None:
 
 
 def remember_credentials(value: Any, name: object = "") -> None:
-    """Mask the credentials in a plain `value` from now on.
+    """Mask the credentials in a plain `value` of a configuration from now on.
 
-    These are values with a secret name, and passwords in URLs.
-
-    Args:
-        value: a configuration value.
-        name: its key.
+    These are values with a secret `name`, and passwords in URLs.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -72,10 +68,6 @@ def mask_value(value: Any, name: object = "") -> Any:
     """Return a plain `value` (mappings, lists, scalars), credentials masked.
 
     References ``${env:NAME}`` reveal nothing and stay unchanged.
-
-    Args:
-        value: a configuration value.
-        name: its key.
     """
     if isinstance(value, Mapping):
         return {key: mask_value(item, key) for key, item in value.items()}

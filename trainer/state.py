@@ -118,6 +118,7 @@ def host_losses(device: Any, num_steps: int) -> np.ndarray:
     return host_copy(device).astype(np.float32, copy=False).reshape(-1)[:num_steps]
 
 
+@dataclass(eq=False, slots=True)
 class StepOutputs:
     """Results of one training program call, still on the device.
 
@@ -133,26 +134,14 @@ class StepOutputs:
         num_samples: rows trained on.
     """
 
-    __slots__ = (
-        "_losses",
-        "_predictions",
-        "chunk",
-        "losses_device",
-        "num_samples",
-        "num_steps",
-        "predictions_device",
-        "returned",
-    )
-
-    def __init__(self, losses: Any, predictions: Any, chunk: Any, num_steps: int, num_samples: int) -> None:
-        self.losses_device = losses
-        self.predictions_device = predictions
-        self.returned: Any = None
-        self._losses: np.ndarray | None = None
-        self._predictions: np.ndarray | None = None
-        self.chunk = chunk
-        self.num_steps = num_steps
-        self.num_samples = num_samples
+    losses_device: Any
+    predictions_device: Any
+    chunk: Any
+    num_steps: int
+    num_samples: int
+    returned: Any = None
+    _losses: np.ndarray | None = field(default=None, init=False, repr=False)
+    _predictions: np.ndarray | None = field(default=None, init=False, repr=False)
 
     @property
     def losses(self) -> np.ndarray:

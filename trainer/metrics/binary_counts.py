@@ -18,22 +18,13 @@ from .predictions import Sums, check_link, joined_states, outside_unit, split_st
 
 
 class Counts(Protocol):
-    """The counts that a metric keeps of one binary label."""
+    """The counts that a metric keeps of one binary label; methods as in `WindowMetric`."""
 
-    def restart(self) -> None:
-        """Forget all rows; remember how predictions are interpreted."""
-
-    def merge(self, other: Any) -> None:
-        """Add the counts of `other`."""
-
-    def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array}}``."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def restart(self) -> None: ...
+    def merge(self, other: Any) -> None: ...
+    def decay(self, factor: float) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class BinarySums(Sums):
@@ -65,13 +56,7 @@ class BinarySums(Sums):
         self.clear()
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add rows.
-
-        Args:
-            scores: shape [N], from `binary_scores`.
-            labels: shape [N]; 0, 1 or a probability between.
-            weights: shape [N], float64; None counts each row once.
-        """
+        """Add rows: scores [N] from `binary_scores`, labels [N] from 0 to 1, weights [N]."""
         labels = labels.astype(np.float64)
         if weights is None:
             weights = np.ones(len(labels))
@@ -145,9 +130,7 @@ class BinarySums(Sums):
 class AucCounts:
     """A histogram of scores with a buffer of unsorted rows.
 
-    Args:
-        buckets: resolution of the histogram.
-        buffer_rows: rows sorted at once; 0: sort each batch immediately.
+    `buffer_rows` are sorted at once; 0 sorts each batch immediately.
     """
 
     def __init__(self, buckets: int, buffer_rows: int) -> None:

@@ -27,11 +27,9 @@ _MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
 
 
 def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
-    """Return what predictions mean, from the loss's class or its own declaration.
+    """Return what predictions mean: the user's `activation`, else the loss's.
 
-    Args:
-        loss_fn: the loss function, or None; its attribute ``prediction_activation`` overrides what its class says.
-        activation: the user's declaration, which overrides the loss.
+    The loss's attribute ``prediction_activation`` overrides what its class says.
 
     Raises:
         ConfigurationError: the attribute is neither a known name nor a function.
@@ -76,10 +74,8 @@ def possible_targets(loss_fn: Any) -> tuple[str, ...]:
 def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
     """Return the kind of target of the first rows, or an empty string if unknown.
 
-    Args:
-        loss_fn: the loss function, whose class may determine the kind.
-        predictions: shape [B, ...], with the activation applied if it changes the shape.
-        labels: shape [B, ...].
+    The loss's class may determine it. `predictions` and `labels` are [B, ...]; the activation has been applied if it
+    changes their shape.
     """
     target = meaning_of(loss_fn).target
     scores, labels = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (predictions, labels))

@@ -154,9 +154,8 @@ class RowBuffer:
     def push(self, *columns: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         """Copy rows in and yield each full block, valid until the next one.
 
-        Args:
-            columns: arrays of equal length, shape [N, ...]; the same number and row shapes in every call. A wider dtype
-                widens the column.
+        `columns` have equal lengths, [N, ...], the same number and row shapes in every call; a wider dtype widens a
+        column.
         """
         self._fit(columns)
         taken, total = 0, len(columns[0])

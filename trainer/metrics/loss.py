@@ -21,12 +21,7 @@ class WeightedMean:
         self.total, self.samples = 0.0, 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
-        """Add values.
-
-        Args:
-            value: mean of a batch, or means of K batches, shape [K].
-            samples: rows in the batch, or in each batch, shape [] or [K].
-        """
+        """Add the mean of a batch of `samples` rows, or of K batches, shape [K] each."""
         if isinstance(value, float) and isinstance(samples, int):
             self.total, self.samples = self.total + value * samples, self.samples + samples
             return

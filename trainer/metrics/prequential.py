@@ -96,12 +96,10 @@ class PrequentialMetrics:
         weights: Any = None,
         groups: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a batch; arrays are copied.
+        """Add a batch of host arrays, which are copied.
 
         Args:
-            predictions: what the network gave before the update, shape [B, ...].
-            labels: shape [B, ...].
-            weights: sample weights, shape [B], or None.
+            predictions, labels, weights: as in `WindowMetric.update`; predictions from before the update.
             groups: the columns named by `groups`, shape [B] or [B, 1], integers or strings.
 
         Raises:

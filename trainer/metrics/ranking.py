@@ -22,24 +22,15 @@ EVERY_GROUP = (1 << 63) - 1
 
 
 class Ranked(NamedTuple):
-    """Rows sorted by group and, within a group, by descending score.
+    """Rows sorted by group and, within a group, by descending score."""
 
-    Attributes:
-        labels, weights: of each row, float64 [N].
-        group: number of its group, ascending from 0, [N].
-        tie: number of its run of equal scores within a group, ascending from 0, [N].
-        rank: position in its group, from 0, [N].
-        first: first row of each group, [G].
-        tie_first: first row of each run of equal scores, [T].
-    """
-
-    labels: np.ndarray
-    weights: np.ndarray
-    group: np.ndarray
-    tie: np.ndarray
-    rank: np.ndarray
-    first: np.ndarray
-    tie_first: np.ndarray
+    labels: np.ndarray  # float64 [N]
+    weights: np.ndarray  # float64 [N]
+    group: np.ndarray  # number of each row's group, ascending from 0, [N]
+    tie: np.ndarray  # number of each row's run of equal scores within a group, ascending from 0, [N]
+    rank: np.ndarray  # position of each row in its group, from 0, [N]
+    first: np.ndarray  # first row of each group, [G]
+    tie_first: np.ndarray  # first row of each run of equal scores, [T]
 
 
 class GroupMetric(RowMetric):

@@ -104,14 +104,14 @@ def update_metrics(
     num_samples: int,
     columns: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Update each metric with its outputs of an evaluation network.
+    """Update each metric with a batch of an evaluation network's outputs.
 
     Args:
         metrics: metrics from `get_metrics`.
-        outputs: outputs of the evaluation network; Tensors or arrays.
-        eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`; `Loss` gets the
-            loss, every other metric prediction and label. None gives `Loss` the first output and every other metric all
-            of them, from which its own indexes (`Metric.set_indexes`) choose.
+        outputs: Tensors or arrays.
+        eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`. None gives `Loss`
+            the first output and every other metric all of them, from which its own indexes (`Metric.set_indexes`)
+            choose.
         num_samples: rows in the batch, by which the loss is weighted.
         columns: host columns of the batch by name, for metrics that read the group of each row.
 

@@ -20,12 +20,7 @@ class OutputMetric(SumMetric):
     """Base of regression metrics: sums per output, float64 [K], and of weights."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows.
-
-        Args:
-            predictions, labels: [B], [B, 1] or [B, ...], of equal size.
-            weights: [B] or None.
-            groups: ignored.
+        """Add rows: predictions and labels of equal size, [B], [B, 1] or [B, ...].
 
         Raises:
             DataError: predictions and labels of different sizes.

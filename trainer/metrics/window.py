@@ -88,12 +88,7 @@ class WindowClock:
         self._open_for = 0.0  # seconds the window was open before a restore
 
     def start(self, rows_seen: int, wall: float) -> None:
-        """Open the first window unless one is open already (after `load_state_dict`).
-
-        Args:
-            rows_seen: rows trained on so far.
-            wall: a clock in seconds, such as `time.monotonic()`.
-        """
+        """Open the first window unless one is open; `wall` is a clock in seconds."""
         if self._mark is None and self.unit != "event_time":
             self._mark = wall - self._open_for if self.unit == "seconds" else rows_seen // self.n
             self._open_for = 0.0
@@ -101,10 +96,7 @@ class WindowClock:
     def closed(self, rows_seen: int, wall: float, event_time: float | None = None) -> bool:
         """Return whether the open window has closed; True opens the next one.
 
-        Args:
-            rows_seen: rows trained on so far.
-            wall: the clock given to `start`.
-            event_time: latest event time of the rows just trained on, seconds since the epoch; NaN or None without one.
+        `event_time` is the latest of the rows just trained on, seconds since the epoch; NaN or None without one.
 
         Raises:
             DataError: windows use event time and the first rows have none.

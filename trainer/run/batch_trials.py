@@ -30,9 +30,7 @@ NOT_RESTORED = ("tables", "features")  # refused, and not changed by training
 class BatchSizeTrials:
     """Trains a few calls on the data of a run, from its beginning.
 
-    Args:
-        trainer: whose network is trained.
-        options: options of each step.
+    Attributes:
         batch_size: rows of the run's batches; None if the data come in batches of their own.
         feed_of: returns a feed of batches of a given number of rows.
     """

@@ -21,11 +21,7 @@ logger = logging.getLogger(__name__)
 class Cursor:
     """The position of a training in its data; part of every snapshot.
 
-    Args:
-        source: the data.
-        progress: the trainer's counters; limits of this call count from their present values.
-        valid_every: cadence of validation; None: the end of each epoch.
-        filling: which batches are filled up, or None.
+    Limits of a call count from the values of `progress` now. `valid_every` None validates at the end of each epoch.
 
     Attributes:
         position: right after the last row trained on.

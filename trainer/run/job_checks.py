@@ -31,12 +31,7 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
     """Check that all processes have the same network, settings and data.
 
     A collective call. Initial weights may differ: those of rank 0 are used. So may data that the user has divided, and
-    streams.
-
-    Args:
-        trainer: of this process.
-        source: its data.
-        limits: when the call ends, by the names of its arguments.
+    streams. `limits` are the arguments of the call that say when it ends.
 
     Raises:
         ConfigurationError: on all processes; the message names what differs, on which rank, and both values.

@@ -18,14 +18,9 @@ _WAITING = 2  # besides 0 and 1, whether a process has a chunk
 def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     """Return whether all processes train the next chunk; a collective call.
 
-    A process that waits for its data calls it repeatedly with None and learns whether to keep waiting, because
+    A process that waits for its data (`ready` is None) calls it repeatedly and learns whether to keep waiting, because
     MindSpore limits the time in one collective. A process that wants to stop while it waits ends the waiting of all;
     none of them trains its chunk then.
-
-    Args:
-        group: the processes.
-        hooks: connect to the run.
-        ready: whether this process has a chunk; None while it waits.
 
     Raises:
         DataError: the data of some processes has ended before that of others.
@@ -61,8 +56,7 @@ def lockstep_chunks(
     collective.
 
     Args:
-        group: the processes.
-        hooks: connect to the run.
+        group, hooks: the processes and the run.
         open_chunks: returns this process's chunks, given a function that they call while they wait: whether to end.
         meet: waits for all processes, where chunks cannot call anything while they wait.
 

@@ -35,10 +35,7 @@ def check_monitors(
 ) -> None:
     """Check that every monitored metric is produced; set the callbacks' directions.
 
-    Args:
-        callbacks: those of the run.
-        produced: the metrics of the run, see `produced_metrics`.
-        validated: names of those that a validation set would add.
+    `validated` are the metrics that a validation set would add.
 
     Raises:
         ConfigurationError: a metric is not produced; the nearest name is given.

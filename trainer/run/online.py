@@ -49,8 +49,6 @@ class OnlineMetrics(Stateful):
     """Scores every chunk by the forward that trained on it, and closes windows.
 
     Args:
-        feed: the current feed.
-        window: when windows close.
         scoring: metrics of predictions and labels; None counts the loss alone.
         tasks: the loss of several tasks, whose means go into the windows, or None.
         group: the processes; they share one window and its results.

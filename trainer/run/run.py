@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Run:
     """One call of `fit` or `online_train`; only the loop advances it.
 
@@ -60,36 +62,25 @@ class Run:
         ended: whether it has ended or failed.
     """
 
-    def __init__(
-        self,
-        trainer: TrainerBase,
-        feed: Feed,
-        options: StepOptions,
-        limits: Limits,
-        cursor: Cursor,
-        *,
-        evaluate: Callable[[], dict[str, float]] | None = None,
-        valid_sets: Sequence[str] = (),
-        online: OnlineMetrics | None = None,
-        batch_trials: BatchSizeTrials | None = None,
-        set_aside: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self.batch_trials = batch_trials
-        self.set_aside = set_aside
-        self.trainer = trainer
-        self.callbacks = trainer.callbacks
-        self.group = trainer.group
-        self.feed = feed
-        self.options = options
-        self.limits = limits
-        self.cursor = cursor
-        self.evaluate = evaluate
-        self.valid_sets = tuple(valid_sets)
-        self.online = online
+    trainer: TrainerBase
+    feed: Feed
+    options: StepOptions
+    limits: Limits
+    cursor: Cursor
+    _: KW_ONLY
+    evaluate: Callable[[], dict[str, float]] | None = None
+    valid_sets: Sequence[str] = ()
+    online: OnlineMetrics | None = None
+    batch_trials: BatchSizeTrials | None = None
+    set_aside: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.callbacks = self.trainer.callbacks
+        self.group = self.trainer.group
+        self.waits = DataWaits(self.feed, self.group)
         self.ended = False
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
-        self.waits = DataWaits(feed, trainer.group)
 
     def start_clocks(self) -> None:
         """Start the clocks of limits and windows."""
@@ -291,13 +282,7 @@ def train(
 ) -> None:
     """Restore a snapshot if asked, create the run and train; close `feed`.
 
-    Args:
-        trainer: whose call this is.
-        feed, options, cursor, evaluate, valid_sets, online, batch_trials, set_aside: see `Run`.
-        resume: see `Trainer.fit`.
-        epochs: epochs counted from the cursor, or None for a stream.
-        max_steps, max_seconds: bounds of this call, or None.
-        before_first_step: called after restoring, to detect mistakes before the first step.
+    `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream.
     """
     state = trainer.state
     seen: int | None = None

@@ -36,12 +36,9 @@ class Scoring:
     """Metrics of the windows, over the forward that trained on each row.
 
     The chosen metrics, and those of the target, which loss function and first rows tell before the first step: binary,
-    real numbers or classes; other targets have none.
+    real numbers or classes; other targets have none. If the loss alone is chosen, windows count nothing else.
 
     Args:
-        window: which outputs and columns are read.
-        chosen: metrics by name; if that is the loss alone, windows count nothing else.
-        loss_fn: the loss function.
         label_count: number of the last columns that go to the loss; the first of them is the label.
         activations: the user's declarations by task; an empty name is the only task's.
 

@@ -25,9 +25,6 @@ class Tally:
         eval_indexes: positions of loss, prediction and label in the outputs, or None.
         loss_fn: the loss of the network, or None if a user's evaluation network gives the outputs.
         activations: the user's declarations by task; an empty name is the only task's.
-
-    Attributes:
-        groups: names of the columns that metrics read besides the outputs.
     """
 
     def __init__(
