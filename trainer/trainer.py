@@ -66,8 +66,8 @@ class Trainer(TrainerBase):
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.graph.precision`.
         boost_level: "O0", "O1" or "O2"; see `trainer.graph.boost`.
         amp_dtype: "float16" or "bfloat16".
-        loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager (`Model` calls
-            it `loss_scale_manager`); None: dynamic at O2, else none.
+        loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none. Also taken
+            as `loss_scale_manager`, its name in `mindspore.Model`.
         keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
         boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
         gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size,
@@ -295,11 +295,10 @@ class Trainer(TrainerBase):
         """Compile the training program for data like `sample`; trains nothing.
 
         Args:
-            sample: data as for `fit`; its first batches are read for their shapes. A generator would lose them: pass a
-                function that returns one.
-            callbacks: the callbacks of the later run; some of them (`TerminateOnNaN`, `SkipNonFinite`) change the
-                program.
-            dataset_sink_mode, sink_size, batch_size: the same as in the later `fit`.
+            sample: data as for `fit`; its first batches are read for their shapes. Of a generator pass a function that
+                returns one, because it would lose them.
+            callbacks: those of the later run; some (`TerminateOnNaN`, `SkipNonFinite`) change the program.
+            dataset_sink_mode, sink_size, batch_size: as in the later `fit`.
 
         Raises:
             ConfigurationError, DataError: as `fit` does; GraphError: MindSpore could not compile it.
@@ -379,13 +378,12 @@ class Trainer(TrainerBase):
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
-        With several processes, all call it, each evaluates its share of the batches, and all get the global results.
-
-        A callback may call it during training without affecting it.
+        With several processes, all call it, each evaluates its share of the batches, and all get the global results. A
+        callback may call it during training without affecting it.
 
         Args:
             dataset: as in `fit`; not shuffled.
-            callbacks: their on_eval_* hooks run; those of a training under way do not.
+            callbacks: their on_eval_* hooks run; those of a current training do not.
             dataset_sink_mode: accepted for compatibility with `mindspore.Model`; has no effect.
             batch_size: rows per batch, for arrays; None: 4,096, fewer where those would be more than 1 MB.
 
@@ -427,10 +425,6 @@ class Trainer(TrainerBase):
     def first_batch(self, data: Any, batch_size: int | None = None) -> InputBatch:
         """Return the network's input for the first batch of `data` in `predict`.
 
-        Args:
-            data: one dataset, one dict or tuple of arrays, or raw rows.
-            batch_size: as for `predict`.
-
         Raises:
             DataError: `data` has no batch.
         """
@@ -457,8 +451,6 @@ class Trainer(TrainerBase):
 
         return trainer_html(self)
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------
-
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>``; return its path.
 
@@ -477,7 +469,14 @@ class Trainer(TrainerBase):
     ) -> None:
         """Restore a snapshot, or the weights of a .ckpt file.
 
-        Arguments and errors as in `trainer.checkpoint.saver.Saver.load`.
+        Args:
+            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), or a .ckpt file.
+            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that fit.
+            weights_only: restore the network's parameters and nothing else.
+            averaged: with `weights_only`, prefer the averages of `EMA` or `SWA`, if the snapshot has them.
+
+        Raises:
+            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
         """
         if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
             self.builder.train_step(self.step_options)

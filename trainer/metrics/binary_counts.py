@@ -18,7 +18,7 @@ from .predictions import Sums, check_link, joined_states, outside_unit, split_st
 
 
 class Counts(Protocol):
-    """The counts that a metric keeps of one binary label; methods as in `WindowMetric`."""
+    """A metric's counts of one binary label; methods as in `WindowMetric`."""
 
     def restart(self) -> None: ...
     def merge(self, other: Any) -> None: ...

@@ -97,20 +97,14 @@ def prepare(
 
 
 def prepare_training(
-    features: Features | None,
-    group: Group,
-    data: Any,
-    batch_size: int | None,
-    *,
-    shuffle: bool,
-    seed: int,
-    sharded: bool | None,
+    trainer: TrainerBase, data: Any, batch_size: int | None, shuffle: bool, sharded: bool | None
 ) -> Any:
     """Return the network's inputs for raw rows to train on, or a source of them.
 
     Other data are returned unchanged. Features that have not learned yet learn from the rows, of all processes if each
     has its own.
     """
+    features, group = trainer.features, trainer.group
     if features is None:
         return data
     if sharded and group.size > 1 and is_raw(data):
@@ -124,7 +118,7 @@ def prepare_training(
         batch_size or DEFAULT_BATCH_SIZE,
         learn=learns_from_next(features),
         shuffle=shuffle,
-        seed=seed,
+        seed=trainer.seed,
         read_mode=ReadMode.SEPARATE if sharded else ReadMode.COMMON,
     )
     return source if group.size == 1 or sharded else EveryNth(source, group)

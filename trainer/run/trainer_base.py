@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TrainedNetwork:
-    """A network with its loss, optimizer, metrics, programs and sparse tables; see `Trainer`."""
+    """A network with its loss, optimizer, programs and sparse tables."""
 
     network: nn.Cell
     loss_fn: Any
@@ -140,7 +140,7 @@ class TrainedNetwork:
 
 
 class TrainerBase(TrainedNetwork):
-    """A trained network with its callbacks, its current run and its snapshots; `Trainer` adds the verbs."""
+    """A trained network with callbacks, a run and snapshots, without the verbs."""
 
     run_dir: Path | None
     callbacks: CallbackList

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,15 +60,7 @@ def fit(
     resume = declared_features.restore(trainer, resume, callbacks)
     batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
     given_dataset = train_dataset
-    prepare_training = partial(
-        declared_features.prepare_training,
-        trainer.features,
-        trainer.group,
-        shuffle=shuffle,
-        seed=trainer.seed,
-        sharded=sharded,
-    )
-    train_dataset = prepare_training(train_dataset, batch_size)
+    train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
     cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
     first_batch_size = batch_size if cut else None
     valid_dataset = declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size)
@@ -92,7 +83,7 @@ def fit(
             def feed_of(rows: int) -> Feed:
                 data = train_dataset
                 if not is_arrays(data):  # a source of batches of one size
-                    data = prepare_training(given_dataset, rows)
+                    data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
                 other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=trainer.seed)
                 return training_feed(trainer, other, options, steps_per_call, trial)
 
