@@ -31,14 +31,12 @@ from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
 from .run import inference, loop, training
 from .run.limits import Trial
-from .run.run import Run
 from .run.trainer_base import TrainerBase
 from .state import State
 from .storage.fetch import fetched_snapshot
 
 if TYPE_CHECKING:
     from .data.chunk import InputBatch
-    from .data.table_feed import TableFeed
     from .features.features import Features
 
 
@@ -75,8 +73,7 @@ class Trainer(TrainerBase):
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
         seed: seed of shuffling and of everything the trainer draws; None is 0.
-        run_dir: folder for what a run leaves behind (checkpoints, logs); None: nothing is written unless a callback is
-            given a folder of its own.
+        run_dir: folder for checkpoints and logs; None: only callbacks with a folder of their own write files.
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
         features: the declared columns of raw data (`trainer.features.Features`); every verb then takes raw rows:
@@ -161,7 +158,6 @@ class Trainer(TrainerBase):
             replace_dropout(network, self.seed)
         self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
         precision.convert(network, self.precision)
-        self.exact_resume = exact_resume
         self.step_options = StepOptions(
             scaler=self.scaler,
             accumulate=self.accumulate,
@@ -182,20 +178,12 @@ class Trainer(TrainerBase):
             compiled=self.compiled,
         )
         self.label_count = self.builder.label_count
-        self.tables: TableFeed | None = None
-        self._loaded_tables: list[dict[str, Any]] = []
         self.state = State()
         self.callbacks = CallbackList()
-        self.history: History | None = None
-        self.run: Run | None = None
         self.saver = Saver(self.group, self)
-        self.parts: dict[str, Any] = {}
-        if self.boost.freezing is not None:
-            self.parts["boost"] = self.boost.freezing
         self.features = features
-        if features is not None:
-            self.parts["features"] = features
-        self.sink_mode = "not decided yet"
+        parts = {"boost": self.boost.freezing, "features": features}
+        self.parts = {name: part for name, part in parts.items() if part is not None}
 
     make_metrics = staticmethod(task_metrics)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,10 @@ class TrainedNetwork:
     step_options: StepOptions
     boost: Boost
     builder: StepBuilder
-    tables: TableFeed | None
+    tables: TableFeed | None = None
     parts: dict[str, Any]
-    sink_mode: str
-    _loaded_tables: list[dict[str, Any]]
+    sink_mode: str = "not decided yet"
+    _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
 
     @property
     def boost_parts(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class TrainedNetwork:
         if self._loaded_tables:
             tables.check_states(self._loaded_tables)
             tables.load_states(self._loaded_tables)
-            self._loaded_tables = []
+            self._loaded_tables = ()
         self.tables = self.parts["tables"] = tables
         self.builder.tables = tables.tables
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
@@ -113,7 +113,7 @@ class TrainedNetwork:
     def load_tables(self, states: list[dict[str, Any]]) -> None:
         """Restore the sparse tables, now or with the first data."""
         if self.tables is None:
-            self._loaded_tables = states if embedding_cells(self.network) else []
+            self._loaded_tables = states if embedding_cells(self.network) else ()
         else:
             self.tables.load_states(states)
 
@@ -144,8 +144,8 @@ class TrainerBase(TrainedNetwork):
 
     run_dir: Path | None
     callbacks: CallbackList
-    history: History | None
-    run: Run | None
+    history: History | None = None
+    run: Run | None = None
     saver: Saver
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
