@@ -217,7 +217,8 @@ def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
     with ServedModel(root, follow=False) as model:
         assert model.step == step
         served = model.predict(rows)
-    np.testing.assert_array_equal(served[:, 4:], vectors[[4, 0]])
+    # With AVX2 alone, oneDNN sums the last rows of a batch in another order.
+    np.testing.assert_allclose(served[:, 4:], vectors[[4, 0]], rtol=1e-6)
     users, of_users = read_vectors(run / "export" / "users.parquet")
     assert users.tolist() == [3, 99]
-    np.testing.assert_array_equal(served[:, :4], of_users)
+    np.testing.assert_allclose(served[:, :4], of_users, rtol=1e-6)
