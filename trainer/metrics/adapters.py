@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from ..checks import refuse, whole
 from .predictions import Meaning, group_column, joined_states, row_weights, split_states, to_numpy
 from .window_metric import Direction, RowMetric, WindowMetric
+
+logger = logging.getLogger(__name__)
 
 OTHER = "other"
 _HIGHER = (
@@ -145,8 +148,15 @@ class WindowOnly:
         self.metric = metric
         metric.clear()
 
+    @property
+    def higher_is_better(self) -> Any:
+        """Return the metric's own direction."""
+        return direction_of(self.metric)
+
     def restart(self) -> None:
         self.metric.clear()
+
+    clear = restart
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows; weights are not passed on."""
@@ -161,6 +171,93 @@ class WindowOnly:
         return save() if callable(save) else {"json": None, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if _is_gathered(state):  # by several processes
+            if state["arrays"]:
+                self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"])
+            return
         load = getattr(self.metric, "load_state_dict", None)
         if callable(load) and state["json"] is not None:
             load(state)
+
+
+class GatheredRows(WindowOnly):
+    """A metric without `merge` in windows of several processes: rank 0 evaluates it on the rows of all.
+
+    Every process keeps the window's predictions and labels, which travel when the window closes. A window of more than
+    `max_bytes` on one process has the value NaN, with a warning.
+
+    Args:
+        metric: an object with `clear`, `update` and `eval`.
+        max_bytes: bytes of predictions and labels that one process keeps for a window.
+    """
+
+    def __init__(self, metric: Any, max_bytes: int = 64 << 20) -> None:
+        super().__init__(metric)
+        self.max_bytes = max_bytes
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self._bytes, self._too_many, self._warned = 0, False, False
+
+    def restart(self) -> None:
+        self._rows, self._bytes, self._too_many = [], 0, False
+
+    def clear(self) -> None:
+        self.restart()
+        self.metric.clear()
+
+    def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
+        """Keep copies of the rows."""
+        if self._too_many:
+            return
+        predictions, labels = np.array(predictions), np.array(labels)
+        self._bytes += predictions.nbytes + labels.nbytes
+        if self._bytes > self.max_bytes:
+            self._rows, self._too_many = [], True
+            self._warn()
+            return
+        self._rows.append((predictions, labels))
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s has no merge: the rows of its window are gathered, of which a process keeps %d MB; this window has "
+                "more, so its value is NaN; take shorter windows, or a metric of the trainer",
+                type(self.metric).__name__,
+                self.max_bytes >> 20,
+            )
+
+    def value(self) -> Any:
+        if self._too_many:
+            return float("nan")
+        self.metric.clear()
+        for predictions, labels in self._rows:
+            self.metric.update(predictions, labels)
+        return self.metric.eval()
+
+    def merge(self, other: GatheredRows) -> None:
+        """Add the rows of another process."""
+        self._rows += other._rows
+        self._too_many |= other._too_many
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept rows."""
+        arrays = {}
+        if self._rows:
+            predictions, labels = (np.concatenate(parts) for parts in zip(*self._rows, strict=True))
+            arrays = {"predictions": predictions, "labels": labels}
+        return {"json": {"gathered": True, "too_many": self._too_many}, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.restart()
+        if not _is_gathered(state):
+            if state["json"] is not None:
+                logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
+            return
+        self._too_many = state["json"]["too_many"]
+        if state["arrays"]:
+            self._rows = [(np.array(state["arrays"]["predictions"]), np.array(state["arrays"]["labels"]))]
+            self._bytes = sum(array.nbytes for array in self._rows[0])
+
+
+def _is_gathered(state: Mapping[str, Any]) -> bool:
+    return isinstance(state["json"], Mapping) and bool(state["json"].get("gathered"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindspore import get_auto_parallel_context, nn
@@ -180,11 +180,11 @@ def check_parallel_mode() -> None:
         )
 
 
-def check_stream(processes: int, stream: Stream, unmergeable: Sequence[str]) -> None:
-    """Check that several processes can share a stream and merge their metric windows.
+def check_stream(processes: int, stream: Stream) -> None:
+    """Check that several processes can share a stream.
 
     Raises:
-        ConfigurationError: the stream cannot be divided, or the metrics named in `unmergeable` cannot be merged.
+        ConfigurationError: the stream cannot be divided.
     """
     if not stream.sharing.possible:
         raise ConfigurationError(
@@ -192,10 +192,4 @@ def check_stream(processes: int, stream: Stream, unmergeable: Sequence[str]) -> 
             "partitions, and it is not known to give every process the same rows; give a stream with partitions "
             "(KafkaStream, RedisStream, FileStream), or a function that returns the same rows on every process, of "
             "which each takes its share; a stream of your own declares its `sharing`"
-        )
-    if unmergeable:
-        raise ConfigurationError(
-            f"online_train: the windows of {processes} processes cannot be put together for the metrics "
-            f"{', '.join(unmergeable)}, which have no merge; take metrics of the trainer (such as auc, log_loss, "
-            "accuracy, mae, rmse), or a WindowMetric of your own"
         )

@@ -233,7 +233,14 @@ def online_train(
     tasks = trainer.tasks
     scoring = None
     if trainer.label_count:
-        scoring = Scoring(window, trainer.metrics, trainer.loss_fn, trainer.label_count, trainer.prediction_activations)
+        scoring = Scoring(
+            window,
+            trainer.metrics,
+            trainer.loss_fn,
+            trainer.label_count,
+            trainer.prediction_activations,
+            trainer.group.size,
+        )
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
     resume = declared_features.restore(trainer, resume, callbacks)
@@ -262,7 +269,7 @@ def online_train(
     )
     source: Source = rows
     if trainer.group.size > 1:
-        check_stream(trainer.group.size, rows.stream, [] if scoring is None else scoring.unmergeable)
+        check_stream(trainer.group.size, rows.stream)
         ahead = steps_per_call * trainer.accumulate
         source = SharedStream(rows, trainer.group, ahead, _hooks(trainer), idle_timeout)
     scored = scoring is not None and scoring.wanted

@@ -15,7 +15,7 @@ from ..distributed.group import SINGLE, Group
 from ..distributed.packing import gather_states
 from ..errors import DataError
 from ..graph.multi_task import MultiTaskLoss
-from ..metrics.adapters import BySlice
+from ..metrics.adapters import BySlice, GatheredRows
 from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
@@ -40,6 +40,7 @@ class Scoring:
 
     Args:
         label_count: number of the last columns that go to the loss; the first of them is the label.
+        processes: how many share the windows; of several, metrics without `merge` see the gathered rows.
         activations: the user's declarations by task; an empty name is the only task's.
 
     Attributes:
@@ -53,6 +54,7 @@ class Scoring:
         loss_fn: Any,
         label_count: int,
         activations: Mapping[str, Activation] | None = None,
+        processes: int = 1,
     ) -> None:
         self.window = window
         self.label_count = label_count
@@ -60,6 +62,11 @@ class Scoring:
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        if processes > 1:
+            self._chosen = {
+                name: metric if isinstance(metric, WindowMetric) else GatheredRows(metric)
+                for name, metric in self._chosen.items()
+            }
         declared = activations or {}
         self._meanings = {task: meaning_of(self._loss_of(task), declared.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
@@ -118,11 +125,6 @@ class Scoring:
         expect(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
-
-    @property
-    def unmergeable(self) -> list[str]:
-        """Names of the chosen metrics that windows of several processes cannot merge."""
-        return [name for name, metric in self._chosen.items() if not isinstance(metric, WindowMetric)]
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
         """Choose the metrics, and check that they can read the first rows.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import nn, ops
+from mindspore.train import MAE
 
 from callbacks import Callback, ModelCheckpoint
 from tests.trainer.distributed import jobs
@@ -112,8 +113,9 @@ class Commits(FileStream):
         self.commits.append(position)
 
 
-def build(network):
-    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=["auc"])
+def build(network, metrics=("auc",)):
+    metrics = metrics if isinstance(metrics, dict) else list(metrics)
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.01), metrics=metrics)
 
 
 def parameters(trainer):
@@ -197,7 +199,8 @@ def main(folder):
             run.train("full", FileStream(folder / "segments", SCHEMA), trainer=with_table, callbacks=full, sink_size=1)
         except CheckpointError as error:
             run.found["full"] = str(error)
-        run.refused("metric", ConfigurationError, ReplayStream(replayed), metrics={"p": "precision"})
+        foreign = build(Numbered(), metrics={"error": MAE()})
+        run.train("foreign", ReplayStream(replayed), trainer=foreign, window=Window(rows=500))
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))
 
 

@@ -36,10 +36,10 @@ def test_a_whole_training_step_is_refused(check, linear):
 
 def test_an_indivisible_stream_is_refused():
     table = {"x": np.zeros((8, 30), np.float32), "label": np.zeros((8, 1), np.float32)}
-    check_stream(2, ReplayStream(table), [])
-    check_stream(2, IterableStream(lambda: iter([table])), [])
+    check_stream(2, ReplayStream(table))
+    check_stream(2, IterableStream(lambda: iter([table])))
     with pytest.raises(ConfigurationError, match="IterableStream cannot be divided among 2 processes"):
-        check_stream(2, IterableStream(iter([table])), [])
+        check_stream(2, IterableStream(iter([table])))
 
 
 def test_accumulation_over_parts_of_unknown_size_is_refused(check):
