@@ -1,1 +1,1 @@
-"""From rows to chunks: finite sources, streams as sources, grouping, stacking, prefetching and column checks."""
+"""From rows to chunks: sources, grouping, stacking, prefetching, column checks."""

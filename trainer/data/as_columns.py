@@ -1,4 +1,4 @@
-"""Columns (NumPy or `Ragged` arrays): converted from users' data, compared, checked and put in order."""
+"""Columns (NumPy or `Ragged`): converted from users' data, compared, checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXT_KINDS = "US"
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return a column as a NumPy array, or as a `Ragged` array if its rows are lists of different lengths.
+    """Return a column as a NumPy array, or `Ragged` if its rows are unequal lists.
 
     float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
     what they leave is refused by `check_dtype`.
@@ -69,7 +69,7 @@ def _from_lists(rows: Any, name: str) -> Any:
 
 
 def _check_missing(column: np.ndarray, name: str) -> None:
-    """Refuse None, NaN and pandas.NA among Python objects: as ids they would be the text of their names."""
+    """Refuse missing Python objects: as ids they would be the text "None" or "nan"."""
     for row, value in enumerate(column):
         if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
             raise DataError(
@@ -94,7 +94,7 @@ def check_dtype(column: np.ndarray, name: str) -> None:
 
 
 def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
-    """Return the columns of a batch (a frame, a mapping, a sequence or one array) and their names.
+    """Return a batch's columns and names; a batch is a frame, mapping, list or array.
 
     Args:
         item: the batch.
@@ -130,7 +130,7 @@ def are_unnamed(names: Sequence[str]) -> bool:
 
 
 def dtype_of(column: Any) -> Any:
-    """Return the column's dtype; for text only its type, because NumPy's dtype holds the longest string's length."""
+    """Return the column's dtype; of text the type alone, without its length."""
     dtype = column.dtype
     return dtype.type if dtype.kind in _TEXT_KINDS else dtype
 
@@ -141,7 +141,7 @@ def form_of(columns: Any) -> tuple[Any, ...]:
 
 
 def common_dtype(columns: Any) -> np.dtype:
-    """Return the dtype that holds the values of all `columns`, which have the same `dtype_of`; for text the widest."""
+    """Return the dtype for the values of `columns` of one `dtype_of`; the widest text."""
     first = columns[0].dtype
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
 
@@ -149,7 +149,7 @@ def common_dtype(columns: Any) -> np.dtype:
 def describe_non_finite(
     columns: Sequence[np.ndarray | Ragged], names: Sequence[str], ignored: Collection[str] = ()
 ) -> str | None:
-    """Return which column holds NaN or infinite values, and the first such row; None when all are finite.
+    """Return which column holds NaN or infinity, and the first such row, or None.
 
     NaN of the columns that `ignored` names is left out; infinite values are not.
     """
@@ -168,7 +168,7 @@ def describe_non_finite(
 
 
 def _rows_of(column: Ragged, indexes: np.ndarray) -> np.ndarray:
-    """Return the rows of the values at `indexes`; values outside a sliced column belong to no row."""
+    """Return the rows of the values at `indexes`; values outside a slice have none."""
     inside = indexes[(indexes >= column.offsets[0]) & (indexes < column.offsets[-1])]
     return np.unique(np.searchsorted(column.offsets, inside, side="right") - 1)
 
@@ -233,7 +233,7 @@ class ColumnOrder:
 
 
 def check_task_labels(labels: Sequence[str], names: Sequence[str]) -> None:
-    """Check that all label columns of several tasks are there by name, or that no column has a name.
+    """Check that the label columns of all tasks are named, or no column has a name.
 
     Raises:
         DataError: a label column is missing; taken by position, the tasks could be swapped.

@@ -1,4 +1,4 @@
-"""From a batch as the source gives it to the columns that the program takes, checked."""
+"""Converts a source's batch to the checked columns that the program takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BatchConversion:
         self._unchanged: Any = None  # form of the batches that need no conversion
 
     def __call__(self, item: Item, number: int, epoch: int) -> None:
-        """Check a batch and put into it the columns that the program takes, in memory of their own."""
+        """Check a batch and replace its columns by the program's, in memory of their own."""
         form = item.form or form_of(item.columns)
         if form == self._unchanged and item.lengths is None:
             item.form = form

@@ -1,7 +1,7 @@
-"""Batch sizes: batches are padded with copies of their last row, so that a few programs serve all sizes.
+"""Batch sizes: pads batches with their last row, so that few programs suffice.
 
-That is exact only where no row depends on the others. Custom networks do not show that by their layers, so it is tried
-once per network, on the first batch that could be padded: it is computed both ways.
+This is exact only where no row depends on the others. The layers of a custom network do not show that, so one trial per
+network, on the first batch that could be padded, computes it both ways.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARE_OF_OWN, _SHARE_OF_ALL = 1e-2, 1e-4
 
 
 def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
-    """Return the bucket for `rows`: a power of two >= 16; above `fine` also in quarter steps between them.
+    """Return the bucket for `rows`: powers of two >= 16, quarter steps above `fine`.
 
     Args:
         rows: number of rows, >= 1.
@@ -76,7 +76,7 @@ class RowPadding:
 
 
 class RowFilling:
-    """Decides which batches are padded for a program with a loss: from the third size that occurs on.
+    """Decides which batches are padded for a program with a loss: from size three on.
 
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
     is padded to follows from its rows alone.
@@ -149,7 +149,7 @@ class RowFilling:
         self.exact, self.reason = False, reason
 
     def decide(self, plain: Sequence[Any], filled: Sequence[Any]) -> None:
-        """Set `exact` from (loss, prediction, label, gradients...) of the same rows, computed both ways."""
+        """Set `exact` from (loss, prediction, label, gradients...) of rows computed twice."""
         self.exact = same_rows(tuple(plain[:3]), tuple(filled[:3]))
         if not self.exact:
             self.refuse("the rows of the network's output depend on each other")
@@ -222,7 +222,7 @@ def _pad(column: np.ndarray, size: int) -> np.ndarray:
 
 
 def row_weights(rows: int, size: int) -> np.ndarray:
-    """Return the weights of a batch padded from `rows` to `size`, float32 [size]: 1, and 0 for padding."""
+    """Return the weights of a padded batch, float32 [size]: 1, and 0 for padding."""
     return (np.arange(size) < rows).astype(np.float32)
 
 
@@ -233,7 +233,7 @@ def vary(columns: Columns) -> bool:
 
 
 def same_rows(plain: Any, filled: Any) -> bool:
-    """Return whether outputs, arrays in tuples of any depth, are the same up to rounding."""
+    """Return whether outputs (nested tuples of arrays) are equal up to rounding."""
     if isinstance(plain, tuple) or isinstance(filled, tuple):
         tuples = isinstance(plain, tuple) and isinstance(filled, tuple) and len(plain) == len(filled)
         return tuples and all(map(same_rows, plain, filled))

@@ -1,4 +1,4 @@
-"""The record that a feed hands out, and the options and transforms by which it is made."""
+"""The record that a feed hands out, with the options and transforms behind it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ChunkTransform:
     on_graph_thread: bool = False
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns the graph takes, and what the main thread needs beside them (`Chunk.sparse`).
+        """Return the graph's columns, and what the main thread needs (`Chunk.sparse`).
 
         Args:
             columns: arrays [B, ...], or [K, B, ...] when the chunk is stacked.
@@ -115,14 +115,14 @@ class ChunkTransform:
         raise NotImplementedError
 
     def join_exchange(self, problem: str = "") -> None:
-        """Take part in what other processes prepare, if this process has prepared no chunk since the last call.
+        """Join other processes' exchange if no chunk was prepared here since the last.
 
         Args:
             problem: why it has none; all processes raise it as a DataError.
         """
 
     def release(self) -> None:
-        """Release prepared chunks that were not trained; called once the preparing thread has stopped."""
+        """Release untrained chunks; called after the preparing thread has stopped."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def newest_event_time(items: Sequence[Item]) -> float | None:
 
 
 def stack(items: Sequence[Item], size: int) -> Columns:
-    """Return the columns of the batches as arrays [size, B, ...]; batches past the last item are zero."""
+    """Return the batches' columns as [size, B, ...]; zeros past the last batch."""
     stacked = []
     for index, column in enumerate(items[0].columns):
         dtype = common_dtype([item.columns[index] for item in items])
@@ -189,7 +189,7 @@ def stack(items: Sequence[Item], size: int) -> Columns:
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor over the array's own memory; a read-only or strided array is copied first."""
+    """Return a tensor over the array's memory; copy a read-only or strided array."""
     if not array.flags.carray:
         array = np.array(array, order="C")
     return Tensor.from_numpy(array)

@@ -15,7 +15,7 @@ from .as_columns import Columns, are_unnamed, dtype_of
 
 
 class ColumnCheck:
-    """Checks the first batch against the network's signature and every later one against the first.
+    """Checks the first batch against the network, every later one against the first.
 
     Args:
         network: cell whose `construct` receives the columns.
@@ -86,7 +86,7 @@ class ColumnCheck:
             raise DataError(rows_instead_of_batches(columns, names))
 
     def _check_keys(self, names: tuple[str, ...]) -> None:
-        """Refuse columns that lack a key which the network reads; a single column needs no name."""
+        """Refuse columns without a key that the network reads; one column needs no name."""
         missing = [key for key in self.keys if key not in names]
         if not missing or (len(self.keys) == 1 and are_unnamed(names)):
             return
@@ -122,7 +122,7 @@ class ColumnCheck:
         )
 
     def _check_classes(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Refuse a float label for a loss of classes: truncated to an integer it might name another class."""
+        """Refuse float labels for a loss of classes: truncation could change the class."""
         first = len(columns) - self.labels
         for column, name, loss in zip(columns[first:], names[first:], self.class_losses, strict=False):
             if loss is not None and column.ndim == 1 and column.dtype.kind == "f":
@@ -143,7 +143,7 @@ class ColumnCheck:
 
 
 def rows_instead_of_batches(columns: Columns, names: Sequence[str]) -> str:
-    """Return the cure where a column is a single value, as in a row; empty where none is."""
+    """Return the remedy where a column is a single value, as in a row; else ""."""
     name = next((name for name, column in zip(names, columns, strict=True) if column.ndim == 0), None)
     if name is None:
         return ""
@@ -155,7 +155,7 @@ def rows_instead_of_batches(columns: Columns, names: Sequence[str]) -> str:
 
 
 def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, list[str]]:
-    """Return (fewest, most, names) of the columns a network takes; most is None for any.
+    """Return (fewest, most, names) of a network's columns; most is None for any.
 
     They are the positional arguments of its `construct`, or the keys it reads of the dict that is its only argument.
     """
@@ -177,7 +177,7 @@ def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple
 
 
 def in_order_of(model: Any, data: Any) -> Any:
-    """Return `data` with its columns in the order of `model`, when both are dicts of the same columns."""
+    """Return `data` ordered like `model` if both are dicts of the same columns."""
     if isinstance(model, Mapping) and isinstance(data, Mapping) and set(model) == set(data):
         return {name: data[name] for name in model}
     return data

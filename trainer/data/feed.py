@@ -1,4 +1,4 @@
-"""From a source's batches to chunks, each the input of one call of the program, prepared ahead on a thread.
+"""From a source's batches to chunks, the input of one call, prepared on a thread.
 
 `Source` knows where rows come from. `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
 which position goes with each chunk. The loop knows neither.
@@ -31,7 +31,7 @@ LEAVING_SECONDS = 0.5  # for a source to end after a stop signal
 def peek(
     source: Source, options: FeedOptions, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Return columns and names of the first batch as a `Feed` gives them, without consuming the batch.
+    """Return the first batch's columns and names as a `Feed` gives them; consume none.
 
     Raises:
         DataError: the source has no batch.
@@ -84,7 +84,7 @@ class Feed:
         *,
         inline: bool = False,
     ) -> Generator[Chunk, None, None]:
-        """Yield the chunks from `position` to the end of its epoch, or until `max_steps` updates are complete.
+        """Yield the chunks from `position` to its epoch's end or `max_steps` updates.
 
         Args:
             position: where to begin.
@@ -158,7 +158,7 @@ class Feed:
             transform.join_exchange(problem)
 
     def report(self) -> str | None:
-        """Return how many shapes the batches had and the share of padding, or None if shapes never changed.
+        """Return the number of shapes and the share of padding; None if one shape.
 
         A program is compiled for each shape, and another for a shape that was trained many steps per call as well.
         """
@@ -169,7 +169,7 @@ class Feed:
 
     @property
     def ragged_inputs(self) -> Mapping[str, RaggedInput]:
-        """The inputs made of ragged columns, by the column's name; known once a batch was read."""
+        """The inputs made of ragged columns, by column name; known after one batch."""
         return dict(self._conversion.ragged.inputs)
 
     @property
@@ -190,12 +190,12 @@ class Feed:
             self.source.close()
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek a stream to `position`, after the last of the `trained` rows; called once the feed is closed."""
+        """Seek a stream to `position`, after `trained` rows; the feed must be closed."""
         if not self._left_behind:
             self.source.go_back(position, trained)
 
     def _read_chunks(self, position: Position, max_steps: int | None, reading: int) -> Generator[Chunk]:
-        """Yield chunks without arrays; all that depends on the order of reading is decided here."""
+        """Yield chunks without arrays; whatever depends on reading order is decided here."""
         accumulate = self.options.accumulate
         limit = None if max_steps is None else max_steps * accumulate - position.micro_batches
         for items, last in self._groups(self._read(position, reading), limit):
@@ -226,7 +226,7 @@ class Feed:
             )
 
     def _groups(self, items: Iterator[Item | None], limit: int | None) -> Iterator[tuple[list[Item], bool]]:
-        """Group up to `limit` equally shaped batches; the flag says that the source has ended after the group.
+        """Group up to `limit` batches of one shape; yield (group, source has ended).
 
         Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
         """
@@ -269,7 +269,7 @@ class Feed:
             yield group, False
 
     def _is_odd(self, item: Item) -> bool:
-        """Return whether a batch may be padded with rows, which requires a call of its own."""
+        """Return whether a batch may be padded with rows: it then has a call of its own."""
         filling = self.options.filling
         if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False
@@ -309,7 +309,7 @@ class Feed:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _is_stacked(self, items: list[Item]) -> bool:
-        """Return whether a group is trained by the program of many steps; notes its shapes."""
+        """Return whether the program of many steps trains a group; record its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
         # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
         many = len(items) > 1 or form in shapes.stacked or not shapes.seen
@@ -325,11 +325,7 @@ class Feed:
         return chunk
 
     def _prepare(self, chunk: Chunk) -> float:
-        """Put the arrays and tensors into a chunk; return how many seconds that took.
-
-        Raises:
-            DataError: the batches are not what the network or the tables take; the message names the first of them.
-        """
+        """Put the arrays and tensors into a chunk; return the seconds it took."""
         began = time.perf_counter()
         try:
             self._fill_in(chunk)

@@ -29,7 +29,7 @@ class Position:
     dealt: tuple[tuple[str, ...], ...] | None = None
 
     def next(self, batches: int, micro_batches: int, state: Any, *, ends_epoch: bool) -> Position:
-        """Return the position after `batches` more; `state` is that of the last one, None where it has none."""
+        """Return the position after `batches` more; `state` is the last one's, or None."""
         state = self.state if state is None else state
         if ends_epoch:
             return Position(self.epoch + 1, 0, micro_batches, state)
@@ -44,7 +44,7 @@ class Position:
         return dataclasses.replace(self, state=state)
 
     def merge(self, states: Sequence[Mapping[str, Any]], join: Callable[[Sequence[Any]], Any]) -> Position:
-        """Return the position of all processes from the state of each one's source, in the order of ranks."""
+        """Return the position of all processes from their sources' states in rank order."""
         dealt = tuple(tuple(sorted(name for name in state if not name.startswith("@"))) for state in states)
         return dataclasses.replace(self, state=join(states), dealt=dealt)
 

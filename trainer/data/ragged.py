@@ -1,4 +1,4 @@
-"""Columns whose rows have different lengths, and how they become the equal shapes that programs take.
+"""Columns of lists of different lengths, and the shapes that programs take.
 
 A ragged column is (values, offsets), as the lists of Arrow are. The network's own arguments say what it wants of one
 called "history":
@@ -30,7 +30,7 @@ _SUFFIXES = ("_mask", "_lengths", "_offsets")
 
 
 def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
-    """Return the network's arguments that are columns of the data; masks and the like are derived from them."""
+    """Return the network's arguments that are data columns, not masks and the like."""
     return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
 
 
@@ -40,7 +40,7 @@ def base_of(name: str) -> str:
 
 
 class ListLengths(NamedTuple):
-    """Lengths of a column's lists in a step of several processes, which all pad to the same length.
+    """Lengths of a column's lists in a step; all processes pad to the same length.
 
     Attributes:
         longest: values of the longest row.
@@ -71,7 +71,7 @@ class ListLengths(NamedTuple):
 
 
 class ListTypes:
-    """Dtype and shape of the values of list columns, for batches of lists without any value.
+    """Dtype and shape of list columns' values, for batches without any value.
 
     A column is identified by its index among those a network takes, which is the same for every verb of a trainer.
     Before the first batch with values `default` is assumed.
@@ -124,11 +124,11 @@ class RaggedInput(NamedTuple):
     length: int | None
 
     def capacity(self, rows: int) -> int:
-        """Return the length of `arrays` in a program for batches of so many rows; `length` is known."""
+        """Return the length of `arrays` in a program for `rows` rows; `length` is known."""
         return self.length * rows if "_offsets" in self.suffixes else self.length
 
     def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
-        """Return the arguments by name: rows padded to `length`, or all values padded to `length`."""
+        """Return the arguments by name: each row, or all values, padded to `length`."""
         lengths = column.lengths
         if "_offsets" in self.suffixes:
             whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
@@ -171,7 +171,9 @@ class RaggedColumns:
     def __call__(
         self, columns: Sequence[Any], names: tuple[str, ...], of_step: Mapping[str, ListLengths] | None = None
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
-        """Return a batch's columns and names, the ragged ones padded, with masks, lengths or offsets.
+        """Return a batch's columns and names, with lists padded and masks added.
+
+        Besides masks there may be lengths or offsets.
 
         Args:
             columns: of a batch.
@@ -242,7 +244,7 @@ class RaggedColumns:
         return RaggedInput(wanted, padding, most)
 
     def describe(self) -> str | None:
-        """Return the lengths and share of padding in words, or None without ragged columns."""
+        """Return the lengths and share of padding in words; None without ragged columns."""
         if not self.cells:
             return None
         share = 1 - self.values / self.cells

@@ -1,4 +1,4 @@
-"""Batches from anywhere: the interface of the sources, and the record that they yield.
+"""Batches from anywhere: the interface of the sources, and their record.
 
 How batches become chunks is `feed`'s concern.
 """
@@ -17,7 +17,7 @@ from .position import Position
 
 @dataclass(slots=True)
 class Item:
-    """One batch on its way from a source to a chunk; the feed that receives it may change it.
+    """A batch on its way from a source to a chunk; the receiving feed may change it.
 
     Attributes:
         columns: arrays with the rows on axis 0.
@@ -101,9 +101,9 @@ class Source:
     set_aside: str | None = None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of `epoch` from number `start` on; `state` was saved with that position.
+        """Yield the batches of `epoch` from number `start` on; `state` as saved there.
 
-        None in between means that no rows came for a while: batches that are waiting should be trained now.
+        None means that no rows came for a while: waiting batches should be trained now.
         """
         raise NotImplementedError
 
@@ -119,14 +119,14 @@ class Source:
         raise DataError("the dataset delivered no batches")
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        """Log which column at hand holds NaN or infinite values; NaN of `ignored` columns is expected."""
+        """Log which column holds NaN or infinity; NaN of `ignored` columns is expected."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties that must not change for a saved position to mean the same rows."""
+        """Return the properties that a saved position depends on."""
         return {"kind": type(self).__name__}
 
     def checksums(self) -> dict[str, int]:
-        """Return checksums of batches by name, to compare processes by; empty where reading would use data up."""
+        """Return checksums of batches by name, to compare processes; empty for a stream."""
         return {}
 
     def resolve(self, position: Position) -> Position:
@@ -138,7 +138,9 @@ class Source:
         return None
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek to `position`, where the next call continues: streams are read ahead of training.
+        """Seek to `position`, from which the next call continues.
+
+        Streams are read ahead of training.
 
         Args:
             position: right after the last row trained on.
@@ -146,7 +148,7 @@ class Source:
         """
 
     def of_all(self, position: Position) -> Position:
-        """Return the position of all processes as it goes into a snapshot; all call this together."""
+        """Return the position of all processes for a snapshot; all call this together."""
         return self.resolve(position)
 
     def trained_to(self, position: Position) -> None:

@@ -1,4 +1,4 @@
-"""The network's sparse tables within a run: their part of every chunk and of every snapshot.
+"""A network's sparse tables in a run: their part of each chunk and snapshot.
 
 Of several processes each plans its own ids and exchanges rows with their owners; on devices each plans the ids of all,
 as a single process would from the larger batch, so that positions mean the same rows everywhere. Both are described in
@@ -44,20 +44,20 @@ class TableReader(ChunkTransform):
         self._has_joined = False
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns with positions in place of ids, and the plan of the rows to read."""
+        """Return the columns with positions for ids, and the plan of the rows to read."""
         columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
         self._has_joined = True
         return (*columns, *plan.inputs), plan
 
     def join_exchange(self, problem: str = "") -> None:
-        """Take part in what the others read, if `prepare` has not done so since the last call."""
+        """Join the others' reads if `prepare` has not done so since the last call."""
         has_joined, self._has_joined = self._has_joined, False
         if not has_joined:
             self.tables.planner.join_exchange(problem)
 
 
 class DeltaPolicy:
-    """Decides which snapshots hold the tables in full, and which only the changes since the previous one.
+    """Decides whether a snapshot holds the tables in full or only their changes.
 
     A delta is worth it while it is small, and only builds on the snapshot taken right before it, in the same folder.
     The number of deltas between full snapshots is bounded, so that restoring is, too.
@@ -86,7 +86,7 @@ class DeltaPolicy:
         self.folder: Path | None = None
 
     def base_of(self, path: Path) -> str | None:
-        """Return the name of the snapshot on which the next one, at `path`, builds; None if it is to be full.
+        """Return the snapshot that the next, at `path`, builds on; None for a full one.
 
         Called by all processes; rank 0, which writes, decides.
         """
@@ -140,7 +140,7 @@ class TableFeed(ChunkTransform, Stateful):
         accumulate: int,
         group: Group = SINGLE,
     ) -> TableFeed | None:
-        """Return the feed of the network's tables, or None when there is nothing to translate or to check.
+        """Return the feed of the network's tables; None without ids to translate or check.
 
         Args:
             network: network with embedding cells.
@@ -160,7 +160,7 @@ class TableFeed(ChunkTransform, Stateful):
         return cls(tables) if tables.input_count or tables.planner.fields.dense else None
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns with positions in place of ids, and the plan of the rows to train."""
+        """Return the columns with positions for ids, and the plan of the rows to train."""
         columns, plan = self.tables.planner.plan(
             columns, chunk.stacked, chunk.num_batches, fill=chunk.start.micro_batches, flush=chunk.flush, now=now
         )
@@ -171,10 +171,10 @@ class TableFeed(ChunkTransform, Stateful):
         self.tables.rollback()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters and sketches.
+        """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters, sketches.
 
-        All of them, or what changed since the snapshot before, as `delta_policy` has decided; and the gradients of
-        an unfinished accumulation. Of many processes rank 0 returns it, of all; all have to call this.
+        All of them, or the changes since the last snapshot, as `delta_policy` decided; and the gradients of an open
+        accumulation. All processes call it; rank 0 returns the state of all.
         """
         policy = self.delta_policy
         state = self.tables.take(DeltaPolicy.CONSUMER, full=not policy.delta, folder=policy.folder)
@@ -182,7 +182,7 @@ class TableFeed(ChunkTransform, Stateful):
         return state
 
     def contribute_rows(self, path: Path) -> None:
-        """Give rank 0, which writes a snapshot to `path`, the rows that this process keeps."""
+        """Give rank 0, which writes a snapshot to `path`, the rows of this process."""
         self.delta_policy.base_of(path)
         self.state_dict()
 
@@ -192,26 +192,26 @@ class TableFeed(ChunkTransform, Stateful):
         self.load_states([state])
 
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Check that such states can be restored; nothing is changed. Errors of `table_state.check_states`."""
+        """Check that states can be restored (`table_state.check_states`); change nothing."""
         check_states(self.tables.tables, states)
         for state in states[-1:]:
             open_accumulation.check(self.tables, state)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a full state and the deltas that build on it, in order; a full state starts over."""
+        """Restore a full state and the deltas that build on it, in order."""
         self.delta_policy.broken()
         newest = self.tables.restore(states)
         if states:
             open_accumulation.restore(self.tables, newest)
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Put all rows back to the values of such states during a run; ids keep their rows."""
+        """Reset all rows to the values of such states during a run; ids keep their rows."""
         self.delta_policy.broken()
         self.tables.rewind(states)
 
 
 class OwnTables(ChunkTransform):
-    """Prepares a chunk with the ids of this process, on the thread that runs graphs; the owners train the rows.
+    """Prepares this process's ids on the graph thread; the owners train the rows.
 
     Args:
         tables: what prepares the ids of one process.
@@ -223,7 +223,7 @@ class OwnTables(ChunkTransform):
         self.tables = tables
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns with positions instead of ids, and the plan of the rows to exchange and train."""
+        """Return columns with positions for ids, and the plan of the rows to exchange."""
         planner = self.tables.tables.planner
         made_up = not chunk.num_samples
         fill, flush = chunk.start.micro_batches, chunk.flush
@@ -238,7 +238,7 @@ class OwnTables(ChunkTransform):
 
 
 class UnionTables(ChunkTransform):
-    """Prepares a chunk together with the other processes; on the thread that runs graphs, because it exchanges ids.
+    """Prepares a chunk together with all processes; on the graph thread.
 
     Args:
         tables: what prepares the ids of one process.
@@ -289,10 +289,10 @@ class UnionTables(ChunkTransform):
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What a process tells the others of its chunk.
+    """What a process sends the others about its chunk.
 
     Attributes:
-        arrays: its columns that hold ids; none where its rows do not count.
+        arrays: its columns of ids; none where its rows do not count.
         now: newest event time, or the clock's, in seconds.
         by_clock: whether `now` is the clock's.
     """

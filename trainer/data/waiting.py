@@ -1,4 +1,4 @@
-"""Waiting for data: reads ahead on a thread, measures the wait, and lets a signal interrupt it."""
+"""Reads ahead on a thread, measures waiting, and lets a signal interrupt it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Interrupted(BaseException):
 
 
 class DataWait:
-    """Context manager around code that may wait for data without end and may be interrupted at any point.
+    """Context manager for code that may wait for data and may be interrupted.
 
     Only the main thread's waits count: signals reach no other thread.
 
@@ -91,7 +91,7 @@ class DataWait:
                 self.active = False
 
     def around(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `work` inside the context; `work` itself on a thread whose waits do not count."""
+        """Return `work` inside the context; unchanged on a thread that is not counted."""
         if threading.current_thread() is not threading.main_thread():
             return work
 
@@ -217,7 +217,9 @@ class Prefetch:
                 self._consumer_waits = False
 
     def stop(self, seconds: float | None = None) -> bool:
-        """Stop the thread, wait `seconds` for it (None: `JOIN_SECONDS`), and return whether it has ended.
+        """Stop the thread, wait up to `seconds`, and return whether it has ended.
+
+        None waits `JOIN_SECONDS`.
 
         A thread that is blocked in the source is left behind; it is a daemon.
         """

@@ -1,4 +1,4 @@
-"""Sparse tables: embeddings for raw ids whose cost does not grow with the vocabulary."""
+"""Sparse tables: embeddings of raw ids at a cost independent of the vocabulary."""
 
 from __future__ import annotations
 

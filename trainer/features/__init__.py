@@ -1,4 +1,4 @@
-"""Declared features turn raw rows into network inputs, identically in training and serving."""
+"""Declared features: raw rows to network inputs, alike in training and serving."""
 
 from __future__ import annotations
 

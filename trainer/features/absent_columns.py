@@ -1,4 +1,4 @@
-"""Warns of declared columns that no row of the data has, which is more often a misspelt name than a missing value."""
+"""Warns of declared columns that no row has: most often a misspelt name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AbsentColumns:
                 del self._absent[name]
 
     def warn(self, data: Any) -> None:
-        """Warn of columns without a value; `data` are the rows, or the path of their files."""
+        """Warn of columns without a value; `data` are the rows, or the path of files."""
         if not self._absent or self._rows < FEWEST:
             return
         present = list(dict.fromkeys(str(name) for name in names_in(data)))
@@ -67,7 +67,7 @@ def _all_missing(values: Any, missing: Any) -> bool:
 
 
 def names_in(data: Any) -> Iterable[Any]:
-    """Return the names of the columns of raw rows, or of the first file of a path; empty if they cannot be told."""
+    """Return the column names of raw rows or of a path's first file; empty if unknown."""
     if is_frame(data):
         data = columns_of(data)
     if isinstance(data, Mapping):

@@ -103,9 +103,10 @@ class IdFeature(Feature):
             ) from None
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return dtype, vocabulary (of a given one size and digest) and buckets, alike for single and listed ids.
+        """Return dtype, vocabulary and buckets, alike for single and listed ids.
 
-        The name of the raw column is no part of it.
+        A vocabulary is described by its size and, if it was given, its digest. The name of the raw column is no part of
+        it.
         """
         vocabulary: Any = self.vocabulary
         if self.given is not None:
@@ -125,7 +126,7 @@ class IdFeature(Feature):
         return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
     def declaration(self) -> dict[str, Any]:
-        """Return `Feature.declaration` with the contents of a vocabulary file instead of its path."""
+        """Return `Feature.declaration`, with a vocabulary file's contents for its path."""
         values = super().declaration()
         if self.given is not None:
             values["vocabulary"] = self._given_values()
@@ -162,7 +163,7 @@ class IdFeature(Feature):
         raise NotImplementedError
 
     def ids_of(self, values: np.ndarray, counts: ValueCounts | None) -> np.ndarray:
-        """Map raw ids to ids of the table, int64 [n]; a missing id becomes `MISSING_ROW` or `NO_ID`."""
+        """Map raw ids to ids of the table, int64 [n]; missing: `MISSING_ROW` or `NO_ID`."""
         missing = missing_ids(values)
         ids = to_ids(values)
         if self.hash_buckets is not None:
@@ -175,7 +176,7 @@ class IdFeature(Feature):
 
 @dataclass(frozen=True)
 class Categorical(IdFeature):
-    """A category as the id of a row in a table: int64 [N]; see `IdFeature` for the arguments."""
+    """A category as a row's id in a table: int64 [N]; arguments as of `IdFeature`."""
 
     def raw(self) -> dict[str, Column]:
         """Return the raw columns that are read."""

@@ -31,7 +31,7 @@ from .lists import PADDING, POOLINGS, split, without
 
 @dataclass(frozen=True)
 class Cross(Feature):
-    """A combination of several columns as one category: int64 [N]; missing if any of them is.
+    """Several columns combined to one category: int64 [N]; missing if any of them is.
 
     One of the columns may hold lists: the row then has a combination for each value of the list, a `Ragged` column of
     int64 that is pooled like a `ListFeature`; its list is empty where another column is missing.

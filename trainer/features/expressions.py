@@ -1,4 +1,4 @@
-"""A small, safe grammar for arithmetic over columns; Python parses the text but never evaluates it."""
+"""Grammar for arithmetic over columns; Python parses but never evaluates the text."""
 
 from __future__ import annotations
 

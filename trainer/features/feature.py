@@ -1,4 +1,4 @@
-"""`Feature`: maps raw columns to network inputs, with statistics learned from the data."""
+"""`Feature`: maps raw columns to network inputs, with learned statistics."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Statistic(Protocol):
         """Add the values that other statistics have seen."""
 
     def finish(self) -> None:
-        """Fix what follows from the values so far; called once, before features are applied."""
+        """Compute what depends on all values; called once, before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""
@@ -152,11 +152,14 @@ class Feature:
         raise NotImplementedError
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Compute the arrays of `outputs` for the rows of `raw`; `statistic` is None if the feature does not learn."""
+        """Compute the arrays of `outputs` for the rows of `raw`.
+
+        `statistic` is None if the feature does not learn.
+        """
         raise NotImplementedError
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return, by table, what decides which id a value gets: "kind" and arguments, as JSON.
+        """Return by table what decides which id a value gets, as JSON: kind, arguments.
 
         A table can be taken over by features with equal sources. Arguments that only decide which ids occur are left
         out, such as `min_count`. A feature of a kind that does not say is never compared.
@@ -165,11 +168,11 @@ class Feature:
 
     @property
     def alike(self) -> Hashable | None:
-        """Equal for features of one class that `apply_alike` applies together; None: it is applied alone."""
+        """Return a key equal for features that `apply_alike` can apply together, or None."""
         return None
 
     def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        """Return what `apply` returns for each of some features that are `alike`, this one the first."""
+        """Return what `apply` returns for each of several `alike` features, self first."""
         raise NotImplementedError
 
     def declaration(self) -> dict[str, Any]:
@@ -196,7 +199,10 @@ def number_column(required: bool) -> Column:
 
 
 def time_column(required: bool) -> Column:
-    """Return a raw column of times, in seconds since the epoch or as text; missing values are NaN unless `required`."""
+    """Return a raw column of times: seconds since the epoch, or text.
+
+    Missing values are NaN unless `required`.
+    """
     return replace(number_column(required), times=True)
 
 
@@ -206,14 +212,20 @@ def text_column(required: bool) -> Column:
 
 
 def id_column(dtype: str, required: bool) -> Column:
-    """Return a raw column of ids, "str" or "int64"; missing values are "" or `NO_ID` unless `required`."""
+    """Return a raw column of ids, "str" or "int64".
+
+    Missing values are "" or `NO_ID` unless `required`.
+    """
     return (
         text_column(required) if dtype == "str" else Column(np.int64, default=None if required else NO_ID, coerce=True)
     )
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
-    """Return a raw column of lists of "str", "int64" or "float64"; missing lists are empty unless `required`."""
+    """Return a raw column of lists of "str", "int64" or "float64".
+
+    Missing lists are empty unless `required`.
+    """
     return Column(
         np.str_ if dtype == "str" else dtype,
         (None,),

@@ -1,4 +1,4 @@
-"""Raw data as network inputs: whole tables and files for finite data, batch by batch for streams."""
+"""Raw data as network inputs: whole tables, files, or a stream's batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_raw(data: Any) -> bool:
-    """Return whether `data` are raw rows: a data frame, a mapping, a list of mappings, or a file or folder path."""
+    """Return whether `data` are raw rows: a frame, mapping(s), or a path of files."""
     if isinstance(data, Mapping):
         return not isinstance(data, Inputs)
     rows = isinstance(data, Sequence) and bool(data) and all(isinstance(row, Mapping) for row in data)
@@ -121,7 +121,7 @@ def batches_of(
     kept: KeptColumns | None = None,
     set_aside: bool = False,
 ) -> Iterator[Inputs]:
-    """Yield the network inputs of raw rows, part by part; arguments as for `inputs_of`.
+    """Yield the network inputs of raw rows in parts; arguments as for `inputs_of`.
 
     Raises:
         DataError: without labels and `set_aside`, a row that the declaration forbids; see also `rows_of`.

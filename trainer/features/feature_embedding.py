@@ -42,7 +42,7 @@ class SequenceEmbedding(Embedding):
 
 
 class FeatureEmbedding(nn.Cell):
-    """Vectors of all categories and lists, and the numbers, from the inputs that `Features` produces.
+    """Vectors of categories and lists, and the numbers, from `Features`' inputs.
 
     Args:
         features: the declared columns.
@@ -201,11 +201,7 @@ class FeatureEmbedding(nn.Cell):
 
 
 def _check_names(exclude: Sequence[str], known: Sequence[str]) -> None:
-    """Check that fields and sequences that are left out exist.
-
-    Raises:
-        ConfigurationError: one does not.
-    """
+    """Check that fields and sequences that are left out exist."""
     for name in exclude:
         if name not in known:
             accepted = f"names of categories or lists, {', '.join(known)}"
@@ -213,11 +209,7 @@ def _check_names(exclude: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _rows_of(output: Output) -> int:
-    """Return the number of rows of a dense table.
-
-    Raises:
-        ConfigurationError: it does not follow from the feature.
-    """
+    """Return the number of rows of a dense table, which must follow from the feature."""
     assert output.table is not None
     if output.table.size is None:
         raise ConfigurationError(
@@ -230,7 +222,7 @@ def _rows_of(output: Output) -> int:
 def _number_columns(
     outputs: Sequence[Output],
 ) -> tuple[list[int], dict[NumberVector, list[tuple[str, int]]]]:
-    """Return the columns that stay numbers, and the name and first column of numbers that become vectors."""
+    """Return the columns that stay numbers, and vectors -> (name, first column)."""
     plain: list[int] = []
     vectors: dict[NumberVector, list[tuple[str, int]]] = {}
     column = 0

@@ -1,4 +1,4 @@
-"""`Features`: the declared columns of a table, which turn raw rows into network inputs."""
+"""`Features`: a table's declared columns; turns raw rows into network inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inputs(dict):
-    """Network inputs by name, followed by labels and weights; `Features.batch` returns them.
+    """Network inputs by name, then labels and weights; see `Features.batch`.
 
     Attributes:
         kept: the columns kept for output, by name, if requested.
@@ -113,7 +113,7 @@ class Features(Stateful):
     # -- declaration ---------------------------------------------------------------------------------------------------
 
     def _raw_columns(self) -> dict[str, Column]:
-        """Return the raw columns of all features; if several read one, its strictest declaration."""
+        """Return the raw columns of all features, each in its strictest declaration."""
         columns: dict[str, Column] = {}
         for feature in self.features:
             for name, column in feature.raw().items():
@@ -153,7 +153,7 @@ class Features(Stateful):
         return replace(column, default=None)
 
     def _weight_column(self, name: str) -> Column:
-        """Return the column of the weight; one that a feature reads as numbers keeps its type."""
+        """Return the weight's column; one that a feature reads as numbers keeps its type."""
         column = self.columns.get(name)
         if column is None:
             return Column(np.float32, minimum=0, coerce=True)
@@ -188,7 +188,7 @@ class Features(Stateful):
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, data: Any, *, labelled: bool = True, kept: bool = False) -> Rows:
-        """Return the raw columns of a data frame, a mapping of columns, a list of mappings, or one mapping.
+        """Return the raw columns of a frame, a mapping of columns, or one or more rows.
 
         Args:
             data: the rows.
@@ -255,12 +255,12 @@ class Features(Stateful):
         return other
 
     def merge(self, other: Features) -> None:
-        """Add what the same features learned from other rows; ids that have a table row keep it."""
+        """Add what equal features learned from other rows; ids keep their table rows."""
         self.learned.merge(other.learned)
         self.is_fitted = self.is_fitted or other.is_fitted
 
     def drift(self, data: Any, *, max_rows: int = 1 << 17) -> dict[str, float]:
-        """Return the drift of each raw column from the rows that the features learned from, largest first.
+        """Return each raw column's drift from the rows learned from, largest first.
 
         The measure is the population stability index: below 0.1 a column is usually called unchanged, above 0.25
         changed. Missing values form their own bucket; a list is represented by its last value, a vector by its mean.
@@ -278,7 +278,7 @@ class Features(Stateful):
         return drift_of(self, data, max_rows)
 
     def transform(self, data: Any, *, keep: bool = False, aside: dict[int, str] | None = None) -> Inputs:
-        """Convert a data frame, a mapping of columns, a list of mappings, or one mapping to network inputs.
+        """Convert a frame, a mapping of columns, or one or more rows to network inputs.
 
         Args:
             data: the rows.
@@ -339,7 +339,7 @@ class Features(Stateful):
         return inputs
 
     def batch(self, raw: RawColumns) -> Inputs:
-        """Compute the network inputs, followed by the group, label and weight that the raw columns hold."""
+        """Compute the network inputs, then the group, label and weight in `raw`."""
         inputs = self.apply(raw)
         for name in self._others:
             if name in raw:
@@ -359,7 +359,7 @@ class Features(Stateful):
         return tuple(dict.fromkeys((*self.inputs, *self._others)))
 
     def schema_of(self, *, labelled: bool = True, kept: bool = False) -> Schema:
-        """Return the schema of the raw columns, optionally with labels and with columns kept for output."""
+        """Return the schema of the raw columns, optionally with labels and kept columns."""
         return self.kept_schema if kept else self.schema if labelled else self.unlabelled_schema
 
     def declaration(self) -> dict[str, Any]:

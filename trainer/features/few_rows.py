@@ -1,4 +1,4 @@
-"""Applies features to raw columns; to a few rows, all features of one kind at once.
+"""Applies features to raw columns; for a few rows, all features of a kind at once.
 
 A feature costs some microseconds whatever the number of rows, which is most of the time of one row. Features that
 differ in their columns and statistics alone are therefore applied to one array. The operations are the same, number by
@@ -16,7 +16,7 @@ FEW_ROWS = 32
 
 
 def alike_features(features: Sequence[Feature]) -> list[list[int]]:
-    """Return the indices of features that can be applied together; a feature of its own is alone in its list."""
+    """Return the indices of features that can be applied together, as lists."""
     groups: dict[Hashable, list[int]] = {}
     for index, feature in enumerate(features):
         groups.setdefault(index if feature.alike is None else (type(feature), feature.alike), []).append(index)

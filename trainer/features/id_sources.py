@@ -1,4 +1,4 @@
-"""What decides the ids of a table: saved with the features, and compared before another training takes the rows."""
+"""Sources of a table's ids: saved with the features, compared before reuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .feature import Feature
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return table -> feature -> what decides the ids that the feature looks up there, as JSON."""
+    """Return table -> feature -> what decides its ids in that table, as JSON."""
     sources: dict[str, dict[str, dict[str, Any]]] = {}
     for feature in features:
         for table, source in feature.id_sources().items():
@@ -20,7 +20,7 @@ def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any
 def id_problems(
     features: Iterable[Feature], state: Mapping[str, Any], table_there: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """Return table -> why its ids mean other rows in a state of features; empty where nothing contradicts.
+    """Return table -> why its ids mean other rows in a state; empty without conflict.
 
     Args:
         features: the declared ones.

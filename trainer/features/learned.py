@@ -1,4 +1,4 @@
-"""What features have learned from the data, as one object: copied, merged and saved together."""
+"""What features have learned from data: copied, merged and saved together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECENT = "@recent."  # prefix of the names of recent-value arrays
 
 @dataclass(frozen=True)
 class Recent:
-    """Immutable values that learning features saw in a stream since the last update of what they learned.
+    """Values that features saw in a stream since the last update; immutable.
 
     All values are added at once, regardless of batch boundaries, so a run that is interrupted and resumed in between
     learns bit-identical statistics.
@@ -85,11 +85,14 @@ class Learned:
         add_sample(self.profiles, raw)
 
     def observed(self, raw: RawColumns) -> dict[str, np.ndarray]:
-        """Return the values of a batch that are learned from, one-dimensional, by feature name."""
+        """Return the learnable values of a batch, one-dimensional, by feature name."""
         return {feature.name: feature.observed(raw) for feature in self._learning}
 
     def updated(self, recent: Recent) -> Learned:
-        """Return a copy that includes `recent`; ids that have a table row keep it. Profiles stay unchanged."""
+        """Return a copy that includes `recent`; ids keep their rows.
+
+        Profiles stay unchanged.
+        """
         other = self.copy()
         for name, values in recent.joined().items():
             other.statistics[name].add(values)
@@ -156,7 +159,7 @@ class Learned:
 
 
 def add_sample(profiles: Mapping[str, ColumnProfile], raw: RawColumns) -> None:
-    """Add evenly spaced rows to the profiles, at least `SAMPLED_ROWS` if there are as many."""
+    """Add evenly spaced rows to the profiles: `SAMPLED_ROWS` or more if available."""
     for name, profile in profiles.items():
         column = raw[name]
         profile.add(column[:: max(1, len(column) // SAMPLED_ROWS)])

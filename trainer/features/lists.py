@@ -1,4 +1,4 @@
-"""Several categories per row: pooled sets, sequences, weighted lists, and the words of a text."""
+"""Lists of categories per row: pooled sets, sequences, weighted lists, words."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class _Aligned(_Lists):
             refuse(f"{type(self).__name__}(sequence=...)", "the name of a sequence, or None", self.sequence)
 
     def aligned(self) -> dict[str, str | None]:
-        """Return the names of the columns that are aligned with those of the sequence, and their separators."""
+        """Return the columns aligned with those of the sequence -> their separators."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ListFeature(_Aligned):
-    """A list of categories per row: a `Ragged` column of int64; missing lists are empty.
+    """A list of categories per row: a `Ragged` int64 column; a missing list is empty.
 
     Args:
         separator: for lists that are written as one text, as "Action|Comedy".
@@ -164,7 +164,7 @@ class WeightedList(_Aligned):
 
 @dataclass(frozen=True)
 class Text(_Lists):
-    """The words and n-grams of a text as a list of hashed ids; missing or empty text gives an empty list.
+    """The words and n-grams of a text as hashed ids; a missing text gives none.
 
     Words are sequences of letters and digits, lowercased.
 
@@ -245,7 +245,7 @@ def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
 
 
 def aligned_columns(features: Sequence[Feature]) -> dict[str, dict[str, str | None]]:
-    """Return the aligned columns of each declared sequence, with their separators; see `Schema.aligned`.
+    """Return the aligned columns of each sequence -> separator; see `Schema.aligned`.
 
     Raises:
         ConfigurationError: lists of one sequence are cut to different lengths.

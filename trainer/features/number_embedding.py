@@ -1,4 +1,4 @@
-"""Vectors of numbers, by AutoDis or a small perceptron per feature; a missing number has its own vector."""
+"""Vectors of numbers by AutoDis or a perceptron; a missing number has its own."""
 
 from __future__ import annotations
 

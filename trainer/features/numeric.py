@@ -147,11 +147,7 @@ class _Scale(NamedTuple):
 
 
 def _number_vector(embedding: Any) -> NumberVector | None:
-    """Return how a number becomes a vector.
-
-    Raises:
-        ConfigurationError: an unknown kind or option, or an invalid value.
-    """
+    """Return how a number becomes a vector."""
     if embedding is None:
         return None
     options = dict(embedding) if isinstance(embedding, Mapping) else {"kind": embedding}
@@ -236,7 +232,9 @@ class Bucketized(Feature):
 
 @dataclass(frozen=True)
 class Vector(Feature):
-    """A fixed-length vector per row, for example a pretrained one: float32 [N, width]. Missing values become 0.
+    """A fixed-length vector per row, such as a pretrained one: float32 [N, width].
+
+    Missing values become 0.
 
     Args:
         width: numbers per row.
@@ -266,7 +264,7 @@ class Vector(Feature):
 
 @dataclass(frozen=True)
 class Expression(Feature):
-    """A number computed from other columns: float32 [N, 1]; missing if any of them is, unless it says otherwise.
+    """A number computed from other columns: float32 [N, 1]; missing if any is.
 
     Args:
         expression: arithmetic over names of raw columns: ``+ - * / ** %``, comparisons, ``and or not``, numbers, and

@@ -1,4 +1,4 @@
-"""Profiles of the raw columns that features learned from, and the drift of other rows from them."""
+"""Profiles of the raw columns that features learned from, and drift from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST_SHARE = 1e-4  # used for an empty bucket
 
 
 class ColumnProfile:
-    """Value counts of a raw column; a list is represented by its last value, a vector by its mean.
+    """Value counts of a raw column; a list counts its last value, a vector its mean.
 
     Args:
         column: its declaration.
@@ -45,7 +45,7 @@ class ColumnProfile:
         self.counts.add(keys[~missing])
 
     def keys_of(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return int64 keys in the order of the numbers, and whether values are missing, bool; [N] each."""
+        """Return int64 keys in numeric order, and whether values are missing; [N] each."""
         absent = False
         if isinstance(values, Ragged):
             values = values[:]
@@ -83,7 +83,7 @@ class ColumnProfile:
 
 
 class ProfileBuckets:
-    """The buckets in which profiles are compared: missing; then `BUCKETS` of numbers, or frequent values.
+    """Buckets of profile comparison: missing; then number ranges or frequent values.
 
     Args:
         reference: the profile.
@@ -106,7 +106,7 @@ class ProfileBuckets:
         self.shares = self.shares_of(reference)
 
     def bucket_of(self, keys: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """Return the bucket index of each row, int64 [N]; 0 is the bucket of missing values."""
+        """Return the bucket index of each row, int64 [N]; 0 holds missing values."""
         buckets = 1 + np.searchsorted(self._keys, keys)
         if not self._reference.ordered and len(self._keys):
             frequent = self._keys[np.minimum(buckets - 1, len(self._keys) - 1)] == keys
@@ -125,7 +125,9 @@ class ProfileBuckets:
 
 
 def stability_index(expected: np.ndarray, actual: np.ndarray) -> float:
-    """Return the population stability index of two vectors of shares; empty buckets count as `SMALLEST_SHARE`.
+    """Return the population stability index of two vectors of shares.
+
+    Empty buckets count as `SMALLEST_SHARE`.
 
     Distributions are usually considered equal below 0.1 and different above 0.25. Source: N. Siddiqi, "Credit Risk
     Scorecards", 2006.

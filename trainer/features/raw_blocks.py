@@ -1,4 +1,4 @@
-"""Reads files of raw rows piece by piece: once from end to end, or in blocks that can be read again."""
+"""Reads files of raw rows in pieces: in one pass, or in rereadable blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RawFiles`: files of raw rows as an experiment's data, whole or split into train, valid and test parts."""
+"""`RawFiles`: raw-row files as an experiment's data: train, valid and test parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEED = stable_seed("part")
 
 
 class RawFiles:
-    """A file or folder of raw rows, or a part of its rows, as the data of an experiment.
+    """A file or folder of raw rows, or a part of its rows, as an experiment's data.
 
     If the features name an `event_time`, the newest rows are the part "test", those before them "valid", and all older
     rows "train"; otherwise rows are sampled for each part, with the same result every time.
@@ -93,7 +93,7 @@ class RawFiles:
         raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
-        """Return a function (rows, index of the first row) -> the part's rows; None if all rows are kept.
+        """Return a function (rows, first index) -> the part's rows; None keeps all rows.
 
         Use it for a single pass over the files, from their start.
 

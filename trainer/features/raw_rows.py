@@ -1,4 +1,4 @@
-"""Converts raw rows of any form to a list or array per column, for `Schema.convert`."""
+"""Converts raw rows of any form to columns for `Schema.convert`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rows:
 
 
 class SetAside(DeadLetter):
-    """Counts the rows of finite data that are set aside, by reason, and keeps the location of the first one.
+    """Counts finite data's bad rows by reason, and keeps the location of the first.
 
     Args:
         max_bad_share: largest share of bad rows tolerated; see `Features`.
@@ -76,7 +76,7 @@ class SetAside(DeadLetter):
 
 
 def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
-    """Return the columns of `data` that are in the schema, by name, and the number of rows.
+    """Return the columns of `data` that are in the schema, and the number of rows.
 
     Args:
         data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).

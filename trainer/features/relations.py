@@ -1,4 +1,4 @@
-"""Features of several columns: a map lookup, the overlap of two texts, custom functions."""
+"""Features of several columns: map lookups, text overlaps, custom functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .lists import _WORD
 
 @dataclass(frozen=True)
 class Lookup(Feature):
-    """The number that a map column holds under a key from another column: float32 [N, 1].
+    """The number in a map column under another column's key: float32 [N, 1].
 
     The map is text such as ``"sports:0.7|news:0.2"``.
 
@@ -152,11 +152,7 @@ class Custom(Feature):
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        """The function itself.
-
-        Raises:
-            ConfigurationError: its name cannot be imported.
-        """
+        """The function itself, imported by its name."""
         if callable(self.function):
             return self.function
         module, _, name = str(self.function).rpartition(".")
@@ -198,7 +194,7 @@ class Custom(Feature):
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return the dtypes of the columns; a function may move, so its name is no part of it."""
+        """Return the columns' dtypes; a function may move, so its name is left out."""
         return {self.name: {"kind": "custom", "dtype": list(self.dtype)}} if self.output == "ids" else {}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:

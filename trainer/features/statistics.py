@@ -1,4 +1,4 @@
-"""Statistics that features learn in one pass and bounded memory; partial statistics can be merged."""
+"""Mergeable statistics that features learn in one pass and bounded memory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Quantiles:
 
     @classmethod
     def keys_of(cls, values: np.ndarray) -> np.ndarray:
-        """Return the signed bucket number of each value, ordered like the values; 0 if not finite."""
+        """Return each value's signed bucket number, in numeric order; 0 if not finite."""
         values = np.where(np.isfinite(values), values, 0.0)
         magnitude = np.abs(values)
         bucket = np.ceil(np.log(np.maximum(magnitude, cls._SMALLEST)) / cls._GAMMA).astype(np.int64)
@@ -152,7 +152,7 @@ def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np
 
 
 class KnownIds:
-    """The ids of a vocabulary and their table rows, after the rows of missing and unseen ids.
+    """A vocabulary's ids and table rows, after the rows of missing and unseen ids.
 
     Args:
         ids: int64, distinct.
@@ -251,7 +251,7 @@ class ValueCounts:
 
 
 def _with_lower_truth(ids: np.ndarray) -> np.ndarray:
-    """Return ids with those of "True", "FALSE" and so on as the ids of "true" and "false"; unchanged without any.
+    """Return ids with those of "True", "FALSE", ... as those of "true" and "false".
 
     Vocabularies of older versions kept the spelling that their data had; see `trainer.streams.formats.coercion`.
     """

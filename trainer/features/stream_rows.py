@@ -1,4 +1,4 @@
-"""Turns a stream's raw rows into network inputs, batch by batch, while features learn from them."""
+"""Turns a stream's raw rows into network inputs while features learn from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAW = "@raw."  # prefix of the names of raw columns carried along with the inpu
 
 
 class BatchTransform:
-    """Turns batches of a stream's raw rows into network inputs; bad rows go to the stream's dead letter.
+    """Turns a stream's raw rows into network inputs; bad rows go to the dead letter.
 
     Online learning runs ahead of training, on the reading thread: each batch is transformed with what the features
     learned from earlier rows. `trained_to` then copies to the trainer's features the state that belongs to the newest
@@ -78,7 +78,7 @@ class BatchTransform:
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
-        """Learn from a whole batch that `__call__` returned, or a join of such batches, in training order.
+        """Learn from a batch that `__call__` returned, or a join of such, in order.
 
         Args:
             batch: the batch.
@@ -101,9 +101,9 @@ class BatchTransform:
         return () if self.drift is None else tuple(self.drift.columns)
 
     def trained_to(self, state: Any) -> None:
-        """Give the trainer's features what was learned up to the batch that ends at position `state`.
+        """Update the trainer's features to what was learned up to position `state`.
 
-        A position that is known already, as that of a made-up batch, changes nothing.
+        A known position, such as that of a made-up batch, changes nothing.
         """
         if not any(position is state for position, *_ in self._versions):
             return

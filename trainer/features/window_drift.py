@@ -18,7 +18,7 @@ Keys = Mapping[str, tuple[np.ndarray, np.ndarray]]  # raw column -> keys and mis
 
 
 class WindowDrift(Stateful):
-    """Population stability index of features in each window of a stream, over all rows trained on.
+    """Population stability index of features per window, over all rows trained on.
 
     The reference is the profile of the rows that the features learned from; without one, the first window, whose own
     index is NaN. The index of a feature of several raw columns is the greatest of theirs.
@@ -76,7 +76,7 @@ class WindowDrift(Stateful):
         return learned if learned.rows else self._reference.get(name)
 
     def close(self) -> dict[str, float]:
-        """Return the index of each feature, NaN for an empty or first window, and open the next window."""
+        """Return each feature's index, NaN for an empty or first window; open the next."""
         indices = {}
         for name in self.columns:
             indices[name] = float("nan")
@@ -94,7 +94,7 @@ class WindowDrift(Stateful):
         }
 
     def join(self, windows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the open window by the sum of several, given as what `state_dict` returned, in order."""
+        """Replace the open window by the sum of several, as `state_dict` returned them."""
         self.clear()
         for window in windows:
             counts, profiles, _ = self._read(window)
@@ -114,7 +114,7 @@ class WindowDrift(Stateful):
         return {"json": {part: state["json"] for part, state in states.items()}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; columns that are not measured any more are passed over."""
+        """Restore what `state_dict` returned; columns no longer measured are skipped."""
         self.clear()
         self._counts, profiles, self._reference = self._read(state)
         self._profiles |= profiles
@@ -122,7 +122,7 @@ class WindowDrift(Stateful):
     def _read(
         self, state: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, ColumnProfile], dict[str, ColumnProfile]]:
-        """Return the bucket counts, the profiles of the open window, and the reference, by column."""
+        """Return by column: bucket counts, the open window's profiles, the reference."""
 
         def profiles(part: str) -> dict[str, ColumnProfile]:
             read = {}

@@ -1,1 +1,1 @@
-"""Below NumPy: loops compiled to machine code, memory that grows in place, sizes that arrays are padded to."""
+"""Compiled loops, memory that grows in place, and padded sizes of arrays."""

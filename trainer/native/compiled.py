@@ -1,4 +1,4 @@
-"""Compiling loops to machine code: once per installation where a cache can be written, else once per process."""
+"""Compiles loops to machine code, cached across processes where possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINE = 64  # bytes of a cache line
 
 
 def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function and caches the machine code where that can be done."""
+    """Return a decorator that compiles a function and caches the code if possible."""
 
     def compile_it(function: Callable[..., Any]) -> Any:
         try:
@@ -63,10 +63,10 @@ inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Have the processor load the cache line at `address` (int64) while it goes on; any address will do.
+    """Load the cache line at `address` (int64) asynchronously; any address is valid.
 
-    Random rows cost a cache miss each. Asked for some tens of rows ahead the misses overlap, which reading a value of
-    each row ahead does three to five times less well.
+    Random rows cost a cache miss each. Prefetching some tens of rows ahead overlaps the misses; reading a value of each
+    row ahead overlaps them three to five times less well.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -89,9 +89,10 @@ def prefetch_lines(address: int, size: int) -> None:
 
 
 def pointer_to(element: Any) -> Any:
-    """Return a function for kernels that takes an address (int64) for that of numbers of Numba's type `element`.
+    """Return an intrinsic: address (int64) -> pointer to numbers of type `element`.
 
-    They have to be those of an argument of the kernel: an array made in it may be gone after its last use by name.
+    The memory must belong to an argument of the kernel: Numba may free an array that the kernel allocated after the
+    last use of its name.
     """
 
     @intrinsic

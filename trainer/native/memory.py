@@ -1,4 +1,7 @@
-"""Memory that grows in place: pages never written to cost nothing, and content is not copied. Linux only."""
+"""Memory that grows in place without copying; unwritten pages cost nothing.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class Memory:
         return new
 
     def array(self, dtype: np.dtype | type, count: int) -> np.ndarray:
-        """Return the first `count` elements of type `dtype` as an array [count] over this memory."""
+        """Return the first `count` elements as an array [count] over this memory."""
         assert self._map is not None  # there is none before `grow`
         return np.frombuffer(self._map, dtype, count)
 
@@ -90,10 +93,10 @@ class Memory:
 
 
 class Columns(dict[str, np.ndarray]):
-    """Arrays [rows] by name. A column may be replaced by any other array of the same length and type.
+    """Arrays [rows] by name, each replaceable by one of equal length and dtype.
 
-    Columns of eight bytes grow in place. Those of one byte are copied, because a snapshot keeps the account of changed
-    rows that it was given.
+    Columns of eight bytes grow in place. Those of one byte are copied, because a snapshot keeps the array of changed
+    rows that it received.
     """
 
     def __init__(self, rows: int) -> None:
@@ -114,7 +117,10 @@ class Columns(dict[str, np.ndarray]):
         self[name] = self._memory[name].array(dtype, self._length)
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows, the new ones zeros. No other thread may be using a column."""
+        """Make room for `rows` rows, new ones zero.
+
+        No other thread may be using a column.
+        """
         if rows <= self._length:
             return
         length, self._length = self._length, max(rows, 2 * self._length)

@@ -1,6 +1,6 @@
-"""Buckets: the few sizes that batches, lists, distinct rows and messages are padded to.
+"""Buckets: the few sizes that batches, lists and distinct rows are padded to.
 
-Each size in a graph is a program of its own.
+Each size in a graph requires a program of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Local copies of store files: a stream's segments one at a time, finite files all at once."""
+"""Local copies of store files: segments one by one, finite files all at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKSUM_SUFFIX = ".sha256"
 
 
 class CachedSegments:
-    """A folder of segments in a store; each is copied to the local disk while it is read.
+    """A folder of segments in a store, each copied to the local disk while read.
 
     A segment is copied whole when reading starts, and again when the store lists it with another size or time. The
     reader then sees a replaced local file and compares its content to find out whether it grew. Positions, fingerprints
@@ -98,7 +98,7 @@ _fetched: dict[str, tuple[dict[str, Entry], Path]] = {}
 
 
 def local_files(path: str | Path) -> Path:
-    """Return a local path of finite files: `path` itself or, for a URL, a copy of the file or folder.
+    """Return the local path of finite files; for a URL, that of a downloaded copy.
 
     A copy is kept until the process ends, as it may be in use. Another is made when the store lists something else.
 

@@ -1,4 +1,4 @@
-"""Downloads from a mirror, verified against manifests and complete on the local disk before use."""
+"""Downloads from a mirror, complete and verified against manifests before use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scratch_folder(purpose: str) -> Path:
 
 
 def fetch_part(source: Location, name: str, into: Path) -> Path:
-    """Download a snapshot, published version or graph; return its verified local folder.
+    """Download a snapshot, version or graph; return its verified local folder.
 
     Args:
         source: the folder in the mirror.
@@ -94,7 +94,7 @@ def _same(path: Path, content: bytes) -> bool:
 
 
 def fetch_snapshot(source: Location, into: Path) -> Path:
-    """Download the newest sound snapshot of a mirror and its bases; return its local folder.
+    """Download a mirror's newest sound snapshot and its bases; return its folder.
 
     Args:
         source: a mirrored run, a folder of snapshots, a snapshot or a pointer to one (``.../checkpoints/best``).
@@ -170,7 +170,7 @@ def _fetch_chain(root: Location, name: str, into: Path) -> Path:
 
 
 def fetch_run(url: str, run_dir: Path) -> Path:
-    """Download a mirrored run to a local run folder to continue: records, newest and marked snapshots.
+    """Download a mirrored run to continue it: records, newest and marked snapshots.
 
     A folder that already has snapshots of this run is left unchanged.
 
@@ -229,7 +229,7 @@ def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
 
 
 def _parts_in(folder: Location) -> set[str]:
-    """Return the parts in a folder of a mirror and in those below it, as far as they have a manifest."""
+    """Return the parts with a manifest in a folder of a mirror and below it."""
     names = (name.rpartition("/")[0] for name in folder.files() if name.endswith(f"/{MANIFEST}"))
     return {name for name in names if PART_NAME.fullmatch(name.rpartition("/")[2])}
 
@@ -239,7 +239,9 @@ def _with_spared(record: dict[str, Any], spared: Iterable[str]) -> bytes:
 
 
 def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> None:
-    """Fetch a mirrored run's published versions into folders without any, so that their numbers continue.
+    """Fetch a mirrored run's published versions into folders that have none.
+
+    Their numbers continue.
 
     All versions come along, pinned and kept ones with what they build on. One that is damaged or gone is left out.
 
@@ -297,7 +299,7 @@ def mirrored_run(source: Location) -> dict[str, Any]:
 
 
 def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
-    """Fetch pointers, each after the snapshots that it names; missing and damaged ones are left out."""
+    """Fetch pointers, each after its snapshots; skip missing and damaged ones."""
     for pointer in names:
         try:
             content = source.read(pointer)
@@ -316,7 +318,7 @@ def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
 def fetched_snapshot(
     path: Path | str | None, group: Group, run_dir: Path | None = None, published: Callable[[], Iterable[Path]] = list
 ) -> Path | str | None:
-    """Return a local path of the snapshot to restore: `path` itself, or a verified copy of a URL's.
+    """Return the local path of the snapshot to restore; download and verify a URL's.
 
     The copy goes to the run folder where that is missing or empty and `path` is a mirrored run, so that the run goes
     on with its mirror; else to a folder that is removed when the process ends. What the run has published goes to the

@@ -95,7 +95,7 @@ class Location:
         return child
 
     def parent(self) -> tuple[Location, str]:
-        """Return the parent folder and this folder's name in it; the bucket itself has no name."""
+        """Return the parent folder and this folder's name in it; "" for the bucket."""
         base, _, query = self.url.partition("?")
         above, _, name = self._path.rpartition("/")
         if not above:
@@ -115,7 +115,7 @@ class Location:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def files(self, *, below: bool = True) -> dict[str, Entry]:
-        """List the files, recursively unless `below` is False; empty if the folder does not exist."""
+        """List the files, recursively unless `below` is False; empty without a folder."""
         import pyarrow.fs as fs
 
         with _plain_errors(self.url):
@@ -126,7 +126,7 @@ class Location:
         }
 
     def entry(self, name: str = "") -> Entry | None:
-        """Return a file's size and time, or None if it does not exist; "" is the location itself."""
+        """Return a file's size and time, or None if absent; "" is the location itself."""
         import pyarrow.fs as fs
 
         with _plain_errors(self.shown(name)):
@@ -225,7 +225,7 @@ class RemoteFile:
 
 
 def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any:
-    """Return the result of `action`; while the store cannot be reached, retry for `seconds`.
+    """Return the result of `action`, retried for `seconds` while the store is down.
 
     Raises:
         OSError: it still fails, or the file does not exist.
@@ -307,7 +307,7 @@ def _check_bucket(url: str, system: Any, path: str) -> None:
 
 
 class _plain_errors:  # noqa: N801 (used as a function: with _plain_errors(url))
-    """Converts PyArrow errors in a ``with`` block to an OSError whose one-sentence message names the URL."""
+    """Converts PyArrow errors to an OSError with a short message that names the URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url

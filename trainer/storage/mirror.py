@@ -1,4 +1,4 @@
-"""`Mirror`: keeps a copy of a run folder in an object store while the run continues."""
+"""`Mirror`: copies a run folder to an object store while the run continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class Mirror(Callback):
-    """Copies a run folder to an object store on a thread: snapshots, published versions, records and reports.
+    """Copies a run's snapshots, versions and records to an object store on a thread.
 
     Only data that is durable on the local disk is copied, its manifest last, so the mirror never shows half a snapshot
     or version. Data pruned locally is removed from the mirror. A store failure is logged once and retried after pauses
@@ -142,7 +142,7 @@ class Mirror(Callback):
             pause = min(2 * pause, 10.0)
 
     def remove_started(self) -> None:
-        """Remove what a run that was refused before its first step has put into a new mirror."""
+        """Empty a new mirror of a run that was refused before its first step."""
         if self._pass is not None and self._is_new:
             self._pass.remove_started()
             self.location.delete(RECORD)
@@ -176,7 +176,7 @@ class Mirror(Callback):
 
 
 def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
-    """Claim a new mirror for this run, or check that it belongs to it; return the record.
+    """Claim a new mirror for this run or check its owner; return the record.
 
     Raises:
         ConfigurationError: it belongs to another run, or cannot be read or written.

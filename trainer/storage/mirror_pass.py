@@ -1,4 +1,4 @@
-"""One pass of a mirror: upload what only the local folders have, remove what only the store has.
+"""One pass of a mirror: upload what is new locally, remove what is gone locally.
 
 A *part* is a folder with a manifest: a snapshot, a published version or a published graph. Its files are uploaded
 before its manifest and removed after it, so a part with a manifest in the store is complete. A *pointer* (``last``,
@@ -163,7 +163,7 @@ class MirrorPass:
         self._before: dict[str, Entry] = {}
 
     def run(self, *, final: bool = True) -> bool:
-        """Do one pass; return whether the mirror has all that the local folders had when it began.
+        """Do one pass; return whether the mirror has all that was local at its start.
 
         Args:
             final: whether to send a large record that has grown by less than a tenth since it was last sent: an object
@@ -269,7 +269,7 @@ class MirrorPass:
     # -- removing ------------------------------------------------------------------------------------------------
 
     def _remove(self, scanned: Scan) -> None:
-        """Remove the parts that are gone locally, except those that a pointer in the store still names."""
+        """Remove the parts gone locally, unless a pointer in the store names them."""
         roots = {name.rpartition("/")[0] for name in scanned.parts}
         named = set()
         for pointer, content in self._pointers.items():

@@ -76,7 +76,7 @@ class Stream:
             self.schema = schema
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only the partitions of rank `rank` of `world`; called before the first row is read.
+        """Read only the partitions of rank `rank` of `world`; called before any row.
 
         Calling it again with the same arguments, before another training on the stream, has no effect.
 
@@ -86,7 +86,7 @@ class Stream:
         raise NotImplementedError
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Return the position of the whole stream, merged from those of all ranks in rank order."""
+        """Return the position of the whole stream from those of all ranks, in rank order."""
         return {name: value for position in positions for name, value in position.items()}
 
     @property
@@ -95,7 +95,7 @@ class Stream:
         return False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows as soon as any are available, or None after `timeout` seconds."""
+        """Return 1 to `max_rows` rows once available, or None after `timeout` seconds."""
         raise NotImplementedError
 
     def position(self) -> Position:
@@ -103,11 +103,11 @@ class Stream:
         raise NotImplementedError
 
     def seek(self, position: Position) -> None:
-        """Continue reading at `position`; an empty one means the stream's configured start."""
+        """Continue reading at `position`; empty means the stream's configured start."""
         raise NotImplementedError
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` in the form stored in a checkpoint, from which another process can resume.
+        """Return `position` as a checkpoint stores it, for a resume in another process.
 
         A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here;
         others return the position unchanged.
@@ -115,10 +115,10 @@ class Stream:
         return position
 
     def commit(self, position: Position) -> None:
-        """Tell the source that everything before `position` is checkpointed; a hint, not needed to resume."""
+        """Tell the source that all rows before `position` are checkpointed; only a hint."""
 
     def lag(self) -> int | None:
-        """Return how many rows (or messages, if rows are unknown) are waiting upstream, or None if unknown."""
+        """Return how many rows (or else messages) wait upstream, or None if unknown."""
         return None
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class BufferedStream(Stream):
         self._fetch_failed = False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows as soon as any are available, or None after `timeout` seconds.
+        """Return 1 to `max_rows` rows once available, or None after `timeout` seconds.
 
         Raises:
             ValueError: `max_rows` is not positive.
@@ -182,7 +182,7 @@ class BufferedStream(Stream):
 
     @contextlib.contextmanager
     def _seeking(self, position: Position) -> Iterator[None]:
-        """Wrap the steps of a seek; if they fail, the next `poll` seeks to `position` again."""
+        """Wrap a seek's steps; if they fail, the next `poll` seeks to `position` again."""
         self._position, self._fetch_failed = dict(position), True
         yield
         self._fetch_failed = False
@@ -201,7 +201,7 @@ class BufferedStream(Stream):
         self._ready_rows = 0
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
-        """Push at least one batch if any arrives within `timeout` seconds; may return early without one."""
+        """Push any batches that arrive within `timeout` seconds; may return early."""
         raise NotImplementedError
 
     def position(self) -> Position:

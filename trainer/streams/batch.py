@@ -1,4 +1,4 @@
-"""Batches of NumPy columns with the exact origin of each row, and positions in a stream.
+"""Batches of NumPy columns with each row's exact origin; positions in a stream.
 
 A *partition* is one ordered source (a topic's partition, a Redis key, a folder of files); an *offset* is the number of
 a message in it (an int, or a string for sources with string ids); a *row* is an index within the message, counted from
@@ -117,7 +117,7 @@ class Batch:
         )
 
     def keep(self, mask: np.ndarray) -> Batch:
-        """Return the rows where `mask`, bool [rows], is True; positions also move past the dropped rows.
+        """Return the rows where `mask`, bool [rows], is True; positions pass the others.
 
         After the last kept row of a message the position moves past the whole message, if the batch contains its end.
         """
@@ -184,7 +184,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 def advance(position: Position, batch: Batch) -> Position:
-    """Return the position after `batch`, given the position before it. Modifies neither."""
+    """Return the position after `batch`, given the one before it; modify neither."""
     last = {span.partition: span for span in batch.spans}
     return {**position, **{partition: span.after.to_json() for partition, span in last.items()}}
 
@@ -206,7 +206,7 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether `data` is a table of named columns: a pandas or polars frame, or an Arrow table."""
+    """Return whether `data` is a pandas or polars frame, or an Arrow table."""
     return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
 
 

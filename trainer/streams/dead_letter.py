@@ -41,7 +41,7 @@ class BadRow:
 
 
 class DeadLetter:
-    """Counts good and bad rows, writes bad ones to a file, and raises if too many are bad.
+    """Counts rows, writes bad ones to a file, and raises if too many are bad.
 
     Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``reason`` and ``raw`` (the
     payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A record read again after a
@@ -82,7 +82,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, value: DeadLetter | str | Path | None, max_bad_share: float | None = None) -> DeadLetter:
-        """Return `value` itself, or a DeadLetter for the path and share (None: the default share)."""
+        """Return `value`, or a DeadLetter for the path and share (None: the default)."""
         if isinstance(value, DeadLetter):
             return value
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
@@ -125,7 +125,7 @@ class DeadLetter:
                 raise self._failure("written", error) from error
 
     def note(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        """Count the reasons of bad rows for `report`, and remember the location of the first."""
+        """Count reasons of bad rows for `report`; remember the first one's location."""
         for bad in rows:
             reason = _short(bad.reason)
             self.reasons[reason if reason in self.reasons or len(self.reasons) < _MOST_REASONS else "other"] += 1
@@ -133,7 +133,7 @@ class DeadLetter:
             self.first = f"row {rows[0].row}{_location(origins[rows[0].message]) if origins else ''}"
 
     def report(self) -> str | None:
-        """Return a message with the number of bad rows and the reasons; None if all are good."""
+        """Return a message with the count and reasons of bad rows; None if all are good."""
         if not self.bad:
             return None
         shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
@@ -174,7 +174,7 @@ class DeadLetter:
             left = left[self._file.write(left) :]
 
     def _ends_in_newline(self) -> bool:
-        """Return whether the file is empty or ends in a newline; False after a partially failed write."""
+        """Return whether the file is empty or ends in a newline; else a write failed."""
         if not self.path.is_file() or self._file.tell() == 0:
             return True
         with self.path.open("rb") as content:

@@ -1,4 +1,4 @@
-"""Exponential back-off with jitter for a source that is down; logs the start and end of an outage."""
+"""Exponential back-off with jitter for a source that is down; logs outages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data that ends: arrays, datasets, Parquet folders, and their division among processes."""
+"""Finite data: arrays, datasets, Parquet folders, divided among processes."""

@@ -1,4 +1,4 @@
-"""`BlockSource`: finite data larger than memory, read in blocks of rows and shuffled within them."""
+"""`BlockSource`: data larger than memory, read and shuffled in blocks of rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BlockSource(Source):
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties that must not change for a saved position to mean the same rows."""
+        """Return the properties that a saved position depends on."""
         return {
             "kind": type(self).__name__,
             "rows": self.rows,

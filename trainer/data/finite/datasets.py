@@ -23,7 +23,7 @@ def make_source(
     fitting: bool = False,
     read_mode: ReadMode = ReadMode.COMMON,
 ) -> Source:
-    """Return the source for what a user passes as a dataset; arguments as of `ArraySource`.
+    """Return the source for a user's dataset; arguments as of `ArraySource`.
 
     Raises:
         DataError: data that cannot be iterated, or is empty.
@@ -53,7 +53,7 @@ def make_source(
 
 
 def is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, a frame, a dict of arrays or lists, or a tuple of arrays only."""
+    """Return whether `data` is an array, a frame, or a dict or tuple of arrays only."""
     if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
         return True
     values: Sequence[Any]
@@ -71,7 +71,9 @@ def is_arrays(data: Any) -> bool:
 
 
 class WrappedArrays(ArraySource):
-    """Reads `NumpySlicesDataset(arrays).batch(n)` from its arrays: the same batches and positions, but faster.
+    """Reads the arrays of `NumpySlicesDataset(arrays).batch(n)` directly, and faster.
+
+    Batches and positions are those of the pipeline.
 
     Args:
         dataset: the pipeline.
@@ -95,7 +97,7 @@ class WrappedArrays(ArraySource):
             self.size = self.rows // batch_size
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """Return the numbers of the rows in the order in which the pipeline would read them in `epoch`."""
+        """Return the row numbers in the order in which the pipeline reads `epoch`."""
         if not self.shuffle:
             return None
         if epoch < self._epoch:
@@ -111,7 +113,7 @@ class WrappedArrays(ArraySource):
 
 
 def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArrays | None:
-    """Return the source for a pipeline that only shuffles arrays and cuts batches; None for any other."""
+    """Return the source of a pipeline that only shuffles and batches arrays, or None."""
     if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
         return None
     inner = dataset.children[0]
@@ -143,7 +145,7 @@ def _chooses_rows(inner: Any) -> bool:
 
 
 def _as_array(column: Sequence[Any] | np.ndarray) -> np.ndarray | None:
-    """Return a column as one array if its rows are NumPy's; a dict's columns have become lists of rows."""
+    """Return rows of NumPy values as one array, else None; a dict's are lists of rows."""
     if not isinstance(column, np.ndarray):
         if not len(column) or not isinstance(column[0], np.ndarray | np.generic):
             return None

@@ -1,4 +1,4 @@
-"""`ParquetFolder`: a folder of Parquet files as finite data for `fit`, read row group by row group."""
+"""`ParquetFolder`: a folder of Parquet files for `fit`, read by row group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _RowGroup:
 
 
 class ParquetFolder(BlockSource):
-    """Batches from Parquet files that need not fit into memory; needs pyarrow, the extra ``arrow``.
+    """Batches from Parquet files larger than memory; needs pyarrow (extra ``arrow``).
 
     Rows are read ahead on a thread of their own. Shuffled, the order of an epoch comes from (seed, epoch) alone: row
     groups in a random order, and rows at random within blocks of about `SHUFFLED_ROWS` rows of them, so a shuffle is
@@ -76,7 +76,7 @@ class ParquetFolder(BlockSource):
             raise DataError(f"{self.path}: shard {shard_id} of {num_shards} has no rows")
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties that must not change for a saved position to mean the same rows."""
+        """Return the properties that a saved position depends on."""
         return {**super().describe(), "shard": [self.shard_id, self.num_shards]}
 
     def read(self, numbers: Sequence[int]) -> Columns:
@@ -138,7 +138,7 @@ def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
 
 
 def _files(path: Path | str) -> list[Any]:
-    """Return the Parquet files of a folder in the order of their names, or the one file."""
+    """Return a folder's Parquet files in the order of their names, or the one file."""
     files: list[Any]
     try:
         if isinstance(path, str):

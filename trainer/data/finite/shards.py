@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShardedArrays(ArraySource):
-    """Arrays of which each process takes its rows of every step; shuffled as one, by (seed, epoch) alone.
+    """Arrays divided by step among processes; shuffled as one, by (seed, epoch).
 
     The rows of the last step of an epoch are divided evenly; a process that gets none takes part with a made-up row.
     """
@@ -40,7 +40,7 @@ class ShardedArrays(ArraySource):
         self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
 
     def describe(self) -> dict[str, Any]:
-        """Return what `ArraySource` does, with the rows of a whole step for the batch size."""
+        """Return what `ArraySource` does; the batch size is that of a whole step."""
         return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
@@ -74,7 +74,7 @@ class ShardedArrays(ArraySource):
 
 
 class EveryNth(Source):
-    """Deals the batches of a source in turn: every process reads all of them and keeps its own.
+    """Deals a source's batches in turn: a process reads all and keeps its own.
 
     Args:
         source: delivers the same batches on every process.
@@ -143,7 +143,7 @@ class EveryNth(Source):
         self.size = None if self.source.size is None else -(-self.source.size // size)
 
     def _complete(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
-        """Put into this process's batch what all know of a step whose batches have the forms `step`."""
+        """Add to this process's batch what the forms of all batches in `step` decide."""
         full = len(step) == self.shard.size and len(set(step)) == 1
         own.state, own.kind = state, None if full else tuple(step)
         own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
@@ -183,7 +183,7 @@ class EveryNth(Source):
 
 
 def is_sharded(dataset: Any) -> bool:
-    """Return whether the user gave a `mindspore.dataset` pipeline's source a part of the rows already."""
+    """Return whether the user gave a `mindspore.dataset` source a part of the rows."""
     if (getattr(dataset, "num_shards", None) or 1) > 1:
         return True
     sampler = getattr(dataset, "sampler", None)

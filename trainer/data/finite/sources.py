@@ -1,4 +1,4 @@
-"""Sources of finite data: arrays, `mindspore.dataset` pipelines and iterables of batches."""
+"""Sources of finite data: arrays, `mindspore.dataset` pipelines and iterables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _checksum(columns: Columns) -> int:
 
 
 class ArraySource(Source):
-    """A dict, tuple or list of equally long arrays, cut into batches; shuffled by (seed, epoch) alone.
+    """Equally long arrays cut into batches; shuffled by (seed, epoch) alone.
 
     Args:
         arrays: the arrays, with the rows on axis 0.
@@ -86,7 +86,7 @@ class ArraySource(Source):
         self.size: int = -(-self.rows // self.batch_size)
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        """Log which column holds NaN or infinite values; large data are not looked through."""
+        """Log which column holds NaN or infinity; large data are not searched."""
         if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
             problem = describe_non_finite(self._columns, self.names, ignored)
             if problem is not None:
@@ -107,7 +107,7 @@ class ArraySource(Source):
         return vary(self._columns)
 
     def checksums(self) -> dict[str, int]:
-        """Return checksums of the first rows, in order, and of rows drawn from all of them."""
+        """Return checksums of the first rows, in order, and of a sample of all rows."""
         count = min(self.batch_size, self.rows)
         anywhere = np.random.default_rng(self.rows).integers(0, self.rows, count)
         batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
@@ -134,15 +134,15 @@ class ArraySource(Source):
             yield Item(columns, form=form)
 
     def first_row(self, epoch: int, state: Any) -> int:
-        """Return the row at which batch 0 begins: not 0 after a resume with another batch size."""
+        """Return batch 0's first row: not 0 after a resume with another batch size."""
         return state["row"] if state is not None and state["epoch"] == epoch else 0
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """Return the numbers of the rows in the order of `epoch`, or None for the order they have."""
+        """Return the row numbers in the order of `epoch`; None for the order of the data."""
         return np.random.default_rng([self.seed, epoch]).permutation(self.rows) if self.shuffle else None
 
     def cut(self, order: np.ndarray | None, first: int, last: int) -> Columns:
-        """Return the columns of the rows from number `first` of `order` up to number `last`."""
+        """Return the columns of the rows `first` to `last` (exclusive) of `order`."""
         if order is None:
             return tuple([column[first:last] for column in self._columns])
         rows = order[first:last]
@@ -218,7 +218,7 @@ class PipelineSource(Source):
             self._skip(skipped)
 
     def _skip(self, count: int) -> None:
-        """Read up to a position, as a pipeline without a size has to be; a pass may end before it."""
+        """Read up to a position, for lack of a faster way; a pass may end before it."""
         self._read, ended = 0, False
         while self._read < count:
             if next(self._iterator, None) is not None:

@@ -1,4 +1,4 @@
-"""Agree on the lengths of lists of a divided stream, of which each process reads its own.
+"""Agrees on list lengths in a divided stream, of which each process reads a part.
 
 Lists that are equally long by chance come as an array, so the batches of one process do not show where lists are.
 """
@@ -48,7 +48,7 @@ class AgreedLists:
     def lengths(
         self, batches: Sequence[Item], most: int, seen: Sequence[int], names: Sequence[str]
     ) -> list[dict[str, ListLengths] | None]:
-        """Return by column how long the lists are in the next `most` steps; None where rows are equally long.
+        """Return by column the list lengths of the next `most` steps; None if all equal.
 
         Args:
             batches: of this process for these steps; the steps that follow have none of its own.
@@ -76,7 +76,7 @@ def _joined(lengths: list[ListLengths]) -> ListLengths:
 
 
 def made_up(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
-    """Return placeholder columns with the names and types of `columns` and the `lengths` of the step."""
+    """Return placeholder columns like `columns`, with the `lengths` of the step."""
     of_step = lengths or {}
     return tuple(
         [

@@ -1,4 +1,4 @@
-"""A stream shared by several processes: each reads its own part, and all take the same steps.
+"""A stream divided among processes that take the same steps.
 
 Before every call each process sends one message, a `_Round`, with the number of batches that it has ready. From these
 all derive the same step: how many batches, whose rows count, whether to wait, whether the stream has ended. A process
@@ -132,7 +132,7 @@ class SharedStream(Source):
         return self.rows_of.when_slow()
 
     def lag(self) -> int | None:
-        """Return the rows that wait upstream for all processes, or None if unknown; all call this together."""
+        """Return the rows that wait upstream of all processes, or None; called by all."""
         own = self.stream.lag()
         lags = self.group.gather(np.array([-1 if own is None else own], np.int64))[:, 0]
         if (lags < 0).any():
@@ -140,7 +140,7 @@ class SharedStream(Source):
         return int(lags.sum() if self.divided else lags[0])
 
     def of_all(self, position: Position) -> Position:
-        """Return the position of all processes with their partitions; all call this together."""
+        """Return the position of all processes with their partitions; called by all."""
         own = self.rows_of.resolve(position)
         if not self.divided:
             return own
@@ -178,7 +178,7 @@ class SharedStream(Source):
         return self._template
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the steps that all have agreed on; None when the whole stream idles."""
+        """Yield the batches of the agreed steps; None while the whole stream idles."""
         self.ended, self._state, self._over, self._waited, self._kind_before = None, None, False, 0.0, None
         self._ready.clear()
         items = (item for item in self._local.batches(epoch, start, state) if item is not None)
@@ -294,7 +294,7 @@ class SharedStream(Source):
         return min(ready)
 
     def _whole_steps(self, rounds: list[_Round]) -> int:
-        """Return the number of steps that all have read; each is the same batches everywhere."""
+        """Return the number of steps read by all; each is the same batches everywhere."""
         if any(sent.state == _ENDED and not sent.ready for sent in rounds):
             raise DataError(
                 "the stream ended on some processes and not on others; without partitions every process must read the "
@@ -381,7 +381,7 @@ class SharedStream(Source):
 
 
 def _row_type(column: Any) -> tuple[Any, ...]:
-    """Return the properties that rows of all processes share; equally long lists come as an array."""
+    """Return what rows of all processes share; equally long lists come as an array."""
     kind = "text" if column.dtype.kind in "OUS" else column.dtype.str
     return kind, column.ndim, column.shape[2:]
 
@@ -400,7 +400,7 @@ def _float(bits: int) -> float:
 
 
 def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
-    """Return names and one row of each column, no row of lists; empty if a column holds objects."""
+    """Return names and one row of each column as bytes; empty if one holds objects."""
     if any(column.dtype == object for column in columns):
         return b""
     lists = [column.options if isinstance(column, Ragged) else None for column in columns]

@@ -17,17 +17,16 @@ Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
 class SoundRows:
-    """Sets aside the rows of a stream whose inputs or labels are not finite, unless that is allowed.
+    """Sets aside a stream's rows with NaN or infinity, or times in the far future.
 
-    So are rows whose event time lies far in the future.
-
-    Columns that a schema declares are checked there: those with `Column.allow_nan` are let through here as well.
+    NaN and infinity may be allowed. Columns that a schema declares are checked there: those with `Column.allow_nan`
+    pass here too.
 
     Args:
-        stream: its dead letter takes the rows; it gets one that only counts if it has none.
+        stream: its dead letter takes the rows; without one it gets one that only counts.
         tasks: number of tasks, whose labels are the last columns that are trained on.
-        counted: returns, of these columns, which rows count for each task (bool [rows], or None for all); the others
-            may hold anything.
+        counted: returns which rows of these columns count for each task (bool [rows], or None for all); the others may
+            hold any value.
     """
 
     def __init__(self, stream: Stream, tasks: int = 0, counted: Counted | None = None) -> None:
@@ -41,7 +40,7 @@ class SoundRows:
         self._max_future = stream.max_future if schema is None else schema.max_future
 
     def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
-        """Return the rows that can be trained on; `names` are those of the columns that are.
+        """Return the trainable rows; `names` are those of the columns trained on.
 
         Raises:
             StreamError: too many rows are bad, or the dead-letter file cannot be written.

@@ -1,4 +1,4 @@
-"""A stream as a source: rows become batches of one size, each with the position after its last row."""
+"""A stream as a source: batches of one size, each with the position after it."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class StreamSource(Source):
         raise DataError("the stream gave no rows")
 
     def try_peek(self) -> Columns | None:
-        """Return the columns of the first rows without consuming them; None if none come soon."""
+        """Return the first rows' columns without consuming them; None if none come soon."""
         if self._peeked is None:
             self._before = self.stream.position()
             batch = self._poll(self.batch_size)
@@ -214,7 +214,7 @@ class StreamSource(Source):
         return None if self._peeked is None else self._columns(self._peeked)
 
     def _poll(self, most: int) -> Batch | None:
-        """Return the next rows that can be trained on, at most so many; a batch of none if all are bad."""
+        """Return the next trainable rows, at most `most`; an empty batch if all are bad."""
         batch = self.stream.poll((1 << 30) if self.whole_items else most, POLL_SECONDS)
         if batch is not None and self._transform is not None:
             batch = self._transform(batch)
@@ -225,7 +225,7 @@ class StreamSource(Source):
         return self._sound_rows(batch, self.names)
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek to `position`; warn of rows that were read, not trained on, and cannot be read again."""
+        """Seek to `position`; warn of rows read but not trained that cannot be reread."""
         state = position.state
         if state is None:
             state = self.begun if self._peeked is None else self._before
@@ -243,7 +243,7 @@ class StreamSource(Source):
                 )
 
     def finish(self, why: str) -> None:
-        """Let `batches` on another thread deliver the rows it has, and end when no more are available."""
+        """Make `batches` on another thread deliver its rows, and end when idle."""
         self._finish = why
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
@@ -308,7 +308,7 @@ class StreamSource(Source):
 
 
 class SummedSource(Source):
-    """A stream whose positions are (sum, position); the sum is a CRC-32 of all rows so far.
+    """A stream with positions (CRC-32 of all rows so far, position).
 
     Processes compare the sums to detect that they read different rows.
     """

@@ -1,1 +1,1 @@
-"""Embedding cells, row optimizers, and the part of the training graph that reads and updates tables."""
+"""Embedding cells, row optimizers, and graph code that reads and updates tables."""

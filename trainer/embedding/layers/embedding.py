@@ -185,7 +185,7 @@ class Embedding(nn.Cell):
             self.adopt(other.working_set, False)
 
     def adopt(self, working_set: WorkingSet, indirect: bool) -> None:
-        """Read from `working_set` from now on; translate positions by its maps if `indirect`."""
+        """Read from `working_set`; translate positions by its maps if `indirect`."""
         self.indirect = indirect
         hide(self, "working_set", working_set)
         for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
@@ -267,7 +267,7 @@ class Embedding(nn.Cell):
         return Tensor(values.reshape(*ids.shape, self.dim))
 
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
-        """Return the table on the host; the first call creates it with the slots of `optimizer`.
+        """Return the host table, created on the first call with `optimizer`'s slots.
 
         A table created before its optimizer was known is rebuilt; its weights are kept.
 
@@ -338,7 +338,7 @@ class Embedding(nn.Cell):
 
 
 class _Host:
-    """Holds the host table that the cells of one table share; empty until the first use."""
+    """Holds the host table shared by the cells of a table; empty until first used."""
 
     def __init__(self) -> None:
         self.table: SparseTable | None = None

@@ -1,4 +1,4 @@
-"""Finds the cells of a network that read tables, without importing table code for a network that has none."""
+"""Finds the cells that read tables, without importing table code if none do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embedding_cells(network: nn.Cell) -> list[Embedding]:
 
 
 def reads_ids(network: nn.Cell) -> bool:
-    """Return whether a network looks up ids, in our tables or in MindSpore's embeddings."""
+    """Return whether a network looks up ids, in our or MindSpore's embeddings."""
     theirs = (nn.Embedding, nn.EmbeddingLookup, mint.nn.Embedding)
     return bool(embedding_cells(network)) or any(isinstance(cell, theirs) for _, cell in cells_and_names(network))
 
@@ -38,7 +38,7 @@ def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
 
 
 def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
-    """Check that sparse tables can be trained: only the trainer's own step loads their rows into the graph.
+    """Check that sparse tables can be trained, which the trainer's own step requires.
 
     Raises:
         ConfigurationError: there is no optimizer.

@@ -1,4 +1,4 @@
-"""`EmbeddingGroup`: one table per column, read at once; `EmbeddingBag`: one vector for a set of ids."""
+"""`EmbeddingGroup`: a table per column; `EmbeddingBag`: one vector per set of ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .embedding import Embedding
 
 
 class EmbeddingGroup(nn.Cell):
-    """One table per column, all read by one operator: faster than separate `Embedding` cells.
+    """A table per column, all read by one operator; faster than `Embedding` cells.
 
     Tables of equal width and row optimizer are always updated together; the group also reads them together. Each table
     keeps its own name, capacity, admission, eviction and export.
@@ -93,7 +93,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 class EmbeddingBag(Embedding):
-    """One vector for a set of ids: the sum, mean or sum / sqrt(n) of their vectors, optionally weighted.
+    """One vector per set of ids: sum, mean or sum / sqrt(n), optionally weighted.
 
     Args:
         dim: length of a vector.

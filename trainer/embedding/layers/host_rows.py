@@ -1,4 +1,4 @@
-"""A stack inside the training graph on CPU, whose kernels read and train the host tables in place.
+"""A stack in the CPU training graph; kernels train the host tables in place.
 
 Nothing is packed, loaded or written back. The graph sees the distinct rows of a step and returns their gradients; the
 code in between (loss scale, skipped steps, clipping, accumulation) is the same as for dense parameters.
@@ -32,13 +32,16 @@ from .stack_program import StackProgram
 
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
-    """Return the kernel of a row optimizer and its parameters, or None; see `RowOptimizer.kernel`."""
+    """Return the kernel of a row optimizer and its parameters, or None."""
     own = vars(type(optimizer))
     return optimizer.kernel() if "kernel" in own and "construct" in own else None
 
 
 def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
-    """Return an operator that calls a method with arrays and returns float32 of shape `out_shape(*shapes)`."""
+    """Return an operator that calls a method with arrays; its result is float32.
+
+    Its shape is `out_shape(*shapes)`.
+    """
     reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
 
     def call(*arrays):
@@ -74,7 +77,7 @@ class HostRows:
         return refuse("optimizer", "a row optimizer with a kernel", optimizer)
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
-        """Map positions to the rows of `parts` from now on; they have at most `size` - 1 rows."""
+        """Map positions to the rows of `parts`, at most `size` - 1 each, from now on."""
         codes = np.full(size, -1, np.int64)
         for part in parts:
             code = np.int64(self._slot[part.table]) << ROW_BITS
@@ -90,7 +93,7 @@ class HostRows:
             yield np.array([store.address for store in self._stores], np.int64)
 
     def read(self, positions: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
-        """Return the weights at `positions`, int32 [n], as float32 [n, dim]; position 0 gives zeros."""
+        """Return the weights at `positions` (int32 [n]), float32 [n, dim]; 0 gives zeros."""
         out = np.empty((len(positions), self._dim), np.float32)
         with self._held() as bases:
             self._read(bases, self._codes, positions, self._width, out, self._dim, self._numbers)
@@ -140,7 +143,10 @@ class RowGradients:
             self._used = False
 
     def add(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """Add `gradients`, float32 [n, dim], to the rows at `positions`, int32 [n]; return the token's gradient."""
+        """Add `gradients` [n, dim] to the rows at `positions` (int32 [n]).
+
+        Returns the gradient of the token.
+        """
         with self._lock:
             self._used = True
             self._add(positions, gradients, self._sums)
@@ -187,7 +193,10 @@ class ReadRows(nn.Cell):
         return ops.zeros_like(rows), ops.zeros_like(positions), token_gradient
 
     def collect(self, token_gradient, positions):
-        """Return the row gradients of a step, [n, dim], given the gradient of the token; `positions` are int32 [n]."""
+        """Return a step's row gradients at `positions` (int32 [n]), [n, dim].
+
+        The argument is the gradient of the token.
+        """
         return self.take(token_gradient, positions)
 
 
@@ -236,14 +245,14 @@ class HostStackProgram(StackProgram):
             self.tables[part.table].commit(None)
 
     def begin(self, positions, step_map, owned):
-        """Load the chunk's rows at `positions` (int32 [n]) into the network; return what `update` needs."""
+        """Load the rows at `positions` (int32 [n]); return what `update` needs."""
         ops.assign(self.rows, self.read(positions, self.token))
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return positions
 
     def gradient(self, positions, gradient):
-        """Return the gradient of the rows at `positions`, given the gradient of `differentiated`."""
+        """Return the row gradients at `positions` from that of `differentiated`."""
         return gradient if self.reader is None else self.reader.collect(gradient, positions)
 
     def update(self, positions, packed, gradient, lr):

@@ -1,4 +1,4 @@
-"""The tables of a network in the training program: loads working sets, applies row updates."""
+"""A network's tables in the training program: loads rows and applies updates."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class SparseTables(nn.Cell):
             program.kept_at = index
 
     def _choose_gradients(self, fields: FieldMap, accumulate: int) -> None:
-        """Choose the parameters to differentiate, and the buffers that sum their gradients."""
+        """Choose the parameters to differentiate and the buffers of gradient sums."""
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
             # The sum over several reads of a table could depend on their order.
@@ -205,7 +205,7 @@ class SparseTables(nn.Cell):
         return HostStackProgram if self._has_kernel(optimizer) else StackProgram
 
     def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
-        """Return whether kernels train the rows of an optimizer in the host tables; None: rows that are only read."""
+        """Return whether kernels train an optimizer's rows in place; None: read only."""
         from .host_rows import find_kernel  # brings Numba along
 
         on_host = self.on_host if self.on_host is not None else mindspore.get_context("device_target") == "CPU"
@@ -214,7 +214,10 @@ class SparseTables(nn.Cell):
     # -- host side -----------------------------------------------------------------------------------------------
 
     def load(self, plan: SparsePlan) -> None:
-        """Load a chunk's rows for the graph; call it right before the program, on the same thread."""
+        """Load a chunk's rows into the graph; call it just before the program.
+
+        Both run on the same thread.
+        """
         for cells, program in zip(self._cells_of, self.programs, strict=True):
             working_set = program.working_set
             working_set.reader = program.reader
@@ -256,7 +259,10 @@ class SparseTables(nn.Cell):
             working_set.mirror("reading_map").push()
 
     def write_back(self, plan: SparsePlan) -> None:
-        """Write a trained chunk's rows back to the tables; call it right after the program, on the same thread."""
+        """Write a trained chunk's rows to the tables; call it just after the program.
+
+        Both run on the same thread.
+        """
         if not plan.train:
             return
         for program, parts in zip(self.programs, plan.by_stack(), strict=True):
@@ -274,11 +280,14 @@ class SparseTables(nn.Cell):
     # -- unfinished accumulation ---------------------------------------------------------------------------------
 
     def gradient_sum(self, stack: int) -> Parameter | None:
-        """Return the sum of a stack's gradients, [positions, dim]; None without accumulation."""
+        """Return the sum of a stack's gradients, [positions, dim], or None.
+
+        There is none without accumulation.
+        """
         return None if self._sums[stack] is None else self._sums[stack].parameter
 
     def set_gradient_sums(self, stacks: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
-        """Set the gradient sums of a bundle's stacks, float32 [positions, dim]; None zeroes all of them."""
+        """Set the gradient sums of a bundle's stacks, [positions, dim]; None zeroes them."""
         rows = 0 if sums is None else max((len(value) for value in sums if value is not None), default=1) - 1
         size = self.planner.reserve(stacks[0], rows)
         for member, stack in enumerate(stacks):
@@ -292,7 +301,7 @@ class SparseTables(nn.Cell):
             mirror.push()
 
     def resume_accumulation(self, carry: Carry) -> None:
-        """Start the next chunk with the rows of `carry` at their positions; no thread may be planning."""
+        """Start the next chunk with the rows of `carry`; no thread may be planning."""
         hide(self, "carried", carry)
         self.planner.carry = dict(carry)
 
@@ -304,11 +313,14 @@ class SparseTables(nn.Cell):
         return sum(len(table) + 1 for table in self.tables.values())
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows trained since the consumer's last state; before the first state, all rows."""
+        """Return the number of rows trained since the consumer's last state.
+
+        Before the first state, it is that of all rows.
+        """
         return sum(table.changed(consumer) for table in self.tables.values())
 
     def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
-        """Return the state after the last `write_back`: {"json": ..., "arrays": name -> array}.
+        """Return the state after the last `write_back`: {"json": ..., "arrays": ...}.
 
         Fast enough to call between two steps. Rows are `table_state.Frozen`: a writer thread can convert them to arrays
         while training continues.
@@ -333,7 +345,7 @@ class SparseTables(nn.Cell):
         return {"json": json, "arrays": arrays}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Restore a full state and its deltas, as returned by `take` and checked by `check_states`.
+        """Restore a full state and its deltas, once `check_states` has accepted them.
 
         No thread may be planning; untrained plans are dropped. Returns the arrays of the last state, with the rows of
         an open accumulation renumbered for these tables.
@@ -346,13 +358,13 @@ class SparseTables(nn.Cell):
         return states[-1]["arrays"] if states else {}
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Reset all rows to the values of a full state and its deltas, while the preparing thread keeps running."""
+        """Reset all rows to a full state and its deltas while planning continues."""
         for name, table in self.tables.items():
             table_state.rewind(table, [(arrays_of(saved["arrays"], name), saved["json"][name]) for saved in states])
         self._set_update_counts(states[-1]["json"])
 
     def _update_counts(self) -> dict[int, int]:
-        """Return the number of updates of each table; every model update counts for all tables."""
+        """Return each table's update count; a model update counts for all tables."""
         counts = dict.fromkeys(range(len(self.tables)), 0)
         for program in self.programs:
             counts |= dict.fromkeys(program.tables, int(program.step.asnumpy()))
@@ -378,7 +390,7 @@ class SparseTables(nn.Cell):
         return work
 
     def gradients(self, work, gradients):
-        """Replace the gradients of `params` at the end of `gradients` by row gradients, [n, dim] each.
+        """Replace the gradients of `params`, the last ones, by row gradients [n, dim].
 
         Call it only if `has_readers`; otherwise they are the same.
         """
@@ -389,14 +401,17 @@ class SparseTables(nn.Cell):
         return result
 
     def update(self, work, gradients, lr):
-        """Update the step's rows; `gradients` end with the row gradients, `lr` is a float32 scalar tensor."""
+        """Update the step's rows by the row gradients at the end of `gradients`.
+
+        `lr` is a float32 scalar tensor.
+        """
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
 
 
 def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
-    """Return each table's kind; tables of equal width and row optimizer may share a stack."""
+    """Return each table's kind; tables of one width and row optimizer share a stack."""
     first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
     kinds: list[Hashable] = []
     for cell, optimizer in zip(heads, optimizers, strict=True):

@@ -29,7 +29,7 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
 
 
 def take(tables: SparseTables) -> dict[str, np.ndarray]:
-    """Return these arrays after the last trained chunk, with keys prefixed by ``table/``.
+    """Return the open sums after the last chunk, with keys prefixed by ``table/``.
 
     Processes that exchange rows by owner call it together: rank 0 returns the sums over all of them.
     """
@@ -58,7 +58,7 @@ def _sum_of(tables: SparseTables, stack: int) -> np.ndarray | None:
 def _merged(
     tables: SparseTables, carried: OpenRows | None, sums: Sequence[np.ndarray | None]
 ) -> tuple[OpenRows | None, list[np.ndarray | None]]:
-    """Return the rows that any process has open, each once, and the sums of their gradients; None on other ranks.
+    """Return the rows open in any process, and their gradient sums; None off rank 0.
 
     Args:
         tables: the tables.
@@ -90,7 +90,7 @@ def _merged(
 
 
 def check(tables: SparseTables, state: Mapping[str, Any]) -> None:
-    """Check that `restore` accepts the arrays of a state that matches the tables; changes nothing.
+    """Check that `restore` accepts a state's arrays; change nothing.
 
     Raises:
         CheckpointDamagedError: the arrays do not have the form that `take` returns.
@@ -127,7 +127,7 @@ def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int
 
 
 def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
-    """Let the next chunk continue the accumulation in `arrays`; tables without arrays have none open.
+    """Continue the accumulation in `arrays` with the next chunk; none if absent.
 
     Of processes that exchange rows by owner rank 0 takes all of it, and their sum stays what it was.
     """

@@ -1,4 +1,4 @@
-"""Stacks inside the training graph whose rows live in the tables of several processes.
+"""Stacks in the training graph whose rows live in several processes' tables.
 
 In every step the owners send the weights that each process reads, receive their gradients, add these up in the order of
 ranks and apply the row optimizer to their rows: its kernel does so in place; one without a kernel gets the packed rows
@@ -27,7 +27,7 @@ from .row_optimizer import RowOptimizer
 
 
 class OwnerRows(HostRows):
-    """Exchanges the rows of a stack with the other processes; trains the rows owned here.
+    """Exchanges a stack's rows with other processes; trains the rows owned here.
 
     Args:
         stores: the rows of each table that are owned here.
@@ -64,14 +64,14 @@ class OwnerRows(HostRows):
         self._codes[1:] = slots << ROW_BITS | exchange.rows[1:]
 
     def exchange_weights(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Send the weights that each process reads in the next step; return the own ones, float32 [n, dim]."""
+        """Send the weights that others read next; return the own ones, float32 [n, dim]."""
         exchange = self._exchange
         self._step += 1
         stretch = exchange.stretches[self._step]
         if stretch == self._stretch:  # no update since the weights were read
             return self._weights
         self._stretch = stretch
-        parts = np.split(self.read(exchange.asked[stretch]), exchange.ends[stretch][:-1])
+        parts = np.split(self.read(exchange.requested[stretch]), exchange.ends[stretch][:-1])
         out = np.zeros((len(positions), self._dim), np.float32)
         for own, part in zip(exchange.sent[stretch], self._group.all_to_all(parts, in_graph=True), strict=True):
             out[own] = np.frombuffer(part, np.float32).reshape(-1, self._dim)
@@ -79,7 +79,7 @@ class OwnerRows(HostRows):
         return out
 
     def exchange_gradients(self, gradients: np.ndarray, owned: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Send each owner the gradients of its rows; return the sums for the rows at `owned`, float32 [n, dim]."""
+        """Send owners their rows' gradients; return sums for `owned`, float32 [n, dim]."""
         exchange, stretch = self._exchange, self._stretch
         parts = [gradients[own] for own in exchange.sent[stretch]]
         sums = np.zeros((len(owned), self._dim), np.float32)
@@ -87,12 +87,12 @@ class OwnerRows(HostRows):
         received = self._group.all_to_all(parts, in_graph=True)
         for end, part in zip(exchange.ends[stretch].tolist(), received, strict=True):
             values = np.frombuffer(part, np.float32).reshape(-1, self._dim)
-            self._add(np.ascontiguousarray(exchange.places[stretch][start:end]), values, sums)
+            self._add(np.ascontiguousarray(exchange.indices[stretch][start:end]), values, sums)
             start = end
         return sums
 
     def read_packed(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Return the owned rows at `positions`, int32 [n], with their slots: float32 [n, width]."""
+        """Return owned rows and slots at `positions` (int32 [n]), float32 [n, width]."""
         out = np.empty((len(positions), self._width), np.float32)
         with self._held() as bases:
             self._read(bases, self._codes, positions, self._width, out, self._width, self._numbers)
@@ -100,7 +100,7 @@ class OwnerRows(HostRows):
         return out
 
     def write_packed(self, packed: np.ndarray, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Set the owned rows at `positions` to `packed`, float32 [n, width]; return the next token."""
+        """Set the owned rows at `positions` to `packed`; return the next token."""
         codes = self._codes[positions]
         rows, slots = (codes & ((1 << ROW_BITS) - 1)).astype(np.int32), codes >> ROW_BITS
         for slot, store in enumerate(self._stores):
@@ -152,7 +152,7 @@ class OwnerStackProgram(HostStackProgram):
             self.tables[part.table].start()
 
     def begin(self, positions, step_map, owned):
-        """Load the step's rows into the network; return the positions of the rows that are trained here."""
+        """Load the step's rows; return the positions of the rows that are trained here."""
         rows = self.read(positions, self.token)
         ops.assign(self.token, ops.reshape(rows[:1, :1], (1,)))
         ops.assign(self.rows, rows)
@@ -161,13 +161,16 @@ class OwnerStackProgram(HostStackProgram):
         return owned
 
     def sum_at_owners(self, owned, gradient):
-        """Return the gradients of the rows at `owned`, summed over processes: float32 [n, dim]."""
+        """Return the gradients of the rows at `owned`, summed over processes, [n, dim]."""
         sums = self.add_up(ops.cast(gradient, mstype.float32), owned, self.token)
         ops.assign(self.token, ops.reshape(sums[:1, :1], (1,)))
         return sums
 
     def squares(self, owned, sums):
-        """Return the sum of the squares of `sums`; of a default row, which all processes train, on rank 0 alone."""
+        """Return the sum of squares of `sums`; rank 0 counts a default row alone.
+
+        All processes train a default row.
+        """
         rows = ops.sum(sums * sums, 1)
         if not self.is_main:
             rows = ops.select(owned > self.members, rows, ops.zeros_like(rows))

@@ -1,4 +1,4 @@
-"""`RowOptimizer`: updates the packed rows ``[weight | slots]`` that a step touched.
+"""`RowOptimizer`: updates the packed rows ``[weight | slots]`` of a step.
 
 The training graph calls it with all distinct rows of a step. Updates are therefore lazy: rows without a gradient do not
 change.
@@ -35,7 +35,7 @@ class RowOptimizer(nn.Cell):
         self.lr = lr
 
     def first_slots(self, dim: int) -> np.ndarray:
-        """Return the slots of a new row, float32 [number of slot columns] for a weight of `dim` columns."""
+        """Return a new row's slots, float32 [slot columns], for a weight of `dim`."""
         raise NotImplementedError
 
     def construct(self, rows, gradients, lr, step):
@@ -50,11 +50,11 @@ class RowOptimizer(nn.Cell):
         raise NotImplementedError
 
     def rate(self, lr, step):
-        """Return the factor of this update that all rows share, float32 scalar; graph code."""
+        """Return this update's factor for all rows, a float32 scalar; graph code."""
         return lr
 
     def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
-        """Return the CPU kernel that updates rows in place, and its parameters after `rate`.
+        """Return the CPU kernel that updates rows in place, and parameters after `rate`.
 
         None falls back to `construct`. A subclass that overrides only one of `kernel` and `construct` has no kernel,
         because the two would disagree.
@@ -62,5 +62,5 @@ class RowOptimizer(nn.Cell):
         return None
 
     def settings(self) -> dict[str, float | bool | str | None]:
-        """Return the name and hyperparameters that define the update, for checks on restore."""
+        """Return the name and hyperparameters of the update, for checks on restore."""
         return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}

@@ -1,4 +1,4 @@
-"""The row optimizers: each rule as a CPU kernel for one row, next to the same rule as graph code for any device.
+"""Row optimizers: each rule as a CPU kernel next to the same rule as graph code.
 
 `tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. The module imports
 Numba, which only a network with tables needs; `row_optimizer` does not.
@@ -136,7 +136,7 @@ def _update_adam(block):
 
 
 class RowAdam(RowOptimizer):
-    """Lazy Adam: `nn.Adam` on the touched rows, bias correction by the number of updates of the whole model.
+    """Lazy Adam: `nn.Adam` on touched rows, bias correction by all model updates.
 
     Source: D. Kingma, J. Ba, ICLR 2015, in the form of the end of its section 2, which is `nn.Adam`'s.
 
@@ -205,7 +205,7 @@ def _update_ftrl(block):
 
 
 class RowFTRL(RowOptimizer):
-    """Follow the regularized leader, proximal, as in `nn.FTRL`; the weight is a function of the slots.
+    """Proximal follow the regularized leader, as `nn.FTRL`; slots define the weight.
 
     Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
 
@@ -259,7 +259,7 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 
 
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
-    """Return the row optimizer that matches a dense one: same family, hyperparameters and learning rate.
+    """Return the row optimizer like a dense one: family, hyperparameters and rate.
 
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
     else gives `RowAdagrad` with a warning. Weight decay is dropped: it would touch every row in every step.

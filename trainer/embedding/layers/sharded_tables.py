@@ -38,7 +38,7 @@ from .stack_program import StackProgram
 
 
 class ShardedTables(SparseTables):
-    """`SparseTables` with the rows sharded over processes; all processes call its methods in the same order.
+    """`SparseTables` sharded over processes, which call its methods in one order.
 
     Attributes:
         by_owner: whether rows are exchanged with their owners in every step; see the module docstring.
@@ -69,7 +69,7 @@ class ShardedTables(SparseTables):
         return self._total(len(table) for table in self.tables.values()) + len(self.tables)
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows trained in all processes since the consumer's last state."""
+        """Return the rows trained in all processes since the consumer's last state."""
         return self._total([super().changed(consumer)])
 
     def _total(self, counts: Iterable[int]) -> int:
@@ -90,7 +90,9 @@ class ShardedTables(SparseTables):
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def sums_at_owners(self, work, gradients):
-        """Return the row gradients at the end of `gradients`, summed over processes, of the rows trained here.
+        """Return the row gradients, summed over processes, of the rows trained here.
+
+        They are at the end of `gradients`.
 
         Call it only if `by_owner`.
         """
@@ -111,7 +113,7 @@ class ShardedTables(SparseTables):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
-        """Return on rank 0 what `SparseTables.take` returns for one process; on other ranks, an empty state.
+        """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
 
         The processes send their rows block by block while all of them wait.
 

@@ -1,4 +1,4 @@
-"""A stack of tables whose rows the training graph holds during a chunk; works on any device with any optimizer."""
+"""A stack whose rows the graph holds for a chunk; any device, any optimizer."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class StackProgram(nn.Cell):
 
     @property
     def differentiated(self) -> Parameter:
-        """The parameter to differentiate; `gradient` turns its gradient into row gradients."""
+        """The parameter to differentiate; see `gradient` for its row gradients."""
         return self.rows
 
     def use_reader(self) -> None:
-        """Let the network's cells read through a `host_rows.ReadRows`, if this program uses one for gradients."""
+        """Make the cells read through a `host_rows.ReadRows`, if gradients need one."""
 
     def make_room(self, step_size: int) -> None:
         """Allocate room for the gradients of `step_size` rows."""
@@ -99,7 +99,7 @@ class StackProgram(nn.Cell):
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, positions, step_map, owned):
-        """Load the chunk's rows at `positions` (int32 [n]) into the network; return what `update` needs."""
+        """Load the rows at `positions` (int32 [n]); return what `update` needs."""
         packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:
@@ -107,7 +107,7 @@ class StackProgram(nn.Cell):
         return packed
 
     def gradient(self, positions, gradient):
-        """Return the gradient of the rows at `positions`, given the gradient of `differentiated`."""
+        """Return the row gradients at `positions` from that of `differentiated`."""
         return gradient
 
     def update(self, positions, packed, gradient, lr):

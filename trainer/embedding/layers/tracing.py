@@ -1,4 +1,4 @@
-"""Finds which elements of input columns feed which table, by running the network once on marked ids."""
+"""Finds which input elements feed which table by a run on marked ids."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _trace(
     readers: Readers,
     index_of: Mapping[int, int],
 ) -> set[int]:
-    """Fill `readers` for cells without a field; return the ids of cells that read more than once per run."""
+    """Fill `readers` for cells without a field; return ids of cells that read twice."""
     traced = [cell for cell in cells if cell.field is None]
     sample = [_sample(np.asarray(column)) for column in columns]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
@@ -129,7 +129,7 @@ def _repeated(received: list[Read]) -> set[int]:
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
-    """Name the id columns that are floats, as data frames make them for missing values; empty if none are."""
+    """Name the id columns that are floats, as frames with gaps have; else ""."""
     for column, name in zip(columns, names, strict=False):
         values = np.asarray(column)
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, bool)

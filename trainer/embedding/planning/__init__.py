@@ -1,1 +1,1 @@
-"""Plans which rows a chunk needs, ahead of training on the preparing thread, and exchanges them between processes."""
+"""Plans a chunk's rows ahead of training, and exchanges them among processes."""

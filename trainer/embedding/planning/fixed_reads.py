@@ -1,4 +1,4 @@
-"""Reads the rows of a batch's ids for a program of fixed shape, as an exported network is."""
+"""Reads a batch's rows for a program of fixed shape, such as an export."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class _Reads:
         return to_ids(values if self.elements is None else values[:, self.elements], self.name)
 
     def is_padding(self, stack: int, ids: np.ndarray) -> np.ndarray | None:
-        """Return where `ids` are padding for a stack's tables, bool [rows, elements]; None where they cannot be."""
+        """Return where `ids` are padding, bool [rows, elements]; None: nowhere."""
         padded = self.padded[stack]
         return None if padded is None else (ids == self.padding[stack]) & padded
 
 
 class FixedReads:
-    """Reads rows of tables into one array per stack; every id of a batch has a position of its own.
+    """Reads rows into an array per stack, with a position for every id of a batch.
 
     Few rows are read in a few calls, however many tables there are. No table may change during a call.
 
@@ -92,7 +92,7 @@ class FixedReads:
     def __call__(
         self, columns: Sequence[np.ndarray], rows: Sequence[np.ndarray], maps: Sequence[np.ndarray | None]
     ) -> list[np.ndarray]:
-        """Return the columns with positions in place of ids, int32; text that holds no ids is hashed.
+        """Return the columns with positions (int32) for ids; hash other text.
 
         Args:
             columns: raw columns, [batch, ...]; not changed.

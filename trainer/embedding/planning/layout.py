@@ -1,4 +1,4 @@
-"""Which input columns feed which table, and which tables are read and updated together.
+"""Layout: which columns feed which table, which tables share reads and updates.
 
 Tables of equal width and row optimizer form a stack: their rows are one array in the graph, with one padded size, one
 read and one update per step. A step's distinct ids are numbered once for a whole bundle of columns. Every table of the
@@ -19,13 +19,13 @@ from ..tables.spec import TableSpec
 
 @dataclass(frozen=True, slots=True)
 class ColumnPart:
-    """Elements of an input column: flat indices into a row of it, or None for all of them."""
+    """Elements of an input column: flat indices into a row, or None for all."""
 
     column: int
     elements: np.ndarray | None = None
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Return the elements of every row of `values`: [batches, batch, ...] -> [batches, batch, elements]."""
+        """Return each row's elements: [batches, batch, ...] -> [batches, batch, elements]."""
         values = values.reshape(*values.shape[:2], -1)
         return values if self.elements is None else values[:, :, self.elements]
 
@@ -46,11 +46,11 @@ class Component:
 
     @property
     def indirect(self) -> bool:
-        """Whether positions refer to ids instead of rows, because several tables share them."""
+        """Whether positions refer to ids, not rows, as several tables share them."""
         return len(self.specs) > 1
 
     def elements(self, number: int, count: int) -> np.ndarray | slice:
-        """Return an index of which of `count` elements the table at `number` in `specs` reads.
+        """Return which of `count` elements the table at `number` in `specs` reads.
 
         Lists are padded to various lengths, so `count` may differ from the traced number of elements.
 
@@ -200,7 +200,7 @@ def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], ki
 
 
 def separate_tables(components: Sequence[Component]) -> Layout:
-    """Return the layout of tables that are all read by themselves: a bundle per component, a stack per table."""
+    """Return a layout of tables read separately: a bundle each, a stack per table."""
     layout = Layout()
     for number, component in enumerate(components):
         layout.add(number, component.specs, indirect=component.indirect)
@@ -208,7 +208,7 @@ def separate_tables(components: Sequence[Component]) -> Layout:
 
 
 def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> Layout:
-    """Return the layout of a program that only reads, where every id of a batch has a position of its own.
+    """Return the layout of a read-only program: a position for every id of a batch.
 
     Tables of equal width share a stack, whatever trains them. Tables that read the same elements with different
     paddings translate positions, each in a stack of its own.

@@ -1,4 +1,4 @@
-"""A sharded table of which each process asks for its own ids, and plans those that it owns for all."""
+"""A sharded table: each process asks for its own ids and plans the ids it owns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OwnedTable(ShardedTable):
         self._owners = np.zeros(0, np.int64)
 
     def question(self, ids: np.ndarray, *, made_up: bool, stepwise: bool) -> list[list[np.ndarray]]:
-        """Begin the query for this process's ids of a call, int64 [steps, n]; return what to send to each owner.
+        """Begin the query for this process's ids; return what to send to each owner.
 
         Args:
             ids: see above.
@@ -48,24 +48,26 @@ class OwnedTable(ShardedTable):
             step_of[inverse[inverse >= 0]] = step
         return [[np.bincount(step_of[own], minlength=len(ids)), query.keys[own], counts[own]] for own in chosen]
 
-    def answer(self, asked: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool) -> list[np.ndarray]:
-        """Plan what all processes have asked for; return the row numbers for each of them, int32, in their order.
+    def answer(
+        self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
+    ) -> list[np.ndarray]:
+        """Plan the ids that all processes requested; return each one's rows, int32.
 
         Args:
-            asked: what `question` returned for this process, of each rank.
+            requested: what `question` returned for this process, of each rank.
             steps: steps of the call.
             now: time in seconds.
             train: whether the table is trained.
         """
-        if len(asked[0]) > 1:
-            return self._answer_steps(asked, steps, now)
-        keys = np.unique(np.concatenate([own for (own,) in asked]))
+        if len(requested[0]) > 1:
+            return self._answer_steps(requested, steps, now)
+        keys = np.unique(np.concatenate([own for (own,) in requested]))
         rows = self.table.plan(keys[None], None, now, steps=steps).reshape(-1) if train else self.table.lookup(keys)
-        return [self.shards.numbers(rows[np.searchsorted(keys, own)]) for (own,) in asked]
+        return [self.shards.numbers(rows[np.searchsorted(keys, own)]) for (own,) in requested]
 
-    def _answer_steps(self, asked: Sequence[Sequence[np.ndarray]], steps: int, now: float) -> list[np.ndarray]:
+    def _answer_steps(self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float) -> list[np.ndarray]:
         """Plan step by step, counting every sighting of an id."""
-        split = [[np.split(part, np.cumsum(heads)[:-1]) for part in parts] for heads, *parts in asked]
+        split = [[np.split(part, np.cumsum(heads)[:-1]) for part in parts] for heads, *parts in requested]
         keys_of, inverse_of, sightings = [], [], []
         for step in range(steps):
             keys, inverse = np.unique(np.concatenate([ids[step] for ids, _ in split]), return_inverse=True)
@@ -78,7 +80,7 @@ class OwnedTable(ShardedTable):
         for step, (keys, counts) in enumerate(zip(keys_of, sightings, strict=True)):
             packed[step, : counts.sum()], padding[step, : counts.sum()] = np.repeat(keys, counts), False
         planned = self.table.plan(packed, padding, now)
-        answers: list[list[np.ndarray]] = [[] for _ in asked]
+        answers: list[list[np.ndarray]] = [[] for _ in requested]
         for step, (inverse, counts) in enumerate(zip(inverse_of, sightings, strict=True)):
             rows = planned[step, np.cumsum(counts) - counts][inverse] if len(counts) else np.zeros(0, np.int32)
             ends = np.cumsum([len(ids[step]) for ids, _ in split])
@@ -93,7 +95,10 @@ class OwnedTable(ShardedTable):
             self.query.answers[self._owners == rank] = part
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Count in `seen` how often this process sees each row of the chunk; the owners record it."""
+        """Add how often this process sees each row of the chunk to `seen`.
+
+        The owners record it.
+        """
         if self.keeps_seen:
             self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
 

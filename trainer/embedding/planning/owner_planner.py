@@ -1,4 +1,4 @@
-"""Planning where each process plans the ids of its own batch, and the owners of rows train them.
+"""Planning by owners: each process plans its own ids, owners train their rows.
 
 Before a training call every process sends each of the others three messages, all tables in one:
 
@@ -35,16 +35,18 @@ _LISTS = 4  # arrays that a process sends each owner for each stack
 
 @dataclass(slots=True)
 class StackExchange:
-    """What the kernels of one stack send and receive in each stretch of a call; without accumulation, in each step.
+    """What one stack's kernels send and receive in each stretch of a call.
+
+    A stretch is a step where gradients are not accumulated.
 
     Rows owned here have positions of their own, from 1; those of the default rows of the tables come first.
 
     Attributes:
         stretches: the stretch of each micro-batch, ascending from 0, int64.
         sent: for each stretch and rank, the positions in the stretch of the rows which that rank owns, int32.
-        asked: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
-        ends: for each stretch, where the rows of each rank end in `asked`, int64 [size].
-        places: for each stretch and entry of `asked`, its index among the stretch's distinct rows, from 1, int32.
+        requested: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
+        ends: for each stretch, where the rows of each rank end in `requested`, int64 [size].
+        indices: for each stretch and entry of `requested`, its index among the stretch's distinct rows, from 1, int32.
         tables: table of each owned row, int32 [rows]; entry 0 is not a row.
         rows: its row there, int32 [rows].
         step_rows: for each stretch, the positions of its distinct owned rows, int32.
@@ -53,9 +55,9 @@ class StackExchange:
     stretches: np.ndarray
 
     sent: list[list[np.ndarray]]
-    asked: list[np.ndarray]
+    requested: list[np.ndarray]
     ends: list[np.ndarray]
-    places: list[np.ndarray]
+    indices: list[np.ndarray]
     tables: np.ndarray
     rows: np.ndarray
     step_rows: list[np.ndarray]
@@ -99,7 +101,7 @@ class OwnerPlanner(ShardedPlanner):
     def _exchange_questions(
         self, questions: Sequence[Sequence[np.ndarray]], now: float, problem: str = ""
     ) -> list[list[np.ndarray]]:
-        """Send each rank its arrays with the time and any problem; return the others' arrays."""
+        """Send each rank its arrays, the time and any problem; return the others'."""
         text = np.frombuffer(problem.encode(), np.uint8)
         clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._made_up], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
@@ -124,12 +126,12 @@ class OwnerPlanner(ShardedPlanner):
             own = self.tables[index].question(part, made_up=self._made_up, stepwise=self._stepwise(index))
             for rank, arrays in enumerate(own):
                 questions[rank] += arrays
-        asked = self._exchange_questions(questions, now)
+        requested = self._exchange_questions(questions, now)
         answers: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         start = 0
         for index, part in read:
             count = 3 if self._stepwise(index) else 1
-            own_parts = [parts[start : start + count] for parts in asked]
+            own_parts = [parts[start : start + count] for parts in requested]
             start += count
             own = self.tables[index].answer(own_parts, len(part), self._now, train=self.trainable[index])
             for rank, rows in enumerate(own):
@@ -141,7 +143,7 @@ class OwnerPlanner(ShardedPlanner):
     # -- the rows of each step -----------------------------------------------------------------------------------
 
     def _inputs_of_stacks(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the index of the step rows among a plan's inputs, and the stacks that take them."""
+        """Yield the step rows' index among a plan's inputs, and the stacks that use it."""
         index = 0
         for bundle in self.layout.bundles:
             for stacks in [[stack] for stack in bundle.stacks] if bundle.indirect else [bundle.stacks]:
@@ -149,7 +151,7 @@ class OwnerPlanner(ShardedPlanner):
                 index += 2 + bundle.indirect
 
     def _complete(self, plan: SparsePlan, num_batches: int) -> None:
-        """Tell the owners which rows each step reads; add what the kernels need to the plan."""
+        """Send owners the rows that each step reads; add the kernels' needs to the plan."""
         if not plan.train:
             return
         self._stretches = (np.arange(num_batches) + self._fill) // self.accumulate
@@ -167,8 +169,8 @@ class OwnerPlanner(ShardedPlanner):
         received = exchange_parts(self.group, lists, np.int32)
         exchanges: dict[int, StackExchange] = {}
         for number, (_, stack) in enumerate(order):
-            asked = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
-            exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], asked, len(firsts))
+            requested = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
+            exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], requested, len(firsts))
         for index, stacks in inputs:
             plan.inputs[index + 1] = self._owned_input(exchanges[stacks[0]], stacks, len(plan.inputs[index]))
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
@@ -176,7 +178,7 @@ class OwnerPlanner(ShardedPlanner):
     def _list_rows(
         self, parts: Sequence[TablePlan], steps: np.ndarray, size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide the rows of each stretch (`steps`, int32 [stretches, rows]) among their owners.
+        """Divide each stretch's rows (`steps`, int32 [stretches, rows]) by owner.
 
         Returns:
             (positions in the stretch for each stretch and rank; for each rank the lists to send: how many rows of each
@@ -226,7 +228,7 @@ class OwnerPlanner(ShardedPlanner):
         ]
 
     def _counts_sightings(self, table: int) -> bool:
-        """Return whether the owner needs to know how often, or in which batch of a stretch, a row is seen."""
+        """Return whether owners need each row's sightings, or the batch of the last one."""
         names = self.tables[table].table.meta_names
         return self.trainable[table] and ("frequency" in names or bool(names and self.accumulate > 1))
 
@@ -234,22 +236,22 @@ class OwnerPlanner(ShardedPlanner):
         self,
         parts: Sequence[TablePlan],
         sent: list[list[np.ndarray]],
-        asked: Sequence[Sequence[np.ndarray]],
+        requested: Sequence[Sequence[np.ndarray]],
         steps: int,
     ) -> StackExchange:
         """Number the rows owned here that the processes have listed."""
         members = len(parts)
-        heads = [head.reshape(steps, 2 * members) for head, *_ in asked]
+        heads = [head.reshape(steps, 2 * members) for head, *_ in requested]
         ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
         member = _by_step(
             [np.repeat(np.tile(np.arange(members), 2 * steps), head.reshape(-1)) for head in heads], heads
         )
-        rows = _by_step([rows for _, rows, *_ in asked], heads)
+        rows = _by_step([rows for _, rows, *_ in requested], heads)
         seen = last = None
         if self._any_seen(parts):
-            seen = _by_step([seen for _, _, seen, _ in asked], heads)
+            seen = _by_step([seen for _, _, seen, _ in requested], heads)
             if self.accumulate > 1:
-                last = _by_step([last for *_, last in asked], heads)
+                last = _by_step([last for *_, last in requested], heads)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
@@ -262,14 +264,14 @@ class OwnerPlanner(ShardedPlanner):
         borders = np.concatenate(([0], np.cumsum(ends[:, -1])))
         pieces = [slice(borders[step], borders[step + 1]) for step in range(steps)]
         self._record(parts, number_of, row_of, inverse, pieces, seen, last)
-        places, step_rows = [], []
+        indices, step_rows = [], []
         for piece in pieces:
             step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
             step_rows.append(step + 1)
-            places.append(index)
+            indices.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[number_of]
         asked_of = [inverse[piece] for piece in pieces]
-        return StackExchange(self._stretches, sent, asked_of, list(ends), places, table_of, row_of, step_rows)
+        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, step_rows)
 
     def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)
@@ -310,7 +312,7 @@ class OwnerPlanner(ShardedPlanner):
             table.record(row_of[mine], sightings, self._now)
 
     def _owned_input(self, exchange: StackExchange, stacks: Sequence[int], batches: int) -> np.ndarray:
-        """Return the positions of the rows that each step trains, int32 [batches, size]; 0 means none."""
+        """Return the positions that each step trains, int32 [batches, size]; 0: none."""
         size = grow(self._owned_sizes, stacks[0], max(map(len, exchange.step_rows)) + 1)
         owned = np.zeros((batches, size), np.int32)
         for batch, stretch in enumerate(exchange.stretches):
@@ -320,7 +322,7 @@ class OwnerPlanner(ShardedPlanner):
 
 
 def _sightings(seen: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return how often the `chosen` batches see each row, and the last of them that does: int64 [2, rows].
+    """Return each row's sightings in `chosen` batches, and the last one's batch.
 
     Args:
         seen: how often each batch sees each row, int64 [batches, rows].
@@ -335,6 +337,6 @@ def _joined(parts: Sequence[np.ndarray], wanted: bool = True) -> np.ndarray:
 
 
 def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays of all ranks, each in the order of steps, as one in the order of steps, then ranks."""
+    """Return the arrays of all ranks as one, in the order of steps, then ranks."""
     split = [np.split(part, np.cumsum(head.sum(axis=1))[:-1]) for part, head in zip(parts, heads, strict=True)]
     return np.concatenate([piece for pieces in zip(*split, strict=True) for piece in pieces])

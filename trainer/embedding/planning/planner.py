@@ -1,4 +1,7 @@
-"""Translates a chunk's raw ids into positions in the working set, on the preparing thread; contains no graph code."""
+"""Translates a chunk's ids to working-set positions on the preparing thread.
+
+It contains no graph code.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ class Planner:
     # -- columns -------------------------------------------------------------------------------------------------
 
     def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
-        """Return every component's raw ids, int64 [num_batches, batch, elements]; check those of dense tables."""
+        """Return all raw ids, int64 [num_batches, batch, elements]; check dense tables'."""
         ids = [self._ids_of(component, given, num_batches) for component in self.fields.components]
         self._check_dense(given, num_batches)
         return ids
@@ -152,10 +155,10 @@ class Planner:
         """Hook: query other processes for the rows of every component's ids."""
 
     def _complete(self, plan: SparsePlan, num_batches: int) -> None:
-        """Hook: add to the plan what follows from all of it; its inputs still have a leading batch axis."""
+        """Hook: add to the plan what depends on all of it; inputs have a batch axis."""
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the reads of other processes with no ids of its own; with a `problem` all processes raise it."""
+        """Join others' reads without ids; a `problem` is raised by all processes."""
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -169,7 +172,7 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> list[np.ndarray]:
-        """Number the rows of some of a bundle's stacks; return the positions of every component's ids, shaped as `ids`.
+        """Number the rows of a bundle's stacks; return positions in the shape of `ids`.
 
         Position 0 is padding. Rows carried over from an open accumulation keep their positions.
         """
@@ -214,7 +217,7 @@ class Planner:
         return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
     def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Find the tables whose row numbering matches the first tables of their ids, the `leaders`."""
+        """Find tables that number rows like the first tables of their ids, the `leaders`."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
                 # Once different, they stay different for the rest of the run.
@@ -224,10 +227,10 @@ class Planner:
     def _distinct(
         self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return (distinct rows of each of the tables, int32 [u]; inverse int32 [count, n], counting from 1).
+        """Return each table's distinct rows, int32 [u], and the inverse, int32 [count, n].
 
-        The distinct rows begin with `carried`, int32 [tables, c]. The first table, whose `rows` are given, decides
-        which rows are distinct; in the others, too, every id has its own row.
+        The inverse counts from 1. The distinct rows begin with `carried`, int32 [tables, c]. The first table, whose
+        `rows` are given, decides which rows are distinct; in the others, too, every id has its own row.
         """
         leader = self.tables[tables[0]]
         width = carried.shape[1]
@@ -265,7 +268,7 @@ class Planner:
     def _number_steps(
         self, chunk: np.ndarray, updates: np.ndarray, head: np.ndarray, bound: int
     ) -> tuple[dict[int, np.ndarray], np.ndarray]:
-        """Number the distinct positions of every update; the first update begins with `head`.
+        """Number the distinct positions of each update; the first begins with `head`.
 
         Returns ({update: its positions in the chunk}, position in its update of every element of `chunk`).
         """
@@ -295,7 +298,7 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> np.ndarray:
-        """Number ids and let every table translate, for tables of which only some may give an id its own row."""
+        """Number ids and let each table translate: not all give each id its own row."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
             inside = updates == update
@@ -317,14 +320,17 @@ class Planner:
         self._same_rows.clear()
 
     def reserve(self, stack: int, rows: int) -> int:
-        """Allow at least `rows` distinct rows per step of a stack, the first of its bundle; return the new size."""
+        """Allow `rows` distinct rows or more per step of a stack; return the new size.
+
+        The stack is the first of its bundle.
+        """
         return grow(self._step_sizes, stack, rows + 1)
 
 
 def _replace_ids(
     component: Component, positions: np.ndarray, columns: Sequence[np.ndarray], out: list[np.ndarray]
 ) -> None:
-    """Write `positions`, int32 [num_batches, batch, elements], over the component's ids in `out`."""
+    """Write `positions`, int32 [num_batches, batch, elements], over ids in `out`."""
     num_batches, start = len(positions), 0
     for part in component.parts:
         column, shape = part.column, columns[part.column].shape
@@ -348,7 +354,7 @@ def grow(sizes: list[int], index: int, needed: int) -> int:
 
 
 def _step_rows(steps: dict[int, np.ndarray], updates: np.ndarray, batches: int, size: int) -> np.ndarray:
-    """Return the chunk positions of each batch's distinct rows, int32 [batches, size]; 0 means none."""
+    """Return each batch's distinct chunk positions, int32 [batches, size]; 0: none."""
     rows = np.zeros((batches, size), np.int32)
     for batch, update in enumerate(updates):
         step = steps[int(update)]

@@ -60,7 +60,7 @@ class RowQuery:
         return rows
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of some of the ids, int32 of the same shape; not for stepwise queries."""
+        """Return the rows of some ids, int32 of their shape; not for stepwise queries."""
         return self.answers[np.searchsorted(self.keys, ids)]
 
 
@@ -79,18 +79,18 @@ class CallRows:
         self.values = np.zeros((0, 0), np.float32)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the packed rows of the plan into `out`; `rows` must be all rows of the plan."""
+        """Write the plan's packed rows into `out`; `rows` must be all of them."""
         out[...] = self.values
         return out
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights of `rows` (answers of the query, int32 [n]) into `out`, float32 [n, dim]."""
+        """Write the weights of `rows` (int32 [n], answers) into `out`, float32 [n, dim]."""
         if len(rows) and len(self.values):
             self._gather(self.values, rows, out)
 
 
 class ShardedTable:
-    """A sharded table as planner and programs see it; rows have global numbers (`Shards`).
+    """A sharded table for planner and programs; rows have global numbers (`Shards`).
 
     Args:
         table: this process's part.
@@ -128,7 +128,7 @@ class ShardedTable:
         return self.shards.numbers(rows)
 
     def _plan_steps(self, query: RowQuery, own: np.ndarray, ids: np.ndarray, now: float) -> np.ndarray:
-        """Plan step by step, counting every sighting of an id; return the rows of all keys, 0 if owned elsewhere."""
+        """Plan by steps, counting all sightings; return all keys' rows, 0 if not owned."""
         mine = (query.inverse >= 0) & own[query.inverse] if len(own) else np.zeros(ids.shape, np.bool_)
         most = int(mine.sum(axis=1).max(initial=0))
         packed, padding = np.zeros((len(ids), most), np.int64), np.ones((len(ids), most), np.bool_)
@@ -155,7 +155,7 @@ class ShardedTable:
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the answers for `ids`: all ids of the query, or distinct ones of them, int64 [1, n]."""
+        """Return the answers for `ids`: the query's, or distinct ones, int64 [1, n]."""
         return self.query.rows() if steps is None else self.query.rows_of(ids)
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
@@ -163,7 +163,7 @@ class ShardedTable:
         return self.query.rows().reshape(-1)
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the trained weights of the query's ids, received from their owners, to `out`, float32 [n, dim]."""
+        """Write the query's trained weights from the owners to `out`, float32 [n, dim]."""
         self.store.read_part(self.lookup(ids), out)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
@@ -179,11 +179,17 @@ class ShardedTable:
         return (numbers == DEFAULT_ROW) | (self.shards.owners_of_rows(numbers) == self.shards.rank)
 
     def row_counts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return how many of a plan's rows each process owns, without the default row, int64 [size]."""
+        """Return how many of a plan's rows each process owns, int64 [size].
+
+        The default row is not counted.
+        """
         return np.bincount(self.shards.owners_of_rows(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
 
     def own_values(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the plan's packed rows that are owned here, without the default row: float32 [n, width]."""
+        """Return the plan's packed rows owned here, float32 [n, width].
+
+        The default row is left out.
+        """
         own = (numbers != DEFAULT_ROW) & self._own(numbers)
         return self.table.store.read(self.shards.rows(numbers[own]))
 
@@ -198,12 +204,15 @@ class ShardedTable:
         self.store.values, self._numbers = values, numbers
 
     def commit(self, values: np.ndarray) -> None:
-        """Commit the oldest plan: keep the owned ones of its trained rows, float32 [u, width] in the plan's order."""
+        """Commit the oldest plan: store the owned ones of its trained rows.
+
+        They are float32 [u, width] in the plan's order.
+        """
         self.table.commit(values[self._own(self._numbers)])
 
 
 class ShardedPlanner(Planner):
-    """A `Planner` that queries the other processes; all of them call it, on the thread that runs graphs.
+    """A `Planner` that queries the other processes; all call it on the graph thread.
 
     To train, all processes pass the same ids, those of the whole group; to read, each passes its own.
     """
@@ -217,7 +226,7 @@ class ShardedPlanner(Planner):
         self._rows = SortingIndexer()
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the exchange of weights with no ids of its own; with a `problem` all processes raise it."""
+        """Join the weight exchange without ids; a `problem` is raised by all processes."""
         self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()], problem)
 
     def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
@@ -232,7 +241,7 @@ class ShardedPlanner(Planner):
         return ids
 
     def _share_problem(self, problem: str, train: bool) -> None:
-        """Raise the problem on all processes; to train, all of them have the same ids and so the same problem."""
+        """Raise the problem on all processes; in training all have the same ids anyway."""
         if not train:
             self.join_exchange(problem)
 
@@ -240,7 +249,7 @@ class ShardedPlanner(Planner):
         return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
 
     def _reads(self) -> Iterator[tuple[int, int | None, int]]:
-        """Yield (component, index into its tables or None for all elements, table), in the same order on all ranks."""
+        """Yield (component, index of its tables or None, table), the same on all ranks."""
         for bundle in self.layout.bundles:
             for number in bundle.components:
                 component = self.fields.components[number]
@@ -296,7 +305,7 @@ class ShardedPlanner(Planner):
 
 
 def raise_problems(texts: Sequence[np.ndarray]) -> None:
-    """Raise the first problem, given those of all processes: UTF-8 text as numbers, empty where there is none.
+    """Raise the first problem of all processes: UTF-8 text as numbers, or empty.
 
     Raises:
         DataError: with the rank that has the problem; the same on all processes.

@@ -34,7 +34,7 @@ def gather_table(
     sketch_before: np.ndarray | None,
     folder: Path | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arrays, json) of the whole table on rank 0, and empty ones on the others.
+    """Return (arrays, json) of the whole table on rank 0, empty ones elsewhere.
 
     Args:
         group: the processes; all of them must call this.
@@ -70,7 +70,7 @@ def gather_table(
 
 
 def _join(group: Group, own: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
-    """Return the arrays of all processes concatenated, on rank 0; gathered block by block."""
+    """Return all processes' arrays concatenated, on rank 0; gathered in blocks."""
     columns = own.shape[1:]
     width = math.prod(columns)
     whole = _allocate((sum(counts), *columns), own.dtype, folder) if group.is_main else None
@@ -94,7 +94,7 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> n
 
 
 def _add_up(group: Group, sketch: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """Return the group's total counts: the start sketch plus what each process counted since."""
+    """Return the group's counts: the start sketch plus what each process counted."""
     total = np.zeros_like(sketch)
     for row in range(len(sketch)):
         base = np.zeros_like(sketch[row]) if before is None else before[row]
@@ -152,7 +152,7 @@ class _Chain:
         return part, {**json, "next_row": next_row, "counters": counters}
 
     def _number(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the rows of `ids`: their previous rows, even after an eviction in between, or new ones."""
+        """Return the rows of `ids`: previous rows, even after an eviction, or new ones."""
         own = np.zeros(len(ids), np.int32)
         indices, known = find(self._ids, ids)
         known &= rows != DEFAULT_ROW
@@ -168,7 +168,7 @@ class _Chain:
 def renumbered(
     group: Group, tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of the last state, with the rows of an open accumulation renumbered.
+    """Return the last state's arrays with an open accumulation's rows renumbered.
 
     All processes call it once all of them have restored their parts.
     """

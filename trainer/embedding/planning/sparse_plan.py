@@ -1,4 +1,4 @@
-"""A chunk's plan for the graph, its padded sizes, and the plans of read-only chunks."""
+"""A chunk's plan for the graph, padded sizes, and plans of read-only chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COARSE = 8192
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """Rows of an accumulation that a chunk leaves open, in the order of their positions.
+    """Rows of an accumulation that a chunk leaves open, ordered by position.
 
     Attributes:
         component_of: component of the bundle that each row belongs to, int32 [n].
@@ -93,12 +93,12 @@ class SparsePlan:
 
 
 def padding_of(table: SparseTable, ids: np.ndarray) -> np.ndarray | None:
-    """Return where `ids` are padding, as a bool array of their shape; None for a table without padding."""
+    """Return where `ids` are padding, bool; None for a table without padding."""
     return None if table.spec.padding is None else ids == table.spec.padding
 
 
 def marker(batches: int, size: int) -> np.ndarray:
-    """Return an array whose shape passes the graph the size of a parameter that is not among its arguments."""
+    """Return an array whose shape tells the graph the size of a parameter."""
     return np.zeros((batches, 1 + size // SMALLEST), np.int8)
 
 
@@ -107,7 +107,7 @@ _LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
 
 
 class ReadSets:
-    """Assigns positions in the read sets to ids; the sizes depend only on the shape of the batch.
+    """Assigns read-set positions to ids; sizes depend on the batch's shape alone.
 
     Args:
         tables: the host tables.

@@ -8,7 +8,7 @@ from ...native.memory import zeros
 
 
 class UniqueIndexer:
-    """Finds distinct numbers without sorting, with a lookup table that is never cleared.
+    """Finds distinct numbers without sorting, by a lookup table never cleared.
 
     Not safe to share between threads.
 
@@ -39,7 +39,7 @@ class UniqueIndexer:
 
 
 class SortingIndexer:
-    """Like `UniqueIndexer`, but sorts: needs no memory proportional to the largest number."""
+    """Like `UniqueIndexer`, but sorts: memory does not grow with the numbers."""
 
     def __init__(self) -> None:
         self.first = np.zeros(0, np.int32)

@@ -1,1 +1,1 @@
-"""Tables on the host: id map, rows, admission, eviction, states, and compiled kernels."""
+"""Host tables: id map, rows, admission, eviction, states, compiled kernels."""

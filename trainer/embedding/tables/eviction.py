@@ -1,4 +1,4 @@
-"""Eviction of ids that are old or do not fit in a full table, and the undo of plans."""
+"""Evicts ids that are old or exceed a full table's room, and undoes plans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class UndoRecord:
 
 
 def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
-    """Return the `count` allowed positions with the smallest keys, ascending; ties go to the lower position.
+    """Return the `count` allowed positions with the smallest keys, ascending.
+
+    Ties go to the lower position.
 
     Args:
         keys: integers [n].
@@ -66,7 +68,7 @@ def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
 
 
 def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: float) -> np.ndarray:
-    """Evict expired ids, except those of a plan's known `rows`; return `rows` with -1 for expired ones."""
+    """Evict expired ids outside a plan; return `rows` with -1 for the expired."""
     table.columns["in_use"][rows[rows >= 0]] = table.ticket
     ttl = table.spec.eviction.ttl if table.spec.eviction is not None else None
     if ttl is None:
@@ -86,7 +88,7 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
 
 
 def _evictable(table: TableRows) -> np.ndarray:
-    """Return the rows that neither this plan nor one in progress refers to, bool [next_row]."""
+    """Return the rows that no plan refers to, this one included, bool [next_row]."""
     span = slice(0, table.next_row)
     columns = table.columns
     allowed = columns["live"][span] & (columns["plan"][span] <= table.plans - PINNED_PLANS)

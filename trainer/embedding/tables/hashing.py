@@ -1,4 +1,4 @@
-"""Values derived from an id by vectorized hashing: the first values of its row, the process that owns it."""
+"""Hashes of ids that decide a row's first values and the process that owns it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def stable_seed(*parts: object) -> int:
-    """Return a 64-bit seed that depends only on the text of `parts`, the same on every machine."""
+    """Return a 64-bit seed of the text of `parts`, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
-    """Return an int64 per string of `values` (dtype U, S or object), independent of the array's padding.
+    """Return an int64 per string (dtype U, S or object), independent of padding.
 
     Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id. Among 10**7 different strings, the probability of
     any collision is about 3e-6.
@@ -89,7 +89,10 @@ def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:
 
 
 def float_ids_hint(values: np.ndarray) -> str:
-    """Return the usual reason why ids are floats, with the remedy; empty if it is another."""
+    """Return that NaN, the usual reason for float ids, is present; "" without NaN.
+
+    The text includes the remedy.
+    """
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return ""
     index = np.argwhere(np.isnan(values))[0]
@@ -98,7 +101,7 @@ def float_ids_hint(values: np.ndarray) -> str:
 
 
 def to_plain(column: np.ndarray) -> np.ndarray:
-    """Convert `column` to something a tensor can hold: strings become hashed int64 ids."""
+    """Convert `column` to a tensor's values: strings become hashed int64 ids."""
     return to_ids(column) if column.dtype.kind in "USO" else column
 
 
@@ -169,7 +172,7 @@ class Shards:
         return self.owners(ids) == self.rank
 
     def capacity(self, total: int | None) -> int | None:
-        """Return this process's share of a capacity of `total` rows, by its shards; the shares add up to it."""
+        """Return this process's share of a total capacity; the shares add up to it."""
         if total is None:
             return None
         whole, more = divmod(VIRTUAL_SHARDS, self.size)  # shards of each process; the first `more` have one more
@@ -178,15 +181,15 @@ class Shards:
         return total * last // VIRTUAL_SHARDS - total * first // VIRTUAL_SHARDS
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the global numbers of this process's `rows`: int32 [n] for int32 [n]; 0 stays 0."""
+        """Return the global numbers of this process's rows, int32 [n]; 0 stays 0."""
         return np.where(rows > 0, (rows - 1) * self.size + (self.rank + 1), 0).astype(np.int32)
 
     def owners_of_rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the process that owns each row, given global numbers (none of them 0): [n]."""
+        """Return the process that owns each row, by global numbers other than 0: [n]."""
         return (numbers - 1) % self.size
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the owner's local row numbers, given global numbers: int32 [n]; 0 stays 0."""
+        """Return the owner's row numbers of global numbers, int32 [n]; 0 stays 0."""
         return ((numbers + (self.size - 1)) // self.size).astype(np.int32)
 
 

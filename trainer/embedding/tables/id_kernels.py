@@ -61,7 +61,7 @@ def _prefetch_cell(keys, rows, mask, hashed):
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1]))
 def find_ids(keys, rows, passed, choices, ids, out):
-    """Write the row of each of `ids` (int64 [n]) into `out` (int32 [n]), -1 where unknown.
+    """Write the row of each id (int64 [n]) into `out` (int32 [n]), -1 if unknown.
 
     Args:
         keys: ids of all cells, as `id_map.Buckets` stores them.
@@ -88,7 +88,9 @@ MAP_LENGTH = 10  # numbers of `id_map.IdMap.described`
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
 def find_rows(maps, table_of, choices, ids, out):
-    """Write the rows of ids of several tables into `out` (int32 [n]); 0, the default row, where unknown.
+    """Write the rows of several tables' ids into `out`; the default row if unknown.
+
+    `out` is int32 [n], and the default row 0.
 
     Args:
         maps: of each table, what `id_map.IdMap.described` returns.
@@ -121,7 +123,7 @@ def find_rows(maps, table_of, choices, ids, out):
 
 @inlined
 def _free_cell(keys, passed, mask, choices, hashed):
-    """Return a free cell for an unknown id, or -1; increments `passed` of its full buckets."""
+    """Return a free cell for an unknown id, or -1; count it in full buckets."""
     cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     if keys[cell] != 0:
         cell = np.int64(-1)
@@ -139,7 +141,9 @@ def _free_cell(keys, passed, mask, choices, hashed):
 
 @compiled(_i64(*_map, _i64[::1], _i64, _i32[::1], _i64[::1]))
 def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
-    """Look up like `find_ids`; unknown ids get the rows from `first` on, in the order of first occurrence.
+    """Look up like `find_ids`; give unknown ids the rows from `first` on, in order.
+
+    They are numbered by first occurrence.
 
     Stops at an id that finds no room and at `ODD_ID`; `out` is -1 from there on. Writes the indices of new ids into
     `new` (int64 [n]) and returns their number.
@@ -196,7 +200,7 @@ def insert_ids(keys, rows, passed, choices, ids, new_rows, overflow):
 
 @compiled(_i64(*_map, _i64[::1]))
 def remove_ids(keys, rows, passed, choices, ids):
-    """Clear the cells of `ids`, all different; return how many were known; see `find_ids`."""
+    """Clear the cells of distinct `ids`; return the number known; see `find_ids`."""
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
     key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
@@ -219,7 +223,10 @@ def remove_ids(keys, rows, passed, choices, ids):
 
 @compiled(_i64(nt.uint32[:, ::1], nt.uint64[::1]))
 def hash_codes(codes, out):
-    """Write `hashing.hash_strings` of strings into `out` (uint64 [n]); `codes` are uint32 [n, width], zero-padded."""
+    """Write the hashes of strings (uint32 [n, width], zero-padded) into `out`.
+
+    `out` is uint64 [n], the values those of `hashing.hash_strings`.
+    """
     count, width = codes.shape
     for i in range(count):
         result = np.uint64(0x243F6A8885A308D3)
@@ -232,7 +239,7 @@ def hash_codes(codes, out):
 
 @compiled(_i64(nt.uint8[:, ::1], nt.uint64[::1]))
 def hash_bytes(codes, out):
-    """Like `hash_codes` for ASCII, `codes` uint8 [n, width]; return the first index with other bytes, or -1."""
+    """Like `hash_codes` for ASCII (uint8); return the first non-ASCII index, or -1."""
     count, width = codes.shape
     for i in range(count):
         result = np.uint64(0x243F6A8885A308D3)

@@ -25,7 +25,9 @@ ODD_ID = np.int64(-0x61C8864680B583EB)
 
 
 class Buckets:
-    """Maps int64 ids to int32 row numbers, without collisions. The caller stores the row of `ODD_ID`.
+    """Maps int64 ids to int32 rows without collisions, except for `ODD_ID`.
+
+    The caller stores the row of `ODD_ID`.
 
     Args:
         buckets: number of buckets, a power of two.
@@ -46,7 +48,7 @@ class Buckets:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """Addresses of the ids, rows and overflow counts, and the number of buckets minus one, for kernels."""
+        """Addresses of ids, rows and overflow counts, and the bucket mask, for kernels."""
         arrays = (self._keys, self._rows, self._passed)
         keys, rows, passed = (array.__array_interface__["data"][0] for array in arrays)
         return keys, rows, passed, len(self) - 1
@@ -76,7 +78,7 @@ class Buckets:
         return rows
 
     def insert(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map unknown `ids` to `rows`; return the (ids, rows) that find no room in their buckets.
+        """Map unknown `ids` to `rows`; return the (ids, rows) whose buckets are full.
 
         Buckets keep counting those as overflowed, so if there are any, the table should be replaced.
         """
@@ -86,7 +88,7 @@ class Buckets:
         return ids[overflow[:count]], rows[overflow[:count]]
 
     def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
-        """Write the rows of ids into `out`; unknown ids get rows from `first` on. Return the indices of new ids.
+        """Write the rows of ids into `out`, new ones from `first` on; return new indices.
 
         Stops at an id that finds no room or is `ODD_ID`: `out` is -1 from there on, and no later id is stored.
         """
@@ -99,7 +101,7 @@ class Buckets:
         return self._remove_ids(*self._cells, _plain(ids))
 
     def items(self, first: int = 0, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids (int64 [n]) and rows (int32 [n]) in the buckets from `first` up to `last`."""
+        """Return the ids (int64 [n]) and rows (int32 [n]) of buckets `first` to `last`."""
         keys, rows = self._keys[first:last], self._rows[first:last]
         full = keys != 0
         return keys[full] ^ ODD_ID, rows[full]
@@ -156,7 +158,7 @@ class IdMap:
         return (self._table,) if self._outgrown is None else (self._table, self._outgrown)
 
     def described(self) -> list[int]:
-        """Return what `id_kernels.find_rows` needs to know of the map; outdated by the next change of the map.
+        """Return the map's description for `id_kernels.find_rows`; valid until a change.
 
         That is the row of `ODD_ID`, the number of tables, and of both tables the `Buckets.addresses`.
         """
@@ -199,7 +201,7 @@ class IdMap:
         return rows
 
     def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Map `ids` (int64 [n], all different and unknown) to `rows` (int32 [n], none negative)."""
+        """Map distinct unknown `ids` (int64 [n]) to `rows` (int32 [n], >= 0)."""
         ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.int32)
         if (odd := ids == ODD_ID).any():
             self._odd_row = int(rows[odd][0])
@@ -282,7 +284,7 @@ class IdMap:
             self._rebuild(ids, rows)
 
     def _rebuild(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Put `ids`, for which there is no room, and all others into one larger table at once."""
+        """Move `ids` that found no room, and all others, into one larger table."""
         parts = [(ids, rows), *(table.items() for table in self._tables())]
         ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         buckets = len(self._table)
@@ -321,7 +323,7 @@ def _enough_buckets(buckets: int, ids: int) -> int:
 
 
 def find(keys: np.ndarray, values: np.ndarray, *, ascending: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Look up `values` in `keys`; return (index into `keys`, int64 [n]; whether the value is there, bool [n])."""
+    """Look up `values` in `keys`; return (index, int64 [n]; known, bool [n])."""
     if not len(keys):
         return np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     order = None if ascending else np.argsort(keys)

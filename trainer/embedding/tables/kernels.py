@@ -1,4 +1,4 @@
-"""Compiled loops over table rows; loops over the rows of several tables use several cores.
+"""Compiled loops over table rows; loops over several tables use several cores.
 
 A random row of a large table costs a cache miss, so the cache lines of rows are prefetched several rows ahead. Import
 this module only where a table is used: it imports Numba.
@@ -37,7 +37,9 @@ _floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
 
 @compiled(_i64(_rows2, _i32[::1], _rows2))
 def gather(table, rows, out):
-    """Copy the first columns of `rows` of `table` (float32 [m, width]) into `out` (float32 [n, columns]).
+    """Copy first columns of rows of `table` (float32 [m, width]) into `out`.
+
+    `out` is float32 [n, columns].
 
     An index outside the table is clipped.
     """
@@ -56,7 +58,7 @@ def gather(table, rows, out):
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i32[::1], _rows2))
 def gather_of_tables(stores, table_of, rows, out):
-    """Copy the first columns of rows of several tables into `out` (float32 [n, columns]).
+    """Copy first columns of several tables' rows into `out`, float32 [n, columns].
 
     Args:
         stores: address of each table's rows and columns of a row, int64 [tables, 2].
@@ -80,7 +82,7 @@ def gather_of_tables(stores, table_of, rows, out):
 
 @compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
 def number(values, slots, distinct, first, inverse):
-    """Number the distinct `values` (int32 [n], -1 for none) in the order of first occurrence.
+    """Number distinct `values` (int32 [n], -1: none) in order of first occurrence.
 
     A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): `slots` need not be
     initialized.
@@ -117,7 +119,10 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i32[::1], _rows2, _rows2))
 def add_rows(indices, values, sums):
-    """Add `values` (float32 [n, columns]) to the rows of `sums` at `indices` (int32 [n]), sequentially."""
+    """Add `values` (float32 [n, columns]) to `sums` at `indices`, sequentially.
+
+    Indices are int32 [n].
+    """
     count, columns = values.shape
     for i in range(count):
         row = indices[i]
@@ -128,7 +133,7 @@ def add_rows(indices, values, sums):
 
 @compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]), nogil=False)
 def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
-    """Fill `blocks`, int64 [parts, length], for `each_row`; return the address of the first."""
+    """Fill `blocks` (int64 [parts, length]) for `each_row`; return their address."""
     count, parts = len(positions), len(blocks)
     for part in range(parts):
         block = blocks[part]
@@ -141,7 +146,7 @@ def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
 
 @inlined
 def each_row(rule, otherwise, block):
-    """Call `rule` for every position with a row, `otherwise(value, columns)` for the others.
+    """Call `rule` for positions with a row, `otherwise(value, columns)` for others.
 
     `block` is the address of int64 values: first position, position after the last, then the arguments of
     `RowKernel.run`.
@@ -172,7 +177,7 @@ def _leave(value, columns):
 
 @inlined
 def update_rows(rule, block):
-    """Apply the `rule` of a row optimizer to every row; the row's value is its gradient."""
+    """Apply a row optimizer's `rule` to every row, whose value is its gradient."""
     return each_row(rule, _leave, block)
 
 
@@ -205,7 +210,7 @@ _create_thread, _join_thread = _find_threads()
 
 
 class RowKernel:
-    """A loop over rows, compiled on first use; threads may run parts of it in parallel.
+    """A loop over rows, compiled on first use; threads may share it in parts.
 
     Args:
         function: calls `each_row` with its address argument and returns the result; defined in the module of its rule.
@@ -273,5 +278,5 @@ class RowKernel:
 
 @RowKernel
 def read_rows(block):
-    """Copy the first columns of rows of several tables into the values; zeros where there is no row."""
+    """Copy first columns of several tables' rows to the values; zeros without a row."""
     return each_row(_copy, _clear, block)

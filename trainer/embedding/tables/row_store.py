@@ -13,12 +13,12 @@ _COPY_BLOCK = 1 << 14
 
 
 def plain_rows(rows: np.ndarray) -> np.ndarray:
-    """Return row numbers as kernels expect them: int32, contiguous, writable; no copy if they already are."""
+    """Return rows as kernels need them: int32, contiguous, writable; a copy if not."""
     return rows if rows.dtype == np.int32 and rows.flags.carray else np.array(rows, np.int32)
 
 
 class RowStore:
-    """Float32 rows [capacity, width] that grow in place, in memory or in a mapped file.
+    """Float32 rows [capacity, width] that grow in place, in memory or a mapped file.
 
     Untouched memory costs nothing, so growing doubles the reservation and only written rows occupy memory. Every access
     takes the lock, because growing may move the mapping.
@@ -60,14 +60,20 @@ class RowStore:
             self.address = self._rows.__array_interface__["data"][0]
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the values of `rows` (integers [n], all reserved): float32 [n, width], written to `out` if given."""
+        """Return the values of reserved `rows` (integers [n]): float32 [n, width].
+
+        They are written to `out` if given.
+        """
         if out is None:
             out = np.empty((len(rows), self.width), np.float32)
         self.read_part(rows, out)
         return out
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the first columns of `rows` (as in `read`) into `out`, contiguous float32 [n, columns]."""
+        """Write first columns of `rows` (as in `read`) into `out`, float32 [n, columns].
+
+        `out` is contiguous.
+        """
         rows = plain_rows(rows)
         if len(rows):
             with self.lock:
@@ -75,7 +81,7 @@ class RowStore:
                 self._gather(self._rows, rows, out)
 
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Set `rows` (integers [n], all different) to `values`, float32 [n, width] or [width]."""
+        """Set distinct `rows` (integers [n]) to `values`, float32 [n, width] or [width]."""
         with self.lock:
             self.preserve(rows)
             values = np.ascontiguousarray(np.broadcast_to(values, (len(rows), self.width)), np.float32)
@@ -83,7 +89,10 @@ class RowStore:
             self._rows.view(self._item).reshape(-1).put(rows, values.view(self._item).reshape(-1))
 
     def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
-        """Set the rows from `first` on to `weights`, float32 [n, columns], each followed by the same `slots`."""
+        """Set the rows from `first` on to `weights` (float32 [n, columns]) and `slots`.
+
+        Each row gets the same slots.
+        """
         last, columns = first + len(weights), weights.shape[1]
         with self.lock:
             if self._views:
@@ -92,7 +101,7 @@ class RowStore:
             self._rows[first:last, columns:] = slots
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Let frozen views copy those of `rows` (int32 [n]) that they still need before an in-place change."""
+        """Let frozen views copy those of `rows` (int32 [n]) that an update would change."""
         with self.lock:
             for view in self._views:
                 view.preserve(rows)
@@ -103,7 +112,7 @@ class RowStore:
         return bool(self._views)
 
     def view(self, chosen: np.ndarray) -> CopyOnWriteView:
-        """Freeze the present values of the rows where `chosen` (bool [n]) is True, without copying them now.
+        """Freeze the present values of rows where `chosen` (bool [n]), copied later.
 
         The view keeps a reference to `chosen`, so do not modify it.
         """
@@ -122,7 +131,7 @@ class RowStore:
 
 
 class CopyOnWriteView:
-    """A snapshot of rows, copied lazily: by `values`, or just before a row is overwritten.
+    """A lazy snapshot of rows: copied by `values`, or before they are overwritten.
 
     Creating one only records which rows it covers, so it takes almost no time.
     """
@@ -142,7 +151,7 @@ class CopyOnWriteView:
             return self._rows
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Copy those of `rows` not copied yet; the store calls this before it overwrites them."""
+        """Copy those of `rows` not copied yet; called before the store overwrites them."""
         inside = rows[rows < len(self._waiting)]
         due = inside[self._waiting[inside]]
         if len(due):

@@ -1,4 +1,4 @@
-"""`TableSpec`: what defines a sparse table apart from its contents: size, first values, admission, eviction."""
+"""`TableSpec`: a sparse table without its contents: size, values, policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PADDING = -1  # row number where there is no id
 
 @dataclass(frozen=True)
 class Eviction:
-    """How a table forgets. Rows that steps in preparation or in progress refer to are never touched.
+    """How a table forgets; rows in use by a step under way are never touched.
 
     Args:
         when_full: "lru", "lfu", or None: with None, ids that find the table full read and train the shared default row.
@@ -34,7 +34,7 @@ class Eviction:
 
     @classmethod
     def of(cls, value: Eviction | str | None) -> Eviction | None:
-        """Convert `value` to an `Eviction`; "lru" and "lfu" mean ``Eviction(when_full=...)``."""
+        """Convert `value` to an `Eviction`; "lru" and "lfu" set ``when_full``."""
         return cls(when_full=value) if isinstance(value, str) else value
 
 
@@ -76,7 +76,9 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class MinSightings:
-    """Admits an id at its `count`-th sighting, estimated by a count-min sketch: never later, rarely earlier.
+    """Admits an id at its `count`-th sighting: never later, rarely earlier.
+
+    A count-min sketch estimates the sightings.
 
     Source: G. Cormode, S. Muthukrishnan, "An improved data stream summary: the count-min sketch", J. Algorithms 2005.
 
@@ -98,7 +100,7 @@ class MinSightings:
 
 @dataclass(frozen=True)
 class Probability:
-    """Admits an unknown id with probability `p` in each step; a hash decides, so that a replay agrees.
+    """Admits an unknown id with probability `p` per step, by a repeatable hash.
 
     Args:
         p: more than 0, at most 1.
@@ -111,7 +113,7 @@ class Probability:
 
 
 class Admission:
-    """Applies an admission policy to the unknown ids of a step; recent decisions can be undone.
+    """Applies an admission policy to a step's unknown ids; recent ones can be undone.
 
     Args:
         policy: `MinSightings`, `Probability`, or None to admit all.
@@ -127,7 +129,7 @@ class Admission:
             self.sketch = np.zeros((policy.depth, width), np.uint32)
 
     def admit(self, ids: np.ndarray, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Decide on the distinct unknown `ids` (int64 [n]), each seen `counts` times in step `step`.
+        """Decide on distinct unknown `ids` (int64 [n]), seen `counts` times in `step`.
 
         Returns (admitted, cells): a bool mask [n], and the cells that `forget` needs to undo the counting.
         """
@@ -146,7 +148,7 @@ class Admission:
         return flat[cells].min(axis=0) >= self.policy.count, np.stack((cells.reshape(-1), np.tile(counts, depth)))
 
     def forget(self, cells: np.ndarray, sketch: np.ndarray | None = None) -> None:
-        """Undo one `admit`, or remove it from a copy of the sketch; calls can be undone in any order."""
+        """Undo an `admit`, or remove it from a copy of the sketch; the order is free."""
         sketch = self.sketch if sketch is None else sketch
         if sketch is not None:
             np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

@@ -36,7 +36,9 @@ class SparseTable(TableRows):
         self.pending: deque[UndoRecord] = deque()
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights of `ids` (int64 [n]) after the last committed plan to `out`, float32 [n, dim].
+        """Write the trained weights of `ids` (int64 [n]) to `out`, float32 [n, dim].
+
+        These are the weights after the last committed plan.
 
         Unknown ids get the default row. Nothing is written where `padding` (bool [n]) is True.
         """
@@ -53,7 +55,9 @@ class SparseTable(TableRows):
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the rows to train for `ids` (int64 [steps, n]), int32 [steps, n]; admits new ids.
+        """Return the rows to train for `ids`, both [steps, n]; admit new ids.
+
+        Rows are int32, ids int64.
 
         Args:
             ids: the ids of every step, in order.
@@ -95,7 +99,10 @@ class SparseTable(TableRows):
         return record
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Record the sightings of the latest plan: distinct `rows` [u] and `inverse` [steps, n] (`UniqueIndexer`)."""
+        """Record the last plan's sightings: distinct `rows` [u], `inverse` [steps, n].
+
+        See `UniqueIndexer`.
+        """
         with self.changing():
             record = self.pending[-1]
             record.rows = rows
@@ -117,7 +124,7 @@ class SparseTable(TableRows):
     def _admit(
         self, flat: np.ndarray, rows: np.ndarray, unknown: np.ndarray, record: UndoRecord, step: int | None
     ) -> None:
-        """Admit the ids at the indices `unknown` and write their rows into `rows`; rejected ids keep -1."""
+        """Admit the ids at the indices `unknown`; write their rows, -1 if rejected."""
         if not len(unknown):
             return
         ids, inverse, counts = np.unique(flat[unknown], return_inverse=True, return_counts=True)
@@ -133,7 +140,7 @@ class SparseTable(TableRows):
         rows[unknown] = assigned[inverse]
 
     def _allocate(self, ids: np.ndarray, record: UndoRecord) -> np.ndarray:
-        """Allocate and initialize a row for each of the new `ids`; int32 [n], -1 for ids without room."""
+        """Allocate and initialize a row per new id; int32 [n], -1 without room."""
         capacity = self.capacity
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         eviction = self.spec.eviction
@@ -168,7 +175,9 @@ class SparseTable(TableRows):
         self.pending[0].started = True
 
     def commit(self, values: np.ndarray | None) -> None:
-        """Commit the oldest plan and write its trained rows, `values` float32 [u, width] in the plan's order.
+        """Commit the oldest plan with its trained rows, `values` float32 [u, width].
+
+        They are in the plan's order.
 
         `values` is None if they were trained in place.
         """
@@ -193,7 +202,7 @@ class SparseTable(TableRows):
 
 
 def can_plan_together(table: Any) -> bool:
-    """Return whether `table` is an unsharded table that gives every id a permanent row of its own."""
+    """Return whether a table is unsharded and gives each id a permanent row."""
     return isinstance(table, SparseTable) and table.spec.keeps_every_id and table.spec.padding is None
 
 
@@ -231,7 +240,7 @@ def plan_together(
 
 
 def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return (rows, new ids) of `ids` and record the plan; (.., None) if `SparseTable.plan` is needed."""
+    """Return (rows, new ids) and record the plan; (.., None): use `SparseTable.plan`."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     rows = np.empty(len(flat), np.int32)
     with table.changing():
@@ -262,7 +271,7 @@ def _record_plan(table: SparseTable, new_ids: np.ndarray, steps: int) -> None:
 def plan_same_rows(
     table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: np.ndarray, now: float
 ) -> np.ndarray:
-    """Plan `leader`'s latest ids in a table that has numbered its rows identically so far; return their rows.
+    """Plan `leader`'s latest ids in a table of identical row numbers; return rows.
 
     There is no lookup: known ids have the same rows as in `leader`, and new ids get the same ones.
 

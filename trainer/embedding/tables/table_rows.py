@@ -1,4 +1,4 @@
-"""`TableRows`: ids, row values and change tracking of one sparse table on the host."""
+"""`TableRows`: a host table's ids, row values and change tracking."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FIRST_BLOCK = 1 << 15
 
 
 def dirty_column(consumer: str) -> str:
-    """Return the name of the column that marks rows changed since the consumer's last state."""
+    """Return the column that marks rows changed since the consumer's last state."""
     return f"dirty.{consumer}"
 
 
 class TableRows:
-    """Ids, rows and bookkeeping of a table; `table.SparseTable` adds planning and training.
+    """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training.
 
     Args:
         spec: what defines the table.
@@ -86,13 +86,13 @@ class TableRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use: rows up to the highest in use, bookkeeping, id map and sketch."""
+        """Bytes in use: rows up to the highest, bookkeeping, id map and sketch."""
         sketch = self.admission.sketch
         columns = sum(column.nbytes for column in self.columns.values())
         return self.next_row * self.width * 4 + columns + self.map.nbytes + (0 if sketch is None else sketch.nbytes)
 
     def packed(self, weights: np.ndarray) -> np.ndarray:
-        """Append the slots of new rows to `weights` (float32 [n, dim]); returns [n, width]."""
+        """Append new rows' slots to `weights` (float32 [n, dim]); return [n, width]."""
         slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
         return np.concatenate((weights, slots), axis=1)
 
@@ -140,7 +140,7 @@ class TableRows:
             self.set_free_rows()
 
     def take_rows(self, count: int) -> np.ndarray:
-        """Return `count` rows for new ids, int32, free ones first; the caller holds the lock."""
+        """Return `count` rows for new ids, int32, free ones first; needs the lock."""
         free, self.free = self.free[:count], self.free[count:]
         rows = np.concatenate((free, np.arange(self.next_row, self.next_row + count - len(free), dtype=np.int32)))
         self.next_row += count - len(free)
@@ -149,7 +149,7 @@ class TableRows:
         return rows
 
     def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Set the weights of `ids` (int64 [n], all different), float32 [n, dim]; unknown ids get rows.
+        """Set the weights of distinct `ids` (int64 [n]), float32 [n, dim]; add unknown.
 
         Not allowed with uncommitted plans. Ids owned by other processes are skipped.
         """
@@ -170,7 +170,9 @@ class TableRows:
             self.mark_changed(rows)
 
     def rebuild(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
-        """Empty the table and set its slots and shards; return the former ids, int64 [n], and weights.
+        """Empty the table, set its slots and shards; return its ids and weights.
+
+        Ids are int64 [n].
 
         All users of the table see the new rows. Not allowed with uncommitted plans.
         """
@@ -185,7 +187,10 @@ class TableRows:
         return ids, weights
 
     def discard(self, ids: np.ndarray) -> None:
-        """Remove `ids` (int64 [n]) and their rows; unknown ids are ignored. Not allowed with uncommitted plans."""
+        """Remove `ids` (int64 [n]) and their rows; ignore unknown ones.
+
+        Not allowed with uncommitted plans.
+        """
         ids = np.unique(ids)
         with self.changing():
             rows = self.map.get(ids)
@@ -195,16 +200,16 @@ class TableRows:
             self.set_free_rows()
 
     def set_free_rows(self) -> None:
-        """Compute the free rows from the live ones, ascending, so that a restored table assigns the same rows."""
+        """List the free rows, ascending, so that a restored table assigns the same ones."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
     def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Record the `ids` (int64 [n]) of `rows` (int32 [n]), if eviction or a consumer needs them."""
+        """Record the ids (int64 [n]) of `rows` (int32 [n]) if eviction or consumers ask."""
         if "id" in self.columns:
             self.columns["id"][rows] = ids
 
     def ids_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the ids of `rows` (int32 [n]), int64 [n]; undefined for rows without an id."""
+        """Return the ids of `rows` (int32 [n]), int64 [n]; undefined for free rows."""
         if "id" in self.columns:
             return self.columns["id"][rows]
         ids, own = self.map.items()
@@ -213,7 +218,10 @@ class TableRows:
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of trained ids, int32 [n]: the default row if unknown, -1 at `padding` (bool [n])."""
+        """Return the rows of trained ids, int32 [n]; the default if unknown, -1: padding.
+
+        `padding` is bool [n].
+        """
         with self.lock:
             rows = self.map.get(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
@@ -222,7 +230,7 @@ class TableRows:
         return rows
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Set `rows` to the first values of `ids`, slots included; block by block to save memory."""
+        """Set `rows` to the first values of `ids` with slots, in blocks to save memory."""
         spec = self.spec
         for start in range(0, len(rows), _FIRST_BLOCK):
             block = slice(start, start + _FIRST_BLOCK)
@@ -232,7 +240,7 @@ class TableRows:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def follow(self, consumer: str) -> None:
-        """Track changed rows for `consumer` from now on; all present rows count as changed."""
+        """Track changed rows for `consumer` from now on; all present rows are changed."""
         with self.lock:
             if consumer not in self.tombstones:
                 if "id" not in self.columns:

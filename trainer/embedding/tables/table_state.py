@@ -1,4 +1,4 @@
-"""A table's state as arrays and JSON, full or as a delta: capture, checks, restore.
+"""A table's state as arrays and JSON, full or a delta: capture, check, restore.
 
 A state is taken between two steps, which only records which rows it covers. The rows are read when a `Frozen` is
 converted to an array, while training continues; rows that training is about to change are copied first
@@ -28,13 +28,13 @@ _MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the m
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return one table's arrays from those of all tables, whose keys are prefixed by ``name/``."""
+    """Return one table's arrays from those of all, keyed by ``name/``."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 class _Capture:
-    """What `take` records of a table; columns are read on first use, or before they change."""
+    """What `take` records of a table; columns are read late, or before they change."""
 
     def __init__(self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]]) -> None:
         self._table = table
@@ -74,7 +74,7 @@ class _Capture:
 
 
 def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arrays, json) of the table after the last committed step; uncommitted plans do not show.
+    """Return (arrays, json) after the last committed step, without open plans.
 
     Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per bookkeeping column [n], all
     `Frozen`; "removed" int64 (ids that lost their row), and "sketch".
@@ -229,7 +229,7 @@ def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]]) -> None:
 
 
 def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
-    """Restore a checked state: a full one replaces all rows, a delta is applied on top."""
+    """Restore a checked state: a full one replaces all rows, a delta adds to them."""
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
@@ -256,7 +256,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
 
 
 def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
-    """Reset rows to the values of earlier states while planning continues; every id keeps its row.
+    """Reset rows to earlier states while planning continues; ids keep their rows.
 
     Rows of ids added later get their first value again.
 

@@ -1,1 +1,1 @@
-"""Decoding of bytes to columns: schemas, JSON, CSV, Arrow, and readers of segment files."""
+"""Formats: schemas; JSON, CSV and Arrow to columns; readers of segment files."""

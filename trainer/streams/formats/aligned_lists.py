@@ -1,4 +1,4 @@
-"""Aligned lists: columns that describe one sequence, with a value of each column per element."""
+"""Aligned lists: columns of one sequence, each with a value per element."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def errors() -> tuple[type[BaseException], ...]:
 
 
 def is_of_system(error: BaseException) -> bool:
-    """Return whether an exception is a system error (such as a disk failure), not damaged data."""
+    """Return whether an exception is a system error (disk failure), not bad data."""
     return isinstance(error, OSError) and error.errno is not None
 
 
@@ -83,7 +83,7 @@ def group_rows(file: Any) -> list[int]:
 
 
 def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
-    """Return columns of one row group of a Parquet file; checks the row count against the footer.
+    """Return columns of a Parquet row group; check its row count against the footer.
 
     Raises:
         pyarrow.ArrowException, OSError, ValueError: it is damaged.
@@ -96,7 +96,7 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
 
 
 def convert(schema: Schema, table: Any) -> Decoded:
-    """Convert a pyarrow Table or RecordBatch; nulls and lists of the wrong length make bad rows.
+    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad.
 
     Raises:
         pyarrow.ArrowException, ValueError: it is damaged, or has duplicate column names.
@@ -112,7 +112,7 @@ def convert(schema: Schema, table: Any) -> Decoded:
 
 
 def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
-    """Return values for `Column.convert`; nulls become the column's default, or `MISSING` without one.
+    """Return values for `Column.convert`, with nulls as the default or `MISSING`.
 
     Args:
         array: a pyarrow array.
@@ -141,7 +141,9 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
 
 
 def seconds(array: Any) -> Any:
-    """Convert numbers, or strings that are all numbers or all times, to float64 seconds since the epoch.
+    """Convert numbers, or strings all of one kind, to float64 seconds since the epoch.
+
+    The strings are all numbers or all times.
 
     Raises:
         ArrowException: they are neither, or only some have a time zone.
@@ -175,7 +177,7 @@ def _filled(array: Any, column: Column) -> Any:
 
 
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
-    """Return rows as [rows, *shape] or `Ragged` if all have this shape and none is null; else None."""
+    """Return rows as [rows, *shape] or `Ragged`; None if some differ or are null."""
     if shape[:1] != (None,):
         values = flat(array, int(np.prod(shape)))
         return None if values is None else values.reshape(len(array), *shape)
@@ -194,7 +196,7 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def flat(array: Any, size: int) -> np.ndarray | None:
-    """Return the leaf values if every row has `size` of them and none is null; else None."""
+    """Return the leaf values if every row has `size` of them, none null; else None."""
     pyarrow = require()
     types = pyarrow.types
     rows = len(array)
@@ -228,7 +230,7 @@ def text(array: Any) -> np.ndarray:
 
 
 def _short_ascii(array: Any) -> np.ndarray | None:
-    """Convert short ASCII strings to NumPy text directly from the buffers; None for other strings."""
+    """Convert short ASCII strings to NumPy text from the buffers; None for others."""
     count = len(array)
     _, offsets, data = array.buffers()
     if not count or offsets is None or data is None:

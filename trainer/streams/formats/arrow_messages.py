@@ -31,7 +31,10 @@ _UNFINISHED = (
 
 
 class Message(NamedTuple):
-    """A message: its kind (`SCHEMA`, `DICTIONARY`, `BATCH` or `END`), start and end in bytes, and number of rows."""
+    """A message's kind, its first and last byte (exclusive), and its number of rows.
+
+    Kinds are `SCHEMA`, `DICTIONARY`, `BATCH` and `END`.
+    """
 
     kind: int
     start: int
@@ -40,7 +43,7 @@ class Message(NamedTuple):
 
 
 def messages(source: Any, start: int, size: int) -> Iterator[Message]:
-    """Yield the messages from byte `start` on; an end-of-stream mark is yielded as kind `END`.
+    """Yield the messages from byte `start` on; the end mark is of kind `END`.
 
     Args:
         source: a seekable file.
@@ -87,7 +90,7 @@ def _message(source: Any, start: int, size: int) -> Message:
 
 
 def _rows(batch: _Table, body: int) -> int:
-    """Return the rows of a record batch, from its first column; checks that the buffers fill the `body` bytes."""
+    """Return a record batch's rows, from its first column; check the buffers' sizes."""
     rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
     if rows < 0 or (nodes[:1, 0] != rows).any() or not 0 <= body - int(buffers.sum(axis=1).max(initial=0)) < _PADDING:
         raise struct.error

@@ -1,4 +1,4 @@
-"""Coerces table values to a column's type: fills missing values, converts between numbers and text.
+"""Coerces values to a column's type: fills gaps, converts numbers and text.
 
 A JSON number, an integer column of a frame and a CSV cell give the same text; times become seconds. A truth value is
 the text "true" or "false" in every format, however a text spells it: pandas writes True, databases TRUE, JSON true.
@@ -42,7 +42,7 @@ def is_missing(value: Any) -> bool:
 
 
 def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
-    """Convert values to the type of `column` where possible; others are returned unchanged.
+    """Convert values to the type of `column` if possible; return others unchanged.
 
     Args:
         column: the target column.
@@ -83,7 +83,9 @@ _SHORTEST = 4  # letters of "true"
 
 
 def lower_truth(texts: np.ndarray) -> np.ndarray:
-    """Return texts of any shape with every spelling of "true" and "false" in lower case; the array itself without any.
+    """Return texts with every spelling of "true" and "false" in lower case.
+
+    Without any of them, the array itself is returned.
 
     Args:
         texts: of dtype U; not changed.
@@ -156,7 +158,7 @@ def times_in_seconds(values: np.ndarray) -> np.ndarray:
 
 
 def _read_times(values: Any, text: bool) -> Any:
-    """Convert time strings to seconds since the epoch, or with `text` to text of these seconds."""
+    """Convert time strings to seconds since the epoch; as text if `text`."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         return values
     parsed: dict[str, Any] = {}
@@ -168,7 +170,7 @@ def _read_times(values: Any, text: bool) -> Any:
 
 
 def seconds_of(text: str) -> float | None:
-    """Convert an ISO 8601 date or time (UTC without a zone) to seconds since the epoch; else None."""
+    """Convert an ISO 8601 time (UTC by default) to seconds since the epoch, or None."""
     if not _DATE.match(text):
         return None
     try:
@@ -187,7 +189,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 def as_text(value: Any, missing: Any = None) -> Any:
-    """Return a value as the text of a text column; unchanged if it has none, as a list."""
+    """Return a value as a text column's text; unchanged if it has none, as a list."""
     if isinstance(value, str):
         return TRUTH_WORDS.get(value, value)
     if isinstance(value, bool | np.bool_):

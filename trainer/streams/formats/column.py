@@ -1,4 +1,4 @@
-"""One column of a schema: dtype, row shape, and vectorised validation and conversion."""
+"""A column of a schema: dtype, row shape, vectorised validation and conversion."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ class Column:
         return np.zeros((rows, *self.shape), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
-        """Split a list written as text; empty text is an empty list, or a missing value if the shape is fixed."""
+        """Split a list written as text; empty text is an empty list, or a missing value.
+
+        It is missing if the shape is fixed.
+        """
         if not cell and (self.ragged or self.coerce):
             return [] if self.ragged else MISSING
         return cell.split(delimiter)
@@ -222,7 +225,7 @@ class Column:
 
 
 def as_column(value: Any) -> Column:
-    """Return `value` as a `Column`: itself, a dtype, or a mapping of `Column`'s arguments.
+    """Return `value` as a `Column`: itself, a dtype, or a mapping of its arguments.
 
     Raises:
         ConfigurationError: none of these.
@@ -249,7 +252,7 @@ def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], n
 
 
 def _is_plain_number_text(array: np.ndarray) -> bool:
-    """Return whether text is free of number forms that only Python accepts: 1_0, non-ASCII digits."""
+    """Return whether text lacks number forms of Python: 1_0, non-ASCII digits."""
     codes = np.ascontiguousarray(array).view(np.uint32)
     return not ((codes == ord("_")) | (codes > ord("~")) | ((codes < ord(" ")) & (codes != 0) & (codes != 9))).any()
 

@@ -1,4 +1,4 @@
-"""A column of variable-length rows in Arrow's list layout: concatenated values and offsets."""
+"""A column of variable-length rows as in Arrow: concatenated values and offsets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Any, **options: Any) -> Ragged:
-        """Create a column from a list, object array or series of lists, or an Arrow list array.
+        """Create a column from lists, an object array, a series or an Arrow list array.
 
         Args:
             rows: one sequence of values per row; None is an empty row.
@@ -188,13 +188,13 @@ def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _no_values(rows: Any) -> np.ndarray:
-    """Return an empty array with the dtype of rows that are typed arrays; object if unknown."""
+    """Return an empty array of the dtype of rows that are arrays; object if unknown."""
     dtypes = {row.dtype for row in rows if isinstance(row, np.ndarray)} - {np.dtype(np.float64)}
     return np.empty(0, dtypes.pop() if len(dtypes) == 1 else object)
 
 
 def rows_of(value: Any) -> Any:
-    """Convert a column to an array, or to `Ragged` if its rows are lists of different lengths.
+    """Convert a column to an array, or to `Ragged` if its lists differ in length.
 
     Raises:
         DataError: rows that are neither all lists nor all single values.

@@ -1,4 +1,4 @@
-"""The schema of records: names, dtypes and row shapes of columns, and vectorised validation of data."""
+"""Schema of records: columns' names, dtypes and row shapes; validates data."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Schema:
 
     @property
     def probe(self) -> tuple[str, int]:
-        """A field, and its list depth in one row, by which columnar records differ from single rows."""
+        """A field and its list depth in a row, to tell columns from single rows."""
         name = min(self.fields, key=lambda name: len(self.fields[name].shape))
         return name, len(self.fields[name].shape)
 
@@ -169,7 +169,7 @@ class Schema:
         refuse_bools: bool = False,
         raw: Callable[[int], Any] = lambda row: None,
     ) -> Decoded:
-        """Convert columns of raw values as one message; rows that do not fit are returned as bad.
+        """Convert columns of raw values as one message; return unfit rows as bad.
 
         Args:
             values: field name -> list or array of `rows` values; an absent field is missing
@@ -213,9 +213,10 @@ class Schema:
         return Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
 
     def _convert_together(self, values: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
-        """Convert columns of one declaration as one, which costs as much as one of them; those that all fit.
+        """Convert columns of one declaration at once, for the cost of one of them.
 
-        Only lists of plain values, which NumPy reads alike in whatever company; arrays may be of different types.
+        Only lists of plain values, which NumPy reads the same together; arrays may differ in type. Columns that do not
+        all fit are left out.
         """
         arrays: dict[str, np.ndarray] = {}
         for column, names in self.alike:
@@ -247,7 +248,7 @@ class Schema:
 
 
 def _alike(fields: Mapping[str, Column]) -> tuple[tuple[Column, tuple[str, ...]], ...]:
-    """Return the columns of single values that `convert` may convert together: their declaration and names."""
+    """Return single-value columns that can be converted together, by declaration."""
     groups: dict[str, list[str]] = {}
     for name, column in fields.items():
         if column.coerce and not column.shape and not column.times:
@@ -270,7 +271,7 @@ def as_schema(value: Any) -> Schema:
 
 
 def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
-    """Convert as a whole; on failure in halves, so that k bad rows of n cost about k log n vector calls."""
+    """Convert as a whole; on failure in halves: k bad rows of n cost k log n calls."""
     if len(values) == 0:
         return column.blank(0), {}
     try:

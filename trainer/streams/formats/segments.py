@@ -39,7 +39,7 @@ class Piece:
 
 
 class TextReader:
-    """Reads whole lines; an unfinished last line waits for its newline or the end of the segment."""
+    """Reads whole lines; an unfinished last line waits for its newline or the end."""
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
         self.path = path
@@ -69,14 +69,14 @@ class TextReader:
         return Piece(joined(parts), address + len(data))
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
-        """Return where the last whole record of data[:end] ends; `last`: nothing follows the data."""
+        """Return the end of the last whole record of data[:end]; `last`: no data follow."""
         return end
 
     def _block_parsers(self) -> Sequence[BlockParser]:
         return text_blocks.json_parsers(self.decoder.schema)
 
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
-        """Parse `data` as a block, else (if `halves`) in halves, else by line; return whether any block parsed."""
+        """Parse a block, else its halves, else lines; return whether any block parsed."""
         for parse in self._parsers:
             decoded = parse(data)
             if decoded is not None:
@@ -106,7 +106,7 @@ class TextReader:
 
 
 class CsvReader(TextReader):
-    """Reads CSV records. A record is a line, or several where a quoted field holds line ends.
+    """Reads CSV records: a line each, or several if a quoted field holds line ends.
 
     A quote that is not closed within `_LONGEST_RECORD` bytes and `_MOST_LINES` lines, or before the end of the segment,
     or only by a stray one, costs its line alone.
@@ -174,7 +174,7 @@ class CsvReader(TextReader):
         return min(taken, end)
 
     def _lines_of_record(self, lines: list[bytes], first: int) -> int:
-        """Return the number of lines of the record that begins with line `first`; 0 if a quote is not closed.
+        """Return how many lines the record of line `first` has; 0 if a quote stays open.
 
         Lines that together have another number of fields than the names, or a line end inside a number, are none: two
         stray quotes would otherwise swallow all good rows between them.
@@ -248,7 +248,7 @@ class CsvReader(TextReader):
 
 
 class TableReader:
-    """Reads Parquet row groups or Arrow IPC record batches; needs pyarrow. Addresses are row numbers.
+    """Reads Parquet row groups or Arrow record batches by row number; needs pyarrow.
 
     A Parquet or Arrow *file* is readable once its footer is written: write it under another name and rename it. An
     Arrow *stream* (``.arrows``) may grow by whole record batches.
@@ -269,7 +269,7 @@ class TableReader:
         self._table: tuple[int, Any] = (-1, None)
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return up to 65,536 rows from row `address` on, all of one row group or record batch."""
+        """Return up to 65,536 rows from row `address` on, of one row group or batch."""
         try:
             self._refresh()
             if address >= self._starts[-1]:
@@ -325,7 +325,7 @@ class TableReader:
         return self._starts[-1]
 
     def bytes_before(self, address: int) -> int:
-        """Return the end of the record batch before `address`; for a file with a footer, the file size."""
+        """Return the end of the record batch before `address`; of a file, its size."""
         return self._ends[int(np.searchsorted(self._starts, address, side="left"))]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ _START_SECONDS = 30.0
 
 
 class BrokerStream(BufferedStream):
-    """Payloads from a server that may be down, decoded by a schema; bad rows go to the dead letters.
+    """Decodes payloads from a server that may be down; sets bad rows aside.
 
     A subclass implements `_fetch`, `_failed` and `_disconnect`, and sets `_errors`. It holds `_lock` during client
     calls that must not overlap with closing the client.
@@ -74,11 +74,7 @@ class BrokerStream(BufferedStream):
         self._resume_rows: dict[str, Cursor] = {}  # messages partially read before the sought position
 
     def _failed(self, error: Any) -> None:
-        """Record a server failure for the back-off.
-
-        Raises:
-            StreamError: the server rejects the request, or has failed for too long.
-        """
+        """Record a server failure for the back-off; raise if it is final."""
         raise NotImplementedError
 
     def declare(self, schema: Schema) -> None:
@@ -86,11 +82,7 @@ class BrokerStream(BufferedStream):
         self.schema = self._decoder.declare(schema)
 
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
-        """Call the server if the back-off allows; return whether the call succeeded.
-
-        Raises:
-            StreamError: the server rejects the request, or has failed for too long.
-        """
+        """Call the server if the back-off allows; return whether the call succeeded."""
         if not self._retry.wait(timeout):
             return False
         try:
@@ -106,11 +98,7 @@ class BrokerStream(BufferedStream):
         raise NotImplementedError
 
     def _retry_until(self, action: Callable[[], None], done: Callable[[], bool], unknown: str) -> None:
-        """Repeat `action` until `done`, for the first position.
-
-        Raises:
-            StreamError: the server did not answer, so something is `unknown`.
-        """
+        """Repeat `action` until `done`, for the first position, or raise at the limit."""
         deadline = monotonic() + _START_SECONDS
         while not done():
             left = max(0.0, deadline - monotonic())
@@ -127,11 +115,7 @@ class BrokerStream(BufferedStream):
         self._push(self._decoder.batch(decoded, origins, rows_read))
 
     def _lost(self, message: str) -> None:
-        """Warn of messages that were removed before they were read, or raise.
-
-        Raises:
-            StreamError: `on_missing` is "error".
-        """
+        """Warn of messages removed unread, or raise if `on_missing` is "error"."""
         if self.on_missing == "error":
             raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to go on without them")
         logger.warning("%s; going on there", message)

@@ -1,4 +1,4 @@
-"""A folder of segment files as a stream, read in name order and followed as it grows."""
+"""A folder of segment files as a stream, read by name and followed as it grows."""
 
 from __future__ import annotations
 
@@ -174,12 +174,7 @@ class FileStream(BufferedStream):
         return self._segment.name if self._segment is not None else ""
 
     def _list(self) -> None:
-        """List the folder.
-
-        Raises:
-            StreamError: a known unread segment is gone.
-            OSError: the folder cannot be read at the moment.
-        """
+        """List the folder; raise StreamError if a known unread segment is gone."""
         names, entries = self._segments.look()
         self._done = self.end == "at_last" or DONE in entries
         present, known = set(names), set(self._listing)
@@ -208,7 +203,7 @@ class FileStream(BufferedStream):
         return next((name for name in self._listing if self._wants(name)), None)
 
     def _is_finished(self) -> bool:
-        """Return whether the current segment will not grow: a later one exists, in any lane."""
+        """Return whether the current segment will not grow: any lane has a later one."""
         return self._done or any(name > self._name for name in self._listing)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
@@ -230,7 +225,7 @@ class FileStream(BufferedStream):
             self._retry.pause(min(self.poll_interval, left))
 
     def _step(self) -> bool:
-        """Read one piece or move to the next segment; return False if there is nothing to do now."""
+        """Read one piece or move to the next segment; False if there is nothing to do."""
         if self._segment is not None and self._read():
             return True
         # List before reading again, so that rows written before a later segment appeared are not missed.
@@ -260,12 +255,7 @@ class FileStream(BufferedStream):
             self._start_at(None)
 
     def _read(self, finished: bool = False) -> bool:
-        """Read one piece of the current segment; return whether there was one.
-
-        Raises:
-            StreamError: the segment disappeared before it was read, is damaged, or has too many bad rows.
-            OSError: it cannot be read at the moment.
-        """
+        """Read one piece of the current segment; return whether there was one."""
         segment = self._segment
         try:
             if self._copies is not None:
@@ -368,7 +358,7 @@ class FileStream(BufferedStream):
         return resolved
 
     def lag(self) -> int | None:
-        """Return the rows waiting, estimated from bytes for text files; None while unknown."""
+        """Return the rows waiting, for text estimated from bytes; None while unknown."""
         segment = self._segment
         address = 0 if segment is None else segment.address
         if segment is not None and isinstance(segment.reader, TableReader):

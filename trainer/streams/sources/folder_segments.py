@@ -1,4 +1,4 @@
-"""Determines the segments of a folder, their kind, and which of them a process reads."""
+"""Determines a folder's segments, their kinds, and which a process reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 5
 
 
 def kind_of(name: str, format: str | None) -> str | None:
-    """Return "jsonl", "csv" or "table" by suffix and `format` of a segment; None if they do not determine it."""
+    """Return "jsonl", "csv" or "table" by suffix and `format`; None if undetermined."""
     if format is not None:
         return "table" if format in ("parquet", "arrow") else format
     return _SUFFIXES.get(Path(name).suffix.lower())
@@ -113,7 +113,7 @@ LANES = 251  # a prime, so that numbers with a fixed step (minutes, thousands) s
 
 
 def lane_of(name: str) -> int:
-    """Return the lane of a segment: the number in its name, else a hash, modulo `LANES`.
+    """Return a segment's lane: the number in its name, or a hash, modulo `LANES`.
 
     It depends only on the name, so every process knows it for future segments, and deleting other segments does not
     change it. Consecutive numbers go to the processes in turn.
@@ -123,7 +123,7 @@ def lane_of(name: str) -> int:
 
 
 class Lanes:
-    """The lanes that a process reads, each an ordered part of the folder with a `Progress` of its own.
+    """The lanes of a process: ordered parts of the folder, each with a `Progress`.
 
     In a position a lane is the partition ``files:<lane>``; the offset ``<name>@end`` means that all its segments up to
     that name have been read. The partition ``files`` stands for the lanes that are not named.

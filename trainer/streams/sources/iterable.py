@@ -1,4 +1,4 @@
-"""Any iterable as a stream: lists, generators, factories of them, MindSpore datasets."""
+"""Any iterable as a stream: lists, generators, factories, MindSpore datasets."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class IterableStream(BufferedStream):
         self._push(self._batch(columns, spans))
 
     def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
-        """Stack single rows to a column; `Ragged` if their lists have, or had before, different lengths."""
+        """Stack single rows to a column; `Ragged` if list lengths ever differed."""
         if self._shapes is None or name not in self._shapes:
             before = next((value.shape for value in values if value.size), values[0].shape)
         else:

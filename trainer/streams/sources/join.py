@@ -1,4 +1,4 @@
-"""Delayed labels: impressions joined with their outcomes by key, within a time limit.
+"""Delayed labels: impressions joined with outcomes by key within a time limit.
 
 The time limit is a trade-off: a short one gives fresh data but labels late positives as negatives; a long one gives
 correct but stale labels (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). Here an impression
@@ -94,7 +94,7 @@ class DelayedLabelJoin(BufferedStream):
         self._begin(1, None)
 
     def _begin(self, round_number: int, record: dict[str, Any] | None) -> None:
-        """Start without waiting rows, in round `round_number`; `record` is the state after the previous round."""
+        """Start round `round_number` without waiting rows; `record` is the state before."""
         self._clear()
         self.unmatched_outcomes = 0
         self._round = round_number
@@ -203,7 +203,7 @@ class DelayedLabelJoin(BufferedStream):
         return True
 
     def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, bool]]) -> None:
-        """After a row at `time`, release impressions past their limit and drop outcomes too old to match."""
+        """At a row's `time`, release impressions past their limit; drop old outcomes."""
         self._reached = max(self._reached, time)
         expiry, now = self._expiry, self._reached - self.lateness
         while expiry and expiry[0][0] + self.within < now:
@@ -261,7 +261,7 @@ class DelayedLabelJoin(BufferedStream):
         self._records = {number: record for number, record in self._records.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the state of the join at that point; older states are discarded.
+        """Return `position` with the join's state at that point; discard older states.
 
         Raises:
             StreamError: the position is too far back.
@@ -352,7 +352,7 @@ class DelayedLabelJoin(BufferedStream):
                 side.stream.commit(at)
 
     def lag(self) -> int | None:
-        """Return the unread rows of both streams, without impressions waiting for a label; None if unknown."""
+        """Return both streams' unread rows, without impressions that wait; None: unknown."""
         lags = [side.stream.lag() for side in self._sides]
         if any(lag is None for lag in lags):
             return None

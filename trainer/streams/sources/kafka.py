@@ -170,7 +170,9 @@ class KafkaStream(BrokerStream):
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
-        """Continue reading at `position`; missing partitions begin at `start`. Takes effect on the next call.
+        """Continue reading at `position` from the next call on.
+
+        Missing partitions begin at `start`.
 
         Raises:
             StreamError: it is not one of this stream's.
@@ -184,7 +186,7 @@ class KafkaStream(BrokerStream):
         self._target, self._position, self._assigned = cursors, dict(position), False
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the mark of a message before it in every partition, to recognize the topic."""
+        """Return `position` with marks of messages before it, to recognize the topic."""
         return self._marks.resolve(position)
 
     def _failed(self, error: Any) -> None:
@@ -276,7 +278,7 @@ class KafkaStream(BrokerStream):
                 self._deliver(max_rows)
 
     def _check_topic(self) -> None:
-        """Start reading partitions added to the topic; when idle, check that it is still the same topic."""
+        """Start reading added partitions; when idle, check that the topic is the same."""
         self._look_at = monotonic() + _LOOK_SECONDS
         again = not any(self._turns.held(number) for number in self._turns.next)
         if self._partitions is None:
@@ -316,11 +318,7 @@ class KafkaStream(BrokerStream):
         self._paused.balance({number: self._turns.held(number) for number in self._turns.next})
 
     def _is_new(self, message: Any) -> bool:
-        """Compare a message with the one read earlier at its offset; return whether it is new and to be read.
-
-        Raises:
-            StreamError: the messages differ, and `on_missing` is "error".
-        """
+        """Check a message against the one read at its offset; return whether it is new."""
         partition, offset = message.partition(), message.offset()
         mark = self._unverified.get(partition)
         if mark is not None and offset >= int(mark.offset):
@@ -397,7 +395,7 @@ class KafkaStream(BrokerStream):
             logger.warning("%s: the position could not be committed: %s", self._retry.label, error)
 
     def lag(self) -> int | None:
-        """Return the messages waiting, by the last known ends of the partitions; None before the first fetch."""
+        """Return the messages waiting at the last known ends; None before a first fetch."""
         if not self._assigned:
             return None
         ends = self._ends

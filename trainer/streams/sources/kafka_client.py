@@ -55,9 +55,10 @@ def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
 
 
 def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls `method` while its object is alive, as a callback of a client the object owns.
+    """Return a client's callback that calls `method` while its object is alive.
 
-    Otherwise both would wait for the garbage collector, and a process has room for about 1,000 clients.
+    Otherwise the client and the object that owns it would wait for the garbage collector, and a process has room for
+    about 1,000 clients.
     """
     reference = weakref.WeakMethod(method)
 
@@ -70,7 +71,7 @@ def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeout: float) -> list[int]:
-    """Return the numbers of the partitions of `topic` to read: those `chosen`; None: all.
+    """Return the partition numbers of `topic` to read: the `chosen`, or all.
 
     Raises:
         StreamError: there is no such topic or partition.
@@ -123,7 +124,7 @@ def commit_offsets(consumer: Any, topic: str, cursors: Mapping[int, Cursor]) -> 
 
 
 class PausedPartitions:
-    """Pauses partitions whose messages pile up in the buffer, so that one partition cannot fill the memory.
+    """Pauses partitions whose buffered messages pile up, to bound memory.
 
     Args:
         consumer: the client.

@@ -1,4 +1,4 @@
-"""The state of a join: unmerged rows of both sides, impressions waiting for a label, and outcomes.
+"""A join's state: unmerged rows, impressions waiting for a label, outcomes.
 
 Rows and outcomes are kept for some rounds after they leave, so that a checkpoint can store the state of an earlier
 round.
@@ -59,7 +59,7 @@ class Side:
         self.idle_since = None
 
     def bound(self, idle_timeout: float | None) -> float:
-        """Return a lower bound of the event times of future rows; infinity if there are none to wait for."""
+        """Return a lower bound of future rows' event times; infinity if none will come."""
         if self.head is not None:
             return float(self.clock[-1])
         if self.stream.exhausted:
@@ -126,7 +126,7 @@ class PendingRows:
         return columns, np.concatenate([chunk.times[rows] for chunk, rows in held])[back]
 
     def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, positive: np.ndarray) -> None:
-        """Mark rows that leave in round `left`, with their rank in its output (-1: not in it)."""
+        """Mark rows leaving in round `left`, with their rank in its output (-1: none)."""
         where = self._locate(numbers)
         for c in np.unique(where):
             chosen = where == c
@@ -144,7 +144,7 @@ class PendingRows:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row numbers of round `left`'s output from `rank` on, and a mask of the positive ones."""
+        """Return the rows of round `left`'s output from `rank` on, and a positive mask."""
         numbers, ranks, positive = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
         for chunk in self._chunks:
             rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
@@ -166,7 +166,7 @@ class PendingRows:
 
 @dataclass(eq=False, slots=True)
 class Outcome:
-    """An outcome kept for future impressions, with the rounds in which it arrived and was dropped."""
+    """An outcome kept for future impressions, with its first and last round."""
 
     key: Any
     time: float
@@ -193,14 +193,14 @@ class OutcomeBuffer:
         heapq.heappush(self._queue, (outcome.time, self._count, outcome))
 
     def match(self, key: Any, since: float, until: float) -> bool:
-        """Mark the outcomes of `key` from `since` to `until` as matched; return whether there are any."""
+        """Mark outcomes of `key` from `since` to `until` as matched; return if any are."""
         matches = [entry for entry in self._by_key.get(key, ()) if since <= entry.time <= until]
         for entry in matches:
             entry.matched = True
         return bool(matches)
 
     def drop(self, before: float, left: int) -> int:
-        """Drop outcomes of round `left` with an event time below `before`; return the number of unmatched ones."""
+        """Drop outcomes before a time in round `left`; return the number unmatched."""
         unmatched = 0
         while self._queue and self._queue[0][0] < before:
             outcome = heapq.heappop(self._queue)[2]
@@ -217,7 +217,7 @@ class OutcomeBuffer:
         self._log = [o for o in self._log if o.left is None or o.left >= before]
 
     def pack(self, done: int) -> list[Any]:
-        """Return the outcomes at the end of round `done` as JSON; empty if there were none."""
+        """Return the outcomes at the end of round `done` as JSON; empty without any."""
         held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
         return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.matched) for o in held], strict=True)]
 
@@ -233,7 +233,10 @@ class OutcomeBuffer:
 
 
 def pack(array: Any) -> list[Any]:
-    """Encode an array as JSON: dtype, shape, and compressed bytes as text; for `Ragged`, values and offsets."""
+    """Encode an array as JSON: dtype, shape, and compressed bytes as text.
+
+    Of a `Ragged` column, its values and offsets.
+    """
     if isinstance(array, Ragged):
         array = array[:]
         return [pack(array.values), pack(array.offsets), array.options]

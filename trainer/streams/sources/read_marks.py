@@ -23,7 +23,7 @@ class Mark(NamedTuple):
 
 
 class ReadMarks:
-    """Remembers some of the records read from every partition, newer ones more densely.
+    """Remembers some records read from each partition, newer ones more densely.
 
     A position says how far a log was read, but not which log it was. With the mark of an earlier record, that record
     can be read again and compared. If it was removed (retention, compaction), nothing can be concluded.
@@ -44,7 +44,7 @@ class ReadMarks:
             self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
-        """Load the marks of `position`, and drop those at or after it, whose records are read again.
+        """Load the marks of `position`; drop those at or after it, which are reread.
 
         Raises:
             StreamError: the position has an invalid mark.
@@ -75,7 +75,7 @@ class ReadMarks:
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:
-        """Return the newest mark of a record before `cursor`, or partially read at it; None if there is none."""
+        """Return the newest mark before `cursor`, or partially read at it, or None."""
         marks = list(self._marks.get(partition, ()))  # another thread may append
         return next((mark for mark in reversed(marks) if self._is_before(mark, cursor)), None)
 
@@ -103,6 +103,6 @@ def checksum(content: Iterable[bytes | None]) -> int:
 
 
 def indices_to_mark(origins: Sequence[Span]) -> list[int]:
-    """Return the indexes of fetched records to mark: every 16th, and the last of each partition."""
+    """Return the records to mark: every 16th, and each partition's last."""
     newest = {origin.partition: index for index, origin in enumerate(origins)}
     return sorted({*range(0, len(origins), _EVERY), *newest.values()})

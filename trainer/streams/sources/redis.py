@@ -1,4 +1,4 @@
-"""Redis Streams as a stream. Needs redis-py, the extra ``redis``; the server must be 6.2 or newer."""
+"""Redis Streams as a stream; needs redis-py (extra ``redis``), Redis 6.2 or later."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class RedisStream(BrokerStream):
             self._attempt(lambda: self._await(left), left)
 
     def _read(self) -> None:
-        """Fetch the next entries of every key in one transaction and push those whose order is final."""
+        """Fetch each key's next entries in one transaction; push those in final order."""
         if not self.keys:
             return
         self._newest()
@@ -238,11 +238,7 @@ class RedisStream(BrokerStream):
         self._deliver()
 
     def _replaced(self, key: str, at: Offset, info: Mapping[str, Any]) -> None:
-        """Restart a key whose entry `at` differs from the one that was read.
-
-        Raises:
-            StreamError: `on_missing` is "error".
-        """
+        """Restart a key whose entry `at` differs from the one read, or raise."""
         self._lost(
             f"stream {key!r} holds another entry {at} than the one that was read there: it was deleted and created "
             f"again, or is another one; it holds {info['length']} entries, of which none was read"
@@ -254,11 +250,7 @@ class RedisStream(BrokerStream):
         self._cursors[key] = self._final_before[key] = (0, 0)
 
     def _check_removals(self, key: str, info: Any, entries: list[tuple[Id, Any]], full: bool) -> bool:
-        """Check for entries removed before they were read; return whether to continue from the cursor.
-
-        Raises:
-            StreamError: entries were removed, and `on_missing` is "error".
-        """
+        """Check for entries removed unread; return whether to continue from the cursor."""
         resume_id = parse(self._resume_rows[key].offset) if key in self._resume_rows else (0, 0)
         within = resume_id if resume_id > self._cursors[key] else None
         loss = self._removals[key].look(info, self._cursors[key], [at for at, _ in entries], full, within)
@@ -313,7 +305,10 @@ class RedisStream(BrokerStream):
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
 
     def commit(self, position: Position) -> None:
-        """Write `position` to the hash and, with `trim`, remove the entries before it; a failure is only logged."""
+        """Write `position` to the hash; with `trim`, remove entries before it.
+
+        A failure is only logged.
+        """
         errors = self._redis.exceptions
         try:
             with self._client.pipeline(transaction=False) as pipe:
@@ -368,7 +363,7 @@ def _connect(url: str) -> tuple[Any, Any]:
 
 
 def _entries(answer: Any) -> list[Any]:
-    """Return the entries in an XREAD answer for one key: a list of pairs, or a mapping in RESP3."""
+    """Return one key's entries in an XREAD answer: a list, or a mapping in RESP3."""
     if not answer:
         return []
     if isinstance(answer, Mapping):

@@ -1,4 +1,4 @@
-"""Detects entries of a Redis stream removed before they were read, from XINFO STREAM of its key."""
+"""Detects entries of a Redis stream removed unread, from XINFO STREAM."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ReplayStream(Stream):
         return self.repeat is not None and self._pass >= self.repeat
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows of one pass, or None if the pace allows none within `timeout` seconds.
+        """Return 1 to `max_rows` rows of one pass; None if the pace allows none in time.
 
         Raises:
             ValueError: `max_rows` is not positive.
@@ -112,7 +112,7 @@ class ReplayStream(Stream):
         return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
 
     def _due(self, timeout: float) -> int:
-        """Return the number of released unread rows, after waiting up to `timeout` seconds for the first."""
+        """Return the number of released unread rows, waiting up to `timeout` for one."""
         if self._started is None:
             self._started, self._released = self._clock(), 0
         due = self._waiting()
@@ -144,7 +144,7 @@ class ReplayStream(Stream):
         self._started = None
 
     def lag(self) -> int | None:
-        """Return the number of released unread rows; without a pace, of all unread rows; None for endless passes."""
+        """Return the released unread rows, or all without a pace; None if endless."""
         if self.rows_per_second is not None:
             return 0 if self._started is None else max(0, self._waiting())
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row

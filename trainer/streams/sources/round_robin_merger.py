@@ -61,7 +61,7 @@ class RoundRobinMerger:
         return chosen is not None and bool(self._buffers[chosen])
 
     def take(self) -> list[Any]:
-        """Return the next messages, all of one partition's turn; none while that partition is empty."""
+        """Return the next messages of the partition whose turn it is; none if empty."""
         if not self.in_turns:
             return self._take_all()
         chosen = self._choose()

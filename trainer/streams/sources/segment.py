@@ -1,4 +1,4 @@
-"""A segment being read: its progress, detection of changed bytes, and its checksum."""
+"""A segment being read: its progress, detection of changes, and its checksum."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, path: Path, size: int) -> Fingerprint | None:
-        """Compute the fingerprint of the first `size` bytes of `path`; None if the file is shorter."""
+        """Return the fingerprint of the first `size` bytes; None if the file is shorter."""
         if size == 0:
             return cls()
         with path.open("rb") as file:
@@ -187,7 +187,9 @@ class OpenSegment:
                 reader.close()
 
     def read(self, finished: bool) -> Piece | None:
-        """Return the next piece, or None if nothing complete follows; `finished`: the segment will not grow.
+        """Return the next piece; None if nothing complete follows.
+
+        `finished`: the segment will not grow.
 
         Raises:
             StreamError: the segment is damaged, or was replaced.
