@@ -181,7 +181,7 @@ class WindowOnly:
 
 
 class GatheredRows(WindowOnly):
-    """A metric without `merge` in windows of several processes: rank 0 evaluates it on the rows of all.
+    """A metric without `merge`: rank 0 evaluates it on the rows of all processes.
 
     Every process keeps the window's predictions and labels, which travel when the window closes. A window of more than
     `max_bytes` on one process has the value NaN, with a warning.
