@@ -1,1 +1,1 @@
-"""The verbs, values and names of `mindspore.Model` and `RecModel`, over the public ones of `Trainer`."""
+"""MindSpore's names: `Model` and `RecModel` over the verbs of `Trainer`."""

@@ -1,4 +1,4 @@
-"""Keywords of Keras, Lightning and Hugging Face: translated if we have the same, else refused with a hint."""
+"""Keywords of Keras, Lightning and Hugging Face, translated or refused."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[s
 
 
 def missing_verb(kind: type, name: str) -> AttributeError:
-    """Return the error for a missing attribute; for a verb of another trainer it names ours."""
+    """Return the error for a missing attribute, with our name for the verb."""
     if name in VERBS:
         return AttributeError(f"{kind.__name__} has no {name!r}: {VERBS[name]}")
     public = [known for known in dir(kind) if not known.startswith("_")]

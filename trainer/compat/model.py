@@ -1,4 +1,4 @@
-"""`Model` and `RecModel`: the trainer under the names of MindSpore's own, giving what they give.
+"""`Model` and `RecModel`: the trainer under the names of MindSpore's own.
 
     from trainer import Model            # instead of: from mindspore import Model
     from trainer import RecModel         # instead of: from mindspore_rec import RecModel
@@ -24,7 +24,7 @@ from . import verbs
 
 
 class MindSporeMae(Mae):
-    """The mean absolute error as `mindspore.train.MAE` computes it: the columns of a row are added up."""
+    """MindSpore's mean absolute error, which adds up the columns of a row."""
 
     name = None  # type: ignore[assignment]
 
@@ -37,7 +37,7 @@ class MindSporeMae(Mae):
 
 
 class Model(Trainer):
-    """A `Trainer` with the `fit` and `predict` of `mindspore.Model`: epochs first, Tensors in and out."""
+    """A `Trainer` with the `fit` and `predict` of `mindspore.Model`."""
 
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train as `mindspore.Model.fit` does; with the data first, as `Trainer.fit` does."""
@@ -55,4 +55,4 @@ class Model(Trainer):
 
 
 class RecModel(Model):
-    """`Model` under the name of MindSpore Rec's class; every `Trainer` has its `online_train(train_dataset)`."""
+    """`Model` under the name of MindSpore Rec's class."""

@@ -1,4 +1,4 @@
-"""The verbs of `mindspore.Model` and `RecModel` under their names, so that a script changes only its import."""
+"""The verbs of `mindspore.Model` and `RecModel` under their names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(
     sink_size: int = -1,
     initial_epoch: int = 0,
 ) -> History:
-    """Train from epoch `initial_epoch` to `epoch` without validation, as `mindspore.Model.train` does."""
+    """Train up to `epoch` without validation, as `mindspore.Model.train` does."""
     return fit(
         trainer,
         epoch,
@@ -53,7 +53,7 @@ def train(
 def evaluate(
     trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
 ) -> dict[str, Any]:
-    """Evaluate as `mindspore.Model.eval` does: the metrics in their order, as their `eval` returns them.
+    """Evaluate as `mindspore.Model.eval` does, metrics in their order.
 
     Raises:
         ConfigurationError: the trainer has no metrics.
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
-    """Apply the network to Tensors and return Tensors, as `mindspore.Model.predict` does.
+    """Apply the network to Tensors, as `mindspore.Model.predict` does.
 
     Args:
         trainer: whose network is applied.
@@ -104,13 +104,13 @@ def build(
     epoch: int = 1,
     sink_mode: bool = True,
 ) -> None:
-    """Compile the training program ahead of time as `compile` does; evaluation is compiled when first used."""
+    """Compile the training program; evaluation is compiled when first used."""
     if train_dataset is not None:
         trainer.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
 
 
 def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
-    """Refuse: layouts belong to MindSpore's automatic parallelism, which this trainer does not use.
+    """Refuse: layouts belong to MindSpore's automatic parallelism.
 
     Raises:
         ConfigurationError: always.
@@ -122,7 +122,7 @@ def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
-    """A cell that holds the parameters of network and optimizer, as `mindspore.save_checkpoint` takes one."""
+    """A cell with the parameters of network and optimizer, to save them."""
     return cell_with_optimizer(trainer)
 
 
@@ -145,7 +145,7 @@ def fit(
     initial_epoch: int = 0,
     **options: Any,
 ) -> History:
-    """Train from epoch `initial_epoch` up to `epoch` and validate, as `mindspore.Model.fit` does.
+    """Train and validate up to `epoch`, as `mindspore.Model.fit` does.
 
     Where a callback of MindSpore's kind watches steps, each step is a call, whatever the sink size, as in MindSpore on
     CPU.
@@ -188,7 +188,7 @@ def _watches_steps(callbacks: Any) -> bool:
 
 
 class _EpochsOfCall(Every):
-    """Cadence of `valid_frequency`: every n epochs, or the epochs of a list, numbered within the call."""
+    """Cadence of `valid_frequency`: every n epochs of a call, or a list of them."""
 
     def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
         super().__init__(epochs=1)

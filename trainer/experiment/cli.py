@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|check|...``; ``trainer --help`` lists the commands.
+"""The command line: ``trainer fit|online|evaluate|predict|check|...``.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
 by SIGINT or SIGTERM and has wound up.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +26,14 @@ from .commands import (
     table_commands,
     versions_command,
 )
-from .console import Console, logging_to, print_error, print_results, print_traceback
-from .standard_output import recorded_output
-
-_COMMANDS = {
-    "init": "write a first configuration for a table, from a look at its columns",
-    "fit": "train on data.train, validate on data.valid, evaluate on data.test",
-    "online": "train on data.stream",
-    "evaluate": "evaluate a trained network on data.test (or --split)",
-    "predict": "write predictions for data.test (or --split)",
-    "export": "write a run's snapshot for other programs: ONNX, MindIR, tables, features",
-    "features": "what declared features make of the first rows, statistics of the columns, drift since a run",
-    "launch": "start a command or a Python script as several processes that train together",
-    "check": "tell everything that is wrong with a configuration; runs nothing",
-    "show-loop": "print the training loop with the active callbacks in their places",
-    "schema": "print a JSON schema of experiments, for editors",
-    "runs": "list the runs below a folder: state, best metric, time, size",
-    "compare": "runs side by side: differences of configuration, final metrics",
-    "sweep": "train an experiment with many values: a grid, random draws, or Optuna",
-    "report": "write one HTML page about runs: curves, windows, calibration, tables, configuration",
-    "watch": "show that page in a browser while the runs go on",
-    "models": "list the networks of trainer.models with their papers and options",
-    "versions": "list, pin, roll back, promote and compare the versions of a published model",
-    "serve": "answer over HTTP from a published model, while it is trained",
-    "doctor": "what this machine and installation are, and what stands in the way of a run",
-}
-
+from .console import Console, logging_to, print_error, print_results, print_traceback, recorded_output
 
 _REPORTING = ("fit", "online", "launch", "serve")  # their output also goes to files; for the others it is the result
 
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown options here, so that the command's own usage is shown, with the nearest option."""
+        """Refuse unknown options with the command's own usage and the nearest one."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
@@ -78,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
+    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in _COMMANDS.items()}
     for name in ("fit", "online"):
         parsers[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
         parsers[name].add_argument(
@@ -160,11 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command; a failed write to stdout is an error only if the result goes there."""
+    """Run a command; failed writes to stdout matter if the result goes there."""
     code = 0
     with recorded_output() as output:
         try:
-            code = _HANDLERS[args.command](args)
+            code = _COMMANDS[args.command][0](args)
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
         except OSError as error:
@@ -184,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from ..storage.location import is_url
     from .runs import run_folder
-    from .runs.mirrored_run import fetch_published, fetched_run
+    from .runs.restart import fetch_published, fetched_run
 
     if args.resume == "auto" and args.config is not None:
         _resume_begun(args)
@@ -212,7 +187,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _resume_begun(args: argparse.Namespace) -> None:
-    """Replace CONFIG --resume auto by --resume RUN if the run was begun, else by CONFIG."""
+    """Replace --resume auto by --resume RUN if the run was begun."""
     from .runs.restart import begun_run
 
     source = Path(args.config)
@@ -239,7 +214,7 @@ def _project(source: Path) -> Any:
 
 
 def _applied(args: argparse.Namespace) -> tuple[Any, Path, Path]:
-    """Return the configuration, run folder and snapshot for a command that uses a trained network."""
+    """Return configuration, run folder and snapshot of a trained network."""
     from .runs import run_folder
     from .runs.training_run import default_checkpoint
 
@@ -351,27 +326,34 @@ def _doctor(args: argparse.Namespace) -> int:
     return 1 if any(finding.state == doctor_command.WRONG for finding in findings) else 0
 
 
-_HANDLERS = {
-    "init": table_commands.init,
-    "features": table_commands.features,
-    "serve": serve_command.run,
-    "schema": table_commands.schema,
-    "fit": _train,
-    "online": _train,
-    "evaluate": _evaluate,
-    "predict": _predict,
-    "export": _export,
-    "launch": launch_command.run,
-    "check": _check,
-    "show-loop": _show_loop,
-    "runs": _runs,
-    "compare": _compare,
-    "sweep": sweep_command.run,
-    "report": report_command.report,
-    "watch": report_command.watch,
-    "models": _models,
-    "versions": versions_command.run,
-    "doctor": _doctor,
+# name: (handler, help)
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+    "init": (table_commands.init, "write a first configuration for a table, from a look at its columns"),
+    "fit": (_train, "train on data.train, validate on data.valid, evaluate on data.test"),
+    "online": (_train, "train on data.stream"),
+    "evaluate": (_evaluate, "evaluate a trained network on data.test (or --split)"),
+    "predict": (_predict, "write predictions for data.test (or --split)"),
+    "export": (_export, "write a run's snapshot for other programs: ONNX, MindIR, tables, features"),
+    "features": (
+        table_commands.features,
+        "show declared features: the first rows, statistics of the columns, drift since a run",
+    ),
+    "launch": (launch_command.run, "start a command or a Python script as several processes that train together"),
+    "check": (_check, "report all problems of a configuration; runs nothing"),
+    "show-loop": (_show_loop, "print the training loop with the active callbacks in their places"),
+    "schema": (table_commands.schema, "print a JSON schema of experiments, for editors"),
+    "runs": (_runs, "list the runs below a folder: state, best metric, time, size"),
+    "compare": (_compare, "show runs side by side: differences of configuration, final metrics"),
+    "sweep": (sweep_command.run, "train an experiment with many values: a grid, random draws, or Optuna"),
+    "report": (
+        report_command.report,
+        "write one HTML page about runs: curves, windows, calibration, tables, configuration",
+    ),
+    "watch": (report_command.watch, "show that page in a browser while the runs go on"),
+    "models": (_models, "list the networks of trainer.models with their papers and options"),
+    "versions": (versions_command.run, "list, pin, roll back, promote and compare the versions of a published model"),
+    "serve": (serve_command.run, "answer over HTTP from a published model, while it is trained"),
+    "doctor": (_doctor, "check this machine and installation for problems that would prevent a run"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the command line prints: log lines, errors and final results, wrapped between words on a terminal."""
+"""Output of the command line: log, errors, results, and lost writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_COLUMNS = 20
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
-    """Return `text` with its long lines wrapped between words if `stream` is a terminal, else unchanged.
+    """Return `text` with its long lines wrapped if `stream` is a terminal.
 
     A word longer than the terminal is wide, such as a path, stays whole.
     """
@@ -52,7 +52,7 @@ def print_traceback(*exception: Any) -> None:
 
 
 class Console(logging.StreamHandler):
-    """Writes log messages and remembers the last error so that it is not printed twice."""
+    """Writes log messages and remembers the last error, to print it once."""
 
     last_error = ""
 
@@ -69,7 +69,10 @@ class Console(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
-    """Show the package's log during the command; silence MindSpore's log, since its errors arrive as exceptions."""
+    """Show the package's log during the command; silence MindSpore's.
+
+    MindSpore's errors arrive as exceptions.
+    """
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks", "mindspore_trainer")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
@@ -89,7 +92,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def print_results(finished: Run) -> None:
-    """Print the last and best metrics of a finished run and where its files are; why it ended is in the log above."""
+    """Print the last and best metrics of a finished run, and its files."""
     from .runs.compare import duration, number, table
 
     metrics = finished.metrics
@@ -114,3 +117,52 @@ def _best_of(best: Mapping[str, Any] | None) -> list[str]:
     from .runs.compare import number
 
     return ["", "", ""] if best is None else [number(best["value"]), str(best["step"]), best["snapshot"] or "none kept"]
+
+
+class RecordedOutput:
+    """Standard output that remembers its latest failed write.
+
+    The exceptions are not enough: callbacks swallow them, and a failure may occur as late as the last flush.
+
+    Attributes:
+        lost: the latest failure, or None.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text`."""
+        with self._recording():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the buffer."""
+        with self._recording():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.lost = error
+            raise
+
+
+@contextlib.contextmanager
+def recorded_output() -> Iterator[RecordedOutput]:
+    """Record failures of `sys.stdout`; print nothing more after one."""
+    stream = sys.stdout
+    output = RecordedOutput(stream)
+    if stream is not None:  # None in a process without stdout
+        sys.stdout = output  # type: ignore[assignment]
+    try:
+        yield output
+    finally:
+        # the interpreter flushes stdout on exit; a failure there would make the exit code 120
+        sys.stdout = stream if output.lost is None else open(os.devnull, "w")  # noqa: SIM115

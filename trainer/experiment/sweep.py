@@ -1,4 +1,4 @@
-"""`sweep` trains one experiment with many values, as a folder of runs; its command is `trainer sweep CONFIG`.
+"""`sweep`: trains an experiment with many values, as a folder of runs.
 
     FOLDER/sweep.json      the plan: search space, method and metric; written once
     FOLDER/trials.jsonl    the values of each trial, written before it begins
@@ -73,7 +73,7 @@ def sweep(
     seed: int = 0,
     overrides: Sequence[str] = (),
 ) -> list[Trial]:
-    """Train an experiment with many values, one process per trial; return the trials, best first.
+    """Train with many values, one process per trial; return trials, best first.
 
     Args:
         config: experiment file (YAML).
@@ -137,7 +137,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_values(plan: Plan) -> None:
-    """Check that some combination takes every listed value, and both ends of every range.
+    """Check that some combination takes each listed value and each end of a range.
 
     Raises:
         ConfigurationError: values that the configuration does not take, all of them.
@@ -156,7 +156,7 @@ def _check_values(plan: Plan) -> None:
 
 
 def _problem(plan: Plan, choices: Mapping[str, Sequence[Any]]) -> str | None:
-    """Return why none of the first combinations of `choices` loads, or None if one does."""
+    """Return why none of the first combinations loads, or None if one does."""
     from .configuration.loader import load_config
 
     problem = None
@@ -174,7 +174,10 @@ def _ends(values: Any) -> list[Any]:
 
 
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return settings that let a trial publish below its own folder: a published folder has one writer."""
+    """Return settings that let a trial publish below its own folder.
+
+    A published folder has one writer.
+    """
     from .configuration.loader import load_config
 
     root = json.dumps(str(folder / "published"))
@@ -195,7 +198,7 @@ def _as_yaml(value: Any) -> str:
 
 
 class _OrphanedTrial:
-    """Process of a trial orphaned by a killed sweep; it is awaited, then its result is read as usual."""
+    """The process of a trial that a killed sweep left behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -213,7 +216,7 @@ class _OrphanedTrial:
 
 @contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit so that the trials are stopped; on the main thread only."""
+    """Turn SIGTERM into SystemExit on the main thread, to stop the trials."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -288,7 +291,7 @@ class _Sweep:
         return trial
 
     def _started(self, trial: Trial) -> bool:
-        """Start a trial; one with values that together cannot work has failed, and the others go on."""
+        """Start a trial; return whether its values work together."""
         try:
             self._start(trial)
         except ConfigurationError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..report.run_data import read_record
+from .runs.run_folder import METRICS, RECORD, read_json_or
 
 PLAN, TRIALS, PRUNED = "sweep.json", "trials.jsonl", "pruned"
 SEARCHES = ("grid", "random", "optuna")
@@ -21,7 +22,7 @@ MODES = ("auto", "min", "max")
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, uniform or log-uniform; integers if both ends are integers."""
+    """Numbers from `low` to `high`; integers if both ends are integers."""
 
     low: float
     high: float
@@ -125,7 +126,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove an unfinished last line, which the next one would be appended to; a missing file is left missing."""
+    """Remove an unfinished last line of a file, if there is one."""
     if path.is_file():
         complete = path.read_bytes().rfind(b"\n") + 1
         if complete < path.stat().st_size:
@@ -140,7 +141,7 @@ def best_first(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
 
 def read_outcome(trial: Trial, plan: Plan) -> None:
     """Set `state` and `value` of a trial from its run folder."""
-    metrics = _json(trial.folder / "metrics.json")
+    metrics = read_json_or(trial.folder / METRICS, {})
     reason = str(metrics.get("stop_reason", ""))
     if (trial.folder / PRUNED).exists():
         trial.state = "pruned"
@@ -153,17 +154,9 @@ def read_outcome(trial: Trial, plan: Plan) -> None:
         trial.value = (max if higher_is_better(trial, plan) else min)(measured)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return read if isinstance(read, dict) else {}
-
-
 def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
     """Return the (step, value) pairs that a run has recorded of a metric so far."""
-    recorded = read_record(folder / "record.jsonl").series
+    recorded = read_record(folder / RECORD).series
     series = next((series for name, series in recorded.items() if monitor in _monitors_of(name)), None)
     if series is None:
         return []
@@ -171,8 +164,8 @@ def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """Return the names that a monitor may have: those of the metrics that a run has recorded."""
-    series = read_record(folder / "record.jsonl").series
+    """Return the names that a monitor may have: the metrics a run recorded."""
+    series = read_record(folder / RECORD).series
     return sorted({monitor for name in series for monitor in _monitors_of(name)})
 
 
@@ -184,9 +177,9 @@ def _monitors_of(name: str) -> tuple[str, ...]:
 
 
 def record_version(folder: Path) -> tuple[int, int] | None:
-    """Return time and size of a run's record, which change with its content; None without a record."""
+    """Return time and size of a run's record; None without a record."""
     try:
-        status = (folder / "record.jsonl").stat()
+        status = (folder / RECORD).stat()
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
@@ -196,7 +189,7 @@ def higher_is_better(trial: Trial, plan: Plan) -> bool:
     """Return whether higher is better for the monitored metric."""
     if plan.mode != "auto":
         return plan.mode == "max"
-    return read_record(trial.folder / "record.jsonl").directions.get(plan.monitor) is True
+    return read_record(trial.folder / RECORD).directions.get(plan.monitor) is True
 
 
 def plain(plan: Plan) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Random(Grid):
 
 
 class Optuna(Grid):
-    """Optuna's TPE and median pruner; a new study is initialized with the folder's earlier trials."""
+    """Optuna's TPE and median pruner; a new study starts from earlier trials."""
 
     def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
         super().__init__(plan, trials)

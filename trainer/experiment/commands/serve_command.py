@@ -97,7 +97,7 @@ def published_folder(source: Path, wait: bool = False) -> Path:
 
 def _publishing(run_dir: Path) -> Path | None:
     from ..configuration.loader import load_config
-    from ..runs.mirrored_run import published_roots
+    from ..runs.restart import published_roots
 
     for root in published_roots(load_config(run_dir, [])):
         return root

@@ -1,4 +1,4 @@
-"""Resolves strings of a configuration: dotted paths of classes and ``${env:NAME}`` environment variables.
+"""Resolves the strings of a configuration: dotted paths and ``${env:NAME}``.
 
 A variable is looked up when the object is created; its value is never written anywhere.
 """
@@ -26,7 +26,7 @@ from ...masking import is_secret, remember_credentials, remember_secret
 
 
 class UnresolvedError(Exception):
-    """A dotted path cannot be resolved or its import fails; the message says which part."""
+    """A dotted path cannot be resolved; the message says which part failed."""
 
 
 def is_dotted(text: Any) -> bool:
@@ -108,7 +108,7 @@ def _failed(name: str, error: BaseException) -> str:
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
-    """Return a module's or class's public names whose values fit, and a package's modules for `_has_names`."""
+    """Return the public names whose values fit; for `_has_names` also submodules."""
     names = []
     for name in dir(owner):
         with contextlib.suppress(Exception):
@@ -160,7 +160,7 @@ def has_reference(value: Any) -> bool:
 
 
 def variables_in(value: Any) -> list[str]:
-    """Return the names of the variables that a plain value, such as a list of texts, refers to."""
+    """Return the names of the variables that a plain value refers to."""
     return [_parts_of(inner)[0] for inner in _REFERENCE.findall(str(value))]
 
 
@@ -177,7 +177,7 @@ def _parts_of(inner: str) -> tuple[str, str, str]:
 
 
 def expand(text: str, name: object = "") -> str:
-    """Substitute variables in `text`; values with a credential's name are masked in later output.
+    """Substitute variables in `text`; later output masks those that are credentials.
 
     Args:
         text: a value.

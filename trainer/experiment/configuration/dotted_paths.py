@@ -1,4 +1,4 @@
-"""Dotted paths of the settings of a configuration: `optimizer.init_args.learning_rate`."""
+"""Dotted paths of settings: `optimizer.init_args.learning_rate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ def join(path: str, key: Any) -> str:
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists by dotted path; empty containers are leaves."""
+    """Return nested mappings and lists flattened to leaves by dotted path.
+
+    Empty containers are leaves.
+    """
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):

@@ -1,4 +1,4 @@
-"""A checked experiment configuration as frozen dataclasses, and its plain form for the run folder."""
+"""A checked configuration as frozen dataclasses, and its plain form."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ExperimentConfig:
     places: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form of the configuration for the run folder, without empty values.
+        """Return the plain form for the run folder, without empty values.
 
         References to environment variables stay references; credentials are masked.
         """
@@ -117,7 +117,7 @@ class ExperimentConfig:
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}
 
     def default_paths(self) -> list[str]:
-        """Return the dotted paths of arguments in `to_dict` that have their default values."""
+        """Return the dotted paths of the arguments that have their default values."""
         return [path for name in SECTIONS for path in _defaults(getattr(self, name), name)]
 
 
@@ -157,11 +157,22 @@ SECTIONS: tuple[str, ...] = (
 )
 REQUIRED: tuple[str, ...] = ("experiment", "network")
 INIT_KEYS: tuple[str, ...] = ("path", "parameter_map", "strict")
+FEATURES_KEYS: tuple[str, ...] = (
+    "columns",
+    "label",
+    "weight",
+    "group",
+    "event_time",
+    "label_dtype",
+    "keep",
+    "update_every",
+    "max_bad_share",
+)
 DATA_KEYS: tuple[str, ...] = tuple(entry.name for entry in fields(DataConfig))
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` with every `ObjectSpec`, dataclass section, path and tuple in plain form."""
+    """Return the plain form: no `ObjectSpec`, dataclass section, path or tuple."""
     if isinstance(value, ObjectSpec):
         return value.to_dict()
     if isinstance(value, DataConfig):

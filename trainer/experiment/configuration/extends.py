@@ -1,4 +1,4 @@
-"""``extends: base.yaml``: an experiment based on another file; values remember where they were written."""
+"""``extends: base.yaml``: an experiment based on another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects from their specifications: `instantiate` creates one, `build` a whole experiment."""
+"""Creates the objects of a configuration: `instantiate` one, `build` all."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def make_features(section: Mapping[str, Any]) -> Features:
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Return a section's keyword arguments as objects, converted to the types of `target`.
+    """Return a section's keyword arguments as objects of the types of `target`.
 
     Raises:
         ConfigErrors: an object cannot be created from its arguments.
@@ -210,7 +210,7 @@ def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict
 
 
 def _argument(name: str, value: Any, signature: Signature | None) -> Any:
-    """Return one argument with nested objects instantiated, converted to its parameter's type."""
+    """Return one argument as an object of its parameter's type."""
     instance = _instantiated(value, name)
     accepts = signature.accepts.get(name) if signature is not None else None
     if accepts is None:
@@ -240,7 +240,7 @@ def _failure(spec: ObjectSpec, error: Exception) -> str:
 
 
 def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
-    """Return `message` as a problem at the key it begins with ("amp_level: ..."), else at `section`."""
+    """Return `message` as a problem at the key it begins with, else at `section`."""
     key = message.partition(":")[0].partition("=")[0].strip()
     if config.source is None:
         return Problem(SourceLocation("configuration"), section, message)

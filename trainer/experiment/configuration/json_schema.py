@@ -1,4 +1,4 @@
-"""`trainer schema`: a JSON schema of experiments, derived from the signatures that the loader checks."""
+"""The JSON schema of experiments, from the signatures that the loader checks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import Any
 
 from mindspore_trainer import home_of
 
-from .declared_checks import FEATURES_KEYS
-from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, ExperimentConfig
+from .experiment_config import DATA_KEYS, FEATURES_KEYS, REQUIRED, SECTIONS, ExperimentConfig
 from .sections import known_metrics, section_signature, supplied_names
 from .signature import LISTS, MAPPINGS, REFERENCES, Signature, alternatives, is_object_type, real_signature
 
@@ -153,7 +152,7 @@ def _object_or_path() -> Schema:
 
 
 def _object() -> Schema:
-    """Return the schema of class_path and init_args; the arguments of known classes are checked."""
+    """Return the schema of class_path and init_args, which known classes refine."""
     known = []
     for path, target in known_classes():
         signature = real_signature(target)
@@ -176,7 +175,7 @@ def _object() -> Schema:
 
 
 def known_classes() -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Yield (class path, class) for this package's classes and MindSpore's losses and optimizers."""
+    """Yield this package's classes and MindSpore's losses and optimizers by path."""
     from mindspore import nn
     from mindspore.nn.loss.loss import LossBase
 

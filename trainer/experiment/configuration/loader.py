@@ -1,4 +1,4 @@
-"""Loads an experiment file into a checked `ExperimentConfig`, or reports all its problems at once.
+"""Loads a checked `ExperimentConfig`, or reports all problems at once.
 
 No object is created, no data is read and nothing is compiled. Modules named by class paths are imported, because
 arguments are checked against the real signatures.
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import is_whole
-from ...errors import did_you_mean
+from ...errors import ConfigurationError, did_you_mean
 from ...masking import remember_credentials
 from ...storage.location import is_url, url_problem
 from ..runs import run_folder
 from .class_paths import has_reference, is_dotted, wrong_reference
-from .declared_checks import FEATURES_KEYS, feature_problems, initial_problems, is_path_of_rows
 from .dotted_paths import join
 from .experiment_config import (
     DATA_KEYS,
+    FEATURES_KEYS,
+    INIT_KEYS,
     REQUIRED,
     SECTIONS,
     DataConfig,
@@ -29,6 +30,7 @@ from .experiment_config import (
     to_plain,
 )
 from .extends import read_extended
+from .instantiate import make_features
 from .object_reader import ObjectReader, missing_keys, recordable
 from .problems import ConfigErrors, Problem
 from .sections import (
@@ -41,6 +43,8 @@ from .sections import (
 from .yaml_tree import Node, apply_overrides
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
+_ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".arrows", ".feather")
+_FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentConfig:
@@ -136,9 +140,19 @@ class _Reader:
         return text
 
     def _init_from(self, node: Node, path: str) -> Mapping[str, Any] | None:
-        for problem in initial_problems(node, path):
-            self.add(problem.location, problem.path, problem.message)
-        return {"path": node.value} if isinstance(node.value, str) else node.plain()
+        if isinstance(node.value, str):
+            return {"path": node.value}
+        if not isinstance(node.value, dict):
+            return self.refuse(node, path, f"a path, or a mapping with the keys {', '.join(INIT_KEYS)}")
+        self.objects.check_keys(node, path, INIT_KEYS)
+        if node.get("path") is None:
+            self.add(node.location, join(path, "path"), "is missing")
+        kinds = ((str, "a path"), (dict, "a mapping of names"), (bool, "true or false"))
+        for key, (kind, accepted) in zip(INIT_KEYS, kinds, strict=True):
+            value = node.get(key)
+            if value is not None and value.value is not None and not isinstance(value.value, kind):
+                self.refuse(value, join(path, key), accepted)
+        return node.plain()
 
     def _metrics(self, node: Node, path: str) -> tuple[str | ObjectSpec, ...] | None:
         if isinstance(node.value, dict) and "class_path" not in node.value:
@@ -174,7 +188,7 @@ class _Reader:
     def _source(self, node: Node, path: str) -> ObjectSpec | None:
         """Read a dataset or stream; with features, a path to raw rows is accepted as well."""
         text: Any = node.value
-        named = isinstance(text, str) and (has_reference(text) or is_path_of_rows(text))
+        named = isinstance(text, str) and (has_reference(text) or _is_path_of_rows(text))
         if not self.has_features or not named:
             return self.objects.read(node, path, section="data")
         if wrong := wrong_reference(text):
@@ -193,10 +207,41 @@ class _Reader:
             return self.add(
                 node.location, join(path, "columns"), "takes a list of features, each a mapping with its kind"
             )
-        known = all(key in FEATURES_KEYS for key in node.value)
-        for problem in feature_problems(node, path, together=known):
-            self.add(problem.location, problem.path, problem.message)
+        sound = [self._feature(item, join(join(path, "columns"), index)) for index, item in enumerate(columns.value)]
+        if all(sound) and all(key in FEATURES_KEYS for key in node.value):
+            try:
+                make_features(node.plain())
+            except (ConfigurationError, TypeError) as error:
+                self.add(node.location, path, str(error))
         return node.plain()
+
+    def _feature(self, node: Node, path: str) -> bool:
+        """Report the problem of a feature; return whether it has none."""
+        from ...features import KINDS
+        from ...features.feature_arguments import as_feature
+
+        if not isinstance(node.value, dict):
+            return bool(self.refuse(node, path, "a mapping with kind and name"))
+        named = node.get("kind") or Node(None, node.location)
+        kind = named.value
+        if not isinstance(kind, str) or kind not in KINDS:
+            hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
+            return bool(self.refuse(named, join(path, "kind"), ", ".join(KINDS), hint))
+        accepted = ["kind", *KINDS[kind].__dataclass_fields__]
+        self.objects.check_keys(node, path, accepted)
+        if not all(key in accepted for key in node.value):
+            return False
+        try:
+            as_feature(node.plain())
+        except (ConfigurationError, TypeError) as error:
+            argument = _FEATURE_ARGUMENT.match(str(error))
+            entry = node.value.get(argument.group(1)) if argument else None
+            if argument is None or entry is None:
+                self.add(node.location, path, str(error))
+            else:
+                self.add(entry.location, join(path, argument.group(1)), str(error))
+            return False
+        return True
 
     def _callbacks(self, node: Node, path: str) -> tuple[ObjectSpec, ...] | None:
         if not isinstance(node.value, tuple):
@@ -224,3 +269,8 @@ class _Reader:
             self.add(entries[key].node.location if key in entries else node.location, join(path, key), message)
         defaults = {name: p.default for name, p in signature.parameters.items() if name in free}
         return {**keywords, **recordable(defaults, keywords)}
+
+
+def _is_path_of_rows(text: str) -> bool:
+    """Return whether a text names a file or folder of rows rather than a class."""
+    return text.lower().endswith(_ROWS) or "/" in text or Path(text).is_dir()

@@ -1,4 +1,4 @@
-"""Reads an object of a configuration: its class and arguments, checked against the real signature."""
+"""Reads an object of a configuration and checks it against its signature."""
 
 from __future__ import annotations
 
@@ -197,7 +197,10 @@ class ObjectReader:
 
 
 def missing_keys(required: Iterable[str], written: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Return the `required` names not `written`; misspelled ones are excluded, being reported as unknown keys."""
+    """Return the `required` names not `written`, without the misspelled ones.
+
+    Those are reported as unknown keys.
+    """
     written, known = list(written), list(known)
     meant = {nearest(str(key), known) for key in written if key not in known}
     return [name for name in required if name not in written and name not in meant]

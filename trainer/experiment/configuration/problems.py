@@ -1,4 +1,4 @@
-"""Configuration problems (`Problem`), where they are (`SourceLocation`), and their error (`ConfigErrors`)."""
+"""Problems of a configuration, their locations and their exception."""
 
 from __future__ import annotations
 

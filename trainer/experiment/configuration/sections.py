@@ -1,4 +1,4 @@
-"""What each section of an experiment accepts, derived from the signatures of the real classes."""
+"""What each section of an experiment accepts, from the real signatures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ... import checks
 from ...errors import ConfigurationError
-from .signature import Signature, real_signature
+from .signature import Signature, alternatives, real_signature
 
 _ELSEWHERE: dict[str, dict[str, str]] = {
     "trainer": {
@@ -42,7 +42,7 @@ _METHODS = {"trainer": "__init__", "fit": "fit", "online": "online_train"}
 
 @functools.cache
 def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
-    """Return the signature of a keyword section, and where to give the arguments it must not contain.
+    """Return a keyword section's signature, and the keys given elsewhere.
 
     Args:
         section: "trainer", "fit" or "online".
@@ -57,7 +57,7 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
 
 
 def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> frozenset[str]:
-    """Return the arguments of an object of `section` that are supplied from other sections.
+    """Return the arguments of an object that other sections supply.
 
     Args:
         section: the section.
@@ -76,7 +76,7 @@ def supplied_names(section: str, signature: Signature | None, *, features: bool 
 
 
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Check values of the section `trainer` that can be checked without a network; return messages by key."""
+    """Return the problems of `trainer` that need no network, by key."""
     from ...graph import precision
     from ...metrics.predictions import check_activation
 
@@ -141,7 +141,10 @@ def known_metrics() -> tuple[str, ...]:
 
 
 def metric_known(name: str) -> bool:
-    """Return whether `name` is a metric, a metric by column ("gauc/user") or a task's metric ("click_auc")."""
+    """Return whether `name` is a metric, also of a column or a task.
+
+    As in "gauc/user" and "click_auc".
+    """
     from ...metrics import get_metrics
 
     if name in known_metrics():
@@ -178,7 +181,7 @@ class Kind:
 
 @functools.cache
 def kind_of_section(section: str) -> Kind | None:
-    """Return the kind of a section, or None if anything is accepted (arguments of other objects)."""
+    """Return the kind of a section; None, as for arguments, accepts anything."""
     if section == "data":
         return Kind("a dataset, a stream or another source of batches", _is_data)
     if section == "report":
@@ -205,7 +208,7 @@ def kind_of_section(section: str) -> Kind | None:
 
 
 def wrong_kind(target: Any, class_path: str, section: str) -> str:
-    """Return why `target` cannot create the object of a section ("" for an argument), or an empty string.
+    """Return why `target` cannot create a section's object, or an empty string.
 
     Classes are checked directly, functions by their return annotation. A function without one is called later and its
     result checked, unless it is from the standard library.
@@ -224,7 +227,7 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
     if isinstance(target, type):
         return "" if kind.fits(target) else f"is not {kind.name}"
     returned = _returned(target)
-    if returned is None or any(_may_be(part, kind) for part in _parts(returned)):
+    if returned is None or any(_may_be(part, kind) for part in alternatives(returned)):
         return ""
     return f"returns {getattr(returned, '__name__', returned)}, which is not {kind.name}"
 
@@ -254,12 +257,6 @@ def _returned(function: Any) -> Any:
     with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
         annotation = typing.get_type_hints(inspect.unwrap(function)).get("return", annotation)
     return None if annotation in _UNTYPED else annotation
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    arguments = typing.get_args(annotation)
-    united = typing.get_origin(annotation) is typing.Union or type(annotation).__name__ == "UnionType"
-    return tuple(part for argument in arguments for part in _parts(argument)) if united else (annotation,)
 
 
 def _may_be(annotation: Any, kind: Kind) -> bool:

@@ -1,4 +1,4 @@
-"""The real signature of a class or function, and type checks of configuration values against it.
+"""Real signatures, and type checks of configuration values against them.
 
 MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` unwraps them. The type of a parameter is taken from
 its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; without any of these,
@@ -101,7 +101,7 @@ _SIMPLE: dict[str, type] = {
 
 
 def _from_documentation(documented: str | None, default: Any) -> Accepted | None:
-    """Return the values that a documented TYPE accepts; strict if it names plain types only."""
+    """Return the values of a documented TYPE; strict if it names plain types only."""
     if not documented:
         return None
     kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # list[int] inside Union[...]: the list counts
@@ -154,7 +154,7 @@ MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether a `value` of a configuration fits `annotation`; uncheckable annotations accept anything."""
+    """Return whether `value` fits `annotation`; an uncheckable one fits anything."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in arguments)
@@ -190,7 +190,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _convert(value: Any, annotation: Any) -> Any:
-    """Convert a `value` that fits `annotation`: lists to tuples, strings to paths, classes or functions."""
+    """Convert a fitting `value`: lists to tuples, strings to paths or classes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         fitting = [part for part in arguments if fits(value, part)]
@@ -207,7 +207,7 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _names(path: str, kind: type, arguments: tuple[Any, ...]) -> bool:
-    """Return whether the dotted `path` names a subclass of the annotated class, or a callable."""
+    """Return whether `path` names a fitting class, or a callable."""
     try:
         named = resolve(path)
     except UnresolvedError:
@@ -318,7 +318,7 @@ class Signature:
 
 
 def real_signature(target: Callable[..., Any]) -> Signature | None:
-    """Return the signature behind wrappers of `target`, or None if unavailable (some built-in classes)."""
+    """Return the signature behind the wrappers of `target`, or None if it has none."""
     function, skip = _function_of(target)
     try:
         raw = inspect.signature(function)
@@ -344,7 +344,7 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
 
 
 def _function_of(target: Any) -> tuple[Any, int]:
-    """Return the innermost function behind `target` and the number of leading parameters to skip (``self``)."""
+    """Return the innermost function, and how many leading parameters to skip."""
     if not inspect.isclass(target):
         return undecorated(target), 0
     if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):

@@ -1,4 +1,4 @@
-"""Environment variables of a run: a resumed process says which have other values than the process before it.
+"""Environment variables of a run, compared when it is resumed.
 
 Values are not written to the run folder, only salted digests of the settings that refer to variables. Credentials are
 left out: they are renewed, and do not change what is trained.
@@ -21,7 +21,9 @@ ITERATIONS = 20_000  # of the key derivation, so that short values cannot be gue
 
 
 def digests(config: Mapping[str, Any], salt: str = "") -> dict[str, Any]:
-    """Return {"salt": text, "settings": {dotted path: digest}} of the settings that refer to variables.
+    """Return salted digests of the settings that refer to variables.
+
+    As {"salt": text, "settings": {dotted path: digest}}.
 
     Args:
         config: the resolved configuration, plain.
@@ -32,7 +34,7 @@ def digests(config: Mapping[str, Any], salt: str = "") -> dict[str, Any]:
 
 
 def changed(config: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
-    """Return the settings whose variables have other values now than in `earlier` digests, with their text."""
+    """Return the settings whose variables differ from `earlier` digests."""
     if not isinstance(earlier.get("salt"), str) or not isinstance(earlier.get("settings"), dict):
         return []  # a run of an older version
     texts = {path: text for path, text in flatten(config).items() if has_reference(text)}
@@ -41,7 +43,7 @@ def changed(config: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield path and value of each setting that refers to variables, without credentials."""
+    """Yield path and value of each setting with variables; no credentials."""
     for path, text in flatten(config).items():
         if has_reference(text) and not any(map(is_secret, (path, *variables_in(text)))):
             with contextlib.suppress(ConfigurationError):  # not set, and not needed by this command

@@ -1,4 +1,4 @@
-"""Parses YAML into nodes with source locations, applies ``--set a.b=c`` overrides, and writes YAML.
+"""Reads YAML as nodes with locations, applies ``--set a.b=c``, writes YAML.
 
 Scalars follow YAML 1.2: ``1e-3`` is a float, ``010`` is ten, ``yes``, ``no``, ``on`` and ``off`` are strings, and so
 are dates; ``true``, ``false``, ``null``, ``~``, ``0x1f``, ``1_000``, ``.inf`` and ``.nan`` work. Anchors, aliases and
@@ -201,7 +201,7 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
 
 
 def dump(value: Any) -> str:
-    """Return plain dicts, lists and scalars as YAML text that `parse_tree` reads back as the same values."""
+    """Return plain values as YAML text that `parse_tree` reads back unchanged."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -236,7 +236,7 @@ class _Converter:
         return self._done[id(node)]
 
     def _bounded(self, node: yaml.Node, path: str, node_value: Node) -> Node:
-        """Return `node_value`, or an empty node if aliases expand it beyond the size or depth limit."""
+        """Return `node_value`, or an empty node if aliases expand it past the limits."""
         children: Any = node_value.value if isinstance(node_value.value, tuple) else ()
         if isinstance(node_value.value, dict):
             children = [entry.node for entry in node_value.value.values()]
@@ -332,7 +332,7 @@ OBJECT_KEYS = ("class_path", "init_args")
 
 
 def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Problem]]:
-    """Apply each ``a.b=c`` of `overrides` to `root`, in order; return the new tree and the problems.
+    """Apply each ``a.b=c`` in order; return the new tree and the problems.
 
     The value is read as YAML (``--set metrics=[auc]`` is a list, ``--set seed=2`` a number); a number in the path is an
     index in a list, counted from 0. Missing mappings on the path are created, so a wrong key is reported by the schema,
@@ -379,7 +379,7 @@ def _replace(node: Node, keys: list[str], value: Node, location: SourceLocation,
         if not (key.isascii() and key.isdecimal()) or int(key) >= len(node.value):
             accepted = f"0 to {len(node.value) - 1}" if node.value else "nothing, the list is empty"
             raise ConfigErrors(
-                [Problem(location, below, f"a place in this list is {accepted}; received {format_value(key)}")]
+                [Problem(location, below, f"an index of this list is {accepted}; received {format_value(key)}")]
             )
         items = list(node.value)
         items[int(key)] = _replace(items[int(key)], keys[1:], value, location, below)
@@ -392,9 +392,6 @@ def _replace(node: Node, keys: list[str], value: Node, location: SourceLocation,
     if not isinstance(node.value, dict):
         message = f"{path or 'the configuration'} is {format_value(node.value)}, which has nothing below it to set"
         raise ConfigErrors([Problem(location, below, message)])
-    if key in node.value:
-        old = node.value[key]
-        entry = Entry(old.location, _replace(old.node, keys[1:], value, location, below))
-    else:
-        entry = Entry(location, _replace(Node(None, location), keys[1:], value, location, below))
+    old = node.value.get(key) or Entry(location, Node(None, location))
+    entry = Entry(old.location, _replace(old.node, keys[1:], value, location, below))
     return Node({**node.value, key: entry}, node.location)

@@ -1,4 +1,4 @@
-"""`trainer compare RUN...` and `trainer runs`: runs side by side, and the runs of a folder."""
+"""Tables of runs: side by side, or those of a folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _STATES = {
 
 
 def compare(*folders: str | Path) -> str:
-    """Return tables of what differs between runs: configuration and versions, then final results.
+    """Return tables of what differs between runs, and of their results.
 
     Columns that do not fit the terminal continue in a further table below.
 
@@ -67,7 +67,7 @@ def compare(*folders: str | Path) -> str:
 
 
 def list_runs(folder: str | Path) -> str:
-    """Return a table of the runs below a folder, newest first: state, best metric, time, size.
+    """Return a table of the runs below a folder, newest first.
 
     Raises:
         ConfigurationError: a file of a run cannot be read.
@@ -95,13 +95,13 @@ def _summary(run: Run) -> list[str]:
 
 
 def _start_time(run: Run) -> str:
-    """Return when a run started, to the minute; the year is left out if it is this one."""
+    """Return a run's start to the minute, without the year if it is this one."""
     started = str(run.versions.get("started", ""))[:16].replace("T", " ")
     return started.removeprefix(f"{run_folder.now()[:4]}-")
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a run holds the folder's lock; False if this process may not lock the folder."""
+    """Return whether a run holds the folder's lock; False if it cannot be tested."""
     try:
         claim(folder, "run folder").release()
     except FolderInUseError:
@@ -112,7 +112,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _main_result(metrics: Mapping[str, Any]) -> str:
-    """Return a run's main metric and its best value: preferably a validation metric that is not a loss."""
+    """Return a run's main metric and its best value; not a loss if possible."""
     best: Mapping[str, Any] = metrics.get("best", {})
     order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
     return f"{order[0]} {best[order[0]]['value']:.4g}" if order else ""
@@ -158,7 +158,7 @@ def _text(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """Format a value for a table: floats with six significant digits, anything else with `str`."""
+    """Format a value for a table; floats have six significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -169,7 +169,7 @@ def _section(title: str, heads: list[str], rows: list[list[str]], empty: str) ->
 
 
 def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
-    """Return the lines of a table. The first row is the header; columns after the first are right-aligned.
+    """Return the lines of a table; the first row is its header.
 
     Args:
         rows: cells; all rows have the same length.

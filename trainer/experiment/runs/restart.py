@@ -1,4 +1,4 @@
-"""``--resume auto``: one command line that begins a run and, started again, goes on with it.
+"""``--resume auto``: one command line that begins a run or continues it.
 
 For engines that start a job again themselves: Kubernetes, Ray, systemd, the scheduler of a cluster.
 """
@@ -13,13 +13,14 @@ from ...errors import CheckpointError, ConfigurationError
 from ..configuration.class_paths import expand
 from ..configuration.dotted_paths import flatten
 from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.yaml_tree import parse_tree
 from . import run_folder
 
 _ABSENT = object()
 
 
 def begun_run(config: ExperimentConfig) -> str | Path | None:
-    """Return the newest run of a configuration, here or, where there is none, in its mirror (a URL).
+    """Return the newest run of a configuration, here or in its mirror (a URL).
 
     None if there is none yet.
 
@@ -58,7 +59,7 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 
 def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
-    """Return what differs, except for the run folder and for defaults, which another version may have changed."""
+    """Return the changed settings; changed defaults and the run folder are exempt."""
     before, now = flatten(recorded), flatten(config.to_dict())
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
     changed = []
@@ -71,3 +72,51 @@ def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: Exp
 
 def _text(value: Any) -> str:
     return "absent" if value is _ABSENT else repr(value)
+
+
+def fetched_run(url: str) -> Path:
+    """Fetch a mirrored run to the run folder it names; return the folder.
+
+    Raises:
+        ConfigurationError: the URL cannot be used or holds no run, or the folder holds another run.
+        CheckpointError: there is no intact snapshot, or the store cannot be read.
+    """
+    from ...storage.fetch import fetch_run, mirrored_run
+    from ...storage.location import Location
+
+    source = Location(url)
+    try:
+        mirrored_run(source)
+        plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).plain()
+        wanted = plain.get("run_dir") if isinstance(plain, dict) else None
+        if not isinstance(wanted, str):
+            raise ConfigurationError(f"{source.shown(run_folder.CONFIG)} names no run_dir")
+        return fetch_run(url, Path(wanted))
+    except OSError as error:
+        raise CheckpointError(f"{url} cannot be fetched: {error}") from error
+
+
+def published_roots(config: ExperimentConfig) -> list[Path]:
+    """Return the folders that the callbacks of an experiment publish to."""
+    return [
+        Path(spec.init_args["root"])
+        for spec in config.callbacks
+        if spec.class_path.rpartition(".")[2] == "Publish" and "root" in spec.init_args
+    ]
+
+
+def fetch_published(url: str, config: ExperimentConfig) -> None:
+    """Fetch a mirrored run's published versions if this machine has none.
+
+    Their numbers then continue.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+    """
+    from ...storage import fetch
+    from ...storage.location import Location
+
+    try:
+        fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config))
+    except OSError as error:
+        raise CheckpointError(f"{url} cannot be fetched: {error}") from error

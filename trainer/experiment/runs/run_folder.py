@@ -54,7 +54,7 @@ _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tenso
 
 
 def claim_run_dir(wanted: Path) -> Path:
-    """Create and return a run folder: `wanted`, or with the next free number if it is in use.
+    """Create a run folder: `wanted`, or with the next free number if in use.
 
     Raises:
         ConfigurationError: the folder cannot be created.
@@ -83,7 +83,7 @@ _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def remove_rejected(run_dir: Path) -> None:
-    """Remove the folder of a run rejected before its first step, unless it holds other files."""
+    """Remove the folder of a run rejected before its first step."""
     for name in (CONFIG, VERSIONS, METRICS, HISTORY):
         (run_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def existing_run(path: str | Path) -> Path:
 
 
 def origin(path: Path) -> Path | None:
-    """Return the source file of a run folder's configuration, or None if `path` is not a run folder."""
+    """Return the file a run's configuration was read from; None for no run."""
     folder = path if path.is_dir() else path.parent
     try:
         config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
@@ -126,7 +126,7 @@ def origin(path: Path) -> Path | None:
 
 @contextlib.contextmanager
 def project_paths(path: Path | None) -> Iterator[None]:
-    """Temporarily make the working directory and the folders above the configuration importable."""
+    """Make the working directory and the folders above `path` importable."""
     above: list[Path] = []
     for config in () if path is None else (path, origin(path)):
         if config is not None:
@@ -182,18 +182,18 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
 
 
 def changed_variables(run_dir: Path, config: ExperimentConfig) -> list[str]:
-    """Return the settings whose environment variables have other values than in the process before."""
-    known = [_read_or(run_dir / VERSIONS, {}), *_read_or(run_dir / RESUMES, [])]
+    """Return the settings whose variables differ from the previous process's."""
+    known = [read_json_or(run_dir / VERSIONS, {}), *read_json_or(run_dir / RESUMES, [])]
     recorded = [entry[VARIABLES] for entry in known if isinstance(entry.get(VARIABLES), dict)]
     return changed(config.to_dict(), recorded[-1]) if recorded else []
 
 
 def seconds_before(run_dir: Path) -> float:
-    """Return how long the processes of a run took so far, as far as they wrote it down.
+    """Return how long the processes of a run took so far, as recorded.
 
     A process that was killed counts from the first to the last line of its record.
     """
-    metrics, entries = _read_or(run_dir / METRICS, {}), _read_or(run_dir / RESUMES, [])
+    metrics, entries = read_json_or(run_dir / METRICS, {}), read_json_or(run_dir / RESUMES, [])
     record = read_record(run_dir / RECORD)
     last = entries[-1] if entries else {}
     before_last = max(last.get("seconds_before", 0.0), 0.0)
@@ -205,15 +205,15 @@ def seconds_before(run_dir: Path) -> float:
 
 
 def _time(text: Any) -> float:
-    """Return a time in ISO 8601 as seconds since the epoch; minus infinity if it is none."""
+    """Return an ISO 8601 time in epoch seconds; minus infinity if it is none."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError):
         return -math.inf
 
 
-def _read_or(path: Path, default: Any) -> Any:
-    """Return what a JSON file holds, or `default` if it is missing, damaged or of another kind."""
+def read_json_or(path: Path, default: Any) -> Any:
+    """Return a JSON file's value, or `default` if unreadable or of another type."""
     with contextlib.suppress(ConfigurationError):
         if path.is_file() and isinstance(value := read_json(path), type(default)):
             return value
@@ -289,7 +289,7 @@ class Run:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of Python, of the packages a run depends on and of the platform."""
+    """Return the versions of Python, packages and platform."""
     installed = {}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The report page of run folders, and a server that refreshes it while runs are active."""
+"""The report page of run folders, and a server that refreshes it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _profile(path: Path) -> Mapping[str, Any]:
 
 
 def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
-    """Yield what the head of a run says; of one without results, how far its record has come."""
+    """Yield the facts at a run's head; without results, its progress so far."""
     metrics = run.metrics
     if metrics:
         progress = metrics["progress"]
@@ -144,7 +144,7 @@ def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[st
 
 
 def make_server(folders: Sequence[str | Path], port: int, every: int) -> ThreadingHTTPServer:
-    """Return a listening server of the page on 127.0.0.1; the page reloads while a run is active.
+    """Return a server of the page on 127.0.0.1 that reloads it while a run is active.
 
     Raises:
         OSError: the port is taken.

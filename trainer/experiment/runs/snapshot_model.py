@@ -1,4 +1,4 @@
-"""Loads a run's snapshot as a Trainer with sample input rows, for export and serving."""
+"""A run's snapshot as a Trainer with sample rows, for export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 256
 
 
 def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None = None) -> tuple[Trainer, Any]:
-    """Return a Trainer with the weights of a snapshot, and sample rows for `Trainer.predict`.
+    """Return a Trainer with a snapshot's weights, and rows for its `predict`.
 
     Args:
         config: a checked configuration.
@@ -53,7 +53,7 @@ def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None
 
 
 def _first_rows(features: Features, data: Any) -> Any:
-    """Return the network's inputs for the first raw rows; other data are returned unchanged."""
+    """Return the network's inputs for the first raw rows; or data as they are."""
     from ...features.feature_data import has_parts, is_raw, rows_of
 
     if not is_raw(data):

@@ -1,4 +1,4 @@
-"""The commands `fit`, `online`, `evaluate` and `predict`, run from a checked configuration."""
+"""The verbs `fit`, `online`, `evaluate` and `predict` of a configuration."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _train_in(
 
 
 def _drift(experiment: Experiment, split: str) -> dict[str, float]:
-    """Return the drift (PSI) of each raw column of a dataset from the training rows; empty if unknown."""
+    """Return the drift (PSI) of each raw column from the training rows, if known."""
     features = experiment.trainer.features
     if features is None or not features.is_fitted or not features.learned.profiled_rows:
         return {}
@@ -191,7 +191,7 @@ def _drift(experiment: Experiment, split: str) -> dict[str, float]:
 
 
 class _ResumeRecord(Callback):
-    """Records in the run folder which snapshot the run resumed from, once it is restored."""
+    """Records which snapshot a run resumed from, once it is restored."""
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         self._config = config
@@ -215,7 +215,10 @@ def _described_features(trainer: Trainer) -> dict[str, str]:
 
 
 def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metrics.json``; `seconds` are those of earlier processes and of this one."""
+    """Return the content of ``metrics.json``.
+
+    `seconds` are those of the earlier processes and of this one.
+    """
     state = trainer.state
     ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
     return {
@@ -351,7 +354,7 @@ def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarr
 
 
 def split_of(config: ExperimentConfig, split: str | None) -> str:
-    """Return the name of the dataset to use: `split`, or the first of `SPLITS` in the configuration.
+    """Return the dataset to use: `split`, or the first of `SPLITS` there is.
 
     Raises:
         ConfigurationError: the dataset is not configured.
@@ -371,14 +374,14 @@ def split_of(config: ExperimentConfig, split: str | None) -> str:
 
 
 def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None) -> Experiment:
-    """Return the experiment with a snapshot's weights, averaged ones if it has any, and at most one dataset."""
+    """Return the experiment with a snapshot's weights, averaged if it has such."""
     experiment = build(config, () if split is None else (split,))
     experiment.trainer.load(checkpoint, weights_only=True, averaged=True)
     return experiment
 
 
 def default_checkpoint(run_dir: Path, which: str | None) -> Path:
-    """Return the requested snapshot of a run; by default the best one if marked, else the last.
+    """Return the requested snapshot; None is "best" where marked, else "last".
 
     Args:
         run_dir: the run folder.
