@@ -15,6 +15,9 @@ or an interpreter in BENCHMARK_PEERS (`benchmarks/peers.py`), PyTorch's all-to-a
 
 The case `rows` measures what a process takes for a table with Adam's columns, whose ids (`--ids`) are each seen once:
 its rows and id map, and by how much the memory of the process has grown.
+
+The case `ddp`, by itself, measures 1 and 2 processes in turns with PyTorch's DistributedDataParallel
+(`scaling_speed.py`); `simulate`, by itself, what many ranks would spend on exchanges (`scaling_simulation.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 
 ROWS, FIELDS, IDS, DIM, WIDTH = 1024, 39, 100_000, 16, 400
 MILLION = 1_000_000
-CASES = ("dense", "ids", "memory", "traffic", "rows")
+CASES = ("dense", "ids", "memory", "traffic", "rows", "ddp", "simulate")
 LAWS = ("uniform", "zipf")
 TRAFFIC_CALLS, TRAFFIC_STEPS = 3, 10  # of each call
 
@@ -49,6 +52,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES[:3]))
     parser.add_argument("--ids", type=int, nargs="+", default=[10_000, 1_000_000], help="of the case traffic")
     parser.add_argument("--torch", action="store_true", help="traffic beside PyTorch's, in the peers' environment")
+    parser.add_argument("--rounds", type=int, default=3, help="of the case ddp")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -60,6 +64,9 @@ def main() -> int:
         cases = [case for case in given.cases if case not in ("traffic", "rows")]
         if cases:
             work(Path(given.worker), given.steps, cases, given.activation)
+        return 0
+    if given.cases in (["ddp"], ["simulate"]):
+        print(report_alone(given.cases[0], given.rounds, given.steps))
         return 0
     from benchmarks import peers
 
@@ -84,6 +91,16 @@ def main() -> int:
                     return 1
         print(table(Path(scratch), given.processes, given.cases))
     return 0
+
+
+def report_alone(case: str, rounds: int, steps: int) -> str:
+    """Return the report of a case that takes no others beside it."""
+    from benchmarks import scaling_simulation, scaling_speed
+
+    if case == "simulate":
+        return scaling_simulation.report()
+    with tempfile.TemporaryDirectory() as scratch:
+        return scaling_speed.compare(Path(scratch), rounds, steps)
 
 
 def table(folder: Path, counts: list[int], cases: list[str]) -> str:
@@ -138,19 +155,11 @@ def speeds(folder: Path, counts: list[int], cases: list[str]) -> str:
 
 def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
     """Train and write down what one process, rank 0, has seen."""
-    from mindspore import ops
-
     from trainer import Trainer
-    from trainer.distributed import exchange
     from trainer.distributed.group import join
     from trainer.distributed.world import World
 
     sent = {"bytes": 0, "messages": 0}
-    in_graph: list[tuple[int, ...]] = []  # entries of each gradient, of every program that is compiled
-
-    def noted(sizes):
-        in_graph.append(sizes)
-        return exchange.buckets(sizes)
 
     def counted(method):
         def run(self, kind, array):
@@ -160,8 +169,7 @@ def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
 
         return run
 
-    World._run = counted(World._run)  # what the host sends
-    exchange._buckets = ops.constexpr(noted)  # what the graph sends
+    World._run = counted(World._run)  # the collectives of MindSpore; the group counts its own messages
     group = join()
     for case in cases:
         if case == "memory":
@@ -178,11 +186,8 @@ def work(folder: Path, steps: int, cases: list[str], activation: str) -> None:
         trainer.fit(arrays, **options)
         seconds = time.perf_counter() - began
         if group.size > 1:
-            sizes = in_graph[-1]
             sent["bytes"] += group.bytes_sent
             sent["messages"] += group.messages_sent
-            sent["bytes"] += steps * 4 * (sum(sizes) + 2)
-            sent["messages"] += steps * len(exchange.buckets(sizes))
         if group.is_main:
             found = {"samples": ROWS * steps / seconds, **{name: value / steps for name, value in sent.items()}}
             (folder / f"{case}_{group.size}.json").write_text(json.dumps(found))
@@ -355,6 +360,12 @@ def keep_rows(folder: Path, count: int) -> None:
     found = {"total": 64 * rows, "processes": group.size, "ids": len(table), "map": table.map.nbytes}
     found |= {"rows": table.next_row * table.width * 4, "before": before, "grown": resident() - before}
     (folder / f"rows_{count}_{group.size}_{group.rank}.json").write_text(json.dumps(found))
+
+
+def take_core(number: int) -> None:
+    """Leave this process one of the machine's cores; its threads started later have that one too."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def make(case: str, rows: int, activation: str = "relu"):

@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from mindspore import Parameter, nn, ops
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ..mindspore_internals.cell_structure import hide
+from ..mindspore_internals.python_operators import operator
+from .dense_sum import DenseSum
 from .group import Group
 
 BUCKET_ENTRIES = 1 << 22  # float32 entries of one message: a message costs 0.7 ms at least, whatever is in it
@@ -25,25 +30,51 @@ class Exchange(nn.Cell):
     Of several tasks the loss is one mean for each, float32 [T], and each has rows of its own: `begin` puts their
     numbers behind the two of `rows`.
 
+    On CPU the sums are those of `DenseSum`. One token, passed from each sum to the next, keeps their order the same on
+    all processes.
+
     Args:
+        group: the processes.
         buffers: parameters that a forward changes by itself.
         combine: cell that combines the processes' own mean gradients (Adasum) instead of the mean over all rows.
         tasks: the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`), or None.
     """
 
     def __init__(
-        self, buffers: Sequence[Parameter] = (), combine: nn.Cell | None = None, tasks: nn.Cell | None = None
+        self,
+        group: Group,
+        buffers: Sequence[Parameter] = (),
+        combine: nn.Cell | None = None,
+        tasks: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.combine = combine
         self.tasks = tasks
         self.count = 0 if tasks is None else len(tasks.tasks)
-        self.add = ops.AllReduce()
+        self.on_host = mindspore.get_context("device_target") == "CPU"
+        if self.on_host:
+            hide(self, "dense_sum", DenseSum(group))
+            self.sum_on_host = operator(self.dense_sum.add, lambda values, token: values)
+            self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
+        else:
+            self.all_reduce = ops.AllReduce()
         self.buffers = tuple(buffers)
         self.before = tuple(
             Parameter(buffer.value().copy(), name=f"{BEFORE}{buffer.name}", requires_grad=False)
             for buffer in self.buffers
         )
+
+    def share_token(self, token: Parameter) -> None:
+        """Take the token that orders other exchanges on the same connections, float32 [1]."""
+        hide(self, "token", token)
+
+    def add(self, values):
+        """Return the sum of the `values` of all processes, float32 [n]."""
+        if not self.on_host:
+            return self.all_reduce(values)
+        total = self.sum_on_host(values, self.token)
+        ops.assign(self.token, total[:1])
+        return total
 
     def begin(self, rows, labels):
         """Return `rows` as the other functions take them: followed by the rows of each task, own ones and all."""
@@ -184,7 +215,7 @@ def make_exchange(
     group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
 ) -> Callable[..., Exchange] | None:
     """Return a factory of `Exchange` from a step's buffers; None for one process, which needs no collective."""
-    return functools.partial(Exchange, combine=combine, tasks=tasks) if group.size > 1 else None
+    return functools.partial(Exchange, group, combine=combine, tasks=tasks) if group.size > 1 else None
 
 
 def buckets(sizes):

@@ -58,6 +58,9 @@ class Group:
         """
         return list(parts)
 
+    def connect(self) -> None:
+        """Open the connections of `all_to_all`, on the thread that runs graphs; all processes call it."""
+
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Return the array of rank 0; the others give one of the same shape and dtype."""
         return array

@@ -32,7 +32,7 @@ from .launched import (
     Stage,
 )
 from .machines import MEETING_SECONDS, Machines, Verdict
-from .watched_process import WatchedProcess
+from .watched_process import WatchedProcess, share_of_cores
 
 GRACE_SECONDS = 5.0  # for the others to end by themselves, with their own messages, once one process has failed
 LEFT_SECONDS = 5.0  # for the others to end as well, once a process has ended with exit code 0
@@ -61,6 +61,7 @@ class Job:
         grace_seconds: how long processes may take to end, snapshots included, after a signal to the supervisor; then
             they are killed.
         all_output: print the lines of every process of this machine, not of rank 0 alone; each begins with "[rank N]".
+        bind_cores: give each process its share of the machine's cores (Linux), where there are enough of them.
     """
 
     command: Sequence[str]
@@ -73,6 +74,7 @@ class Job:
     meeting_seconds: float = MEETING_SECONDS
     grace_seconds: float = 120.0
     all_output: bool = False
+    bind_cores: bool = True
 
     def __post_init__(self) -> None:
         for name, value, minimum in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
@@ -251,7 +253,9 @@ class Supervisor:
             stage = folder / f"stage_{rank}"
             stage.unlink(missing_ok=True)
             role = {"MS_ROLE": WORKER, "MS_NODE_ID": str(rank), STAGE_VARIABLE: str(stage)}
-            process = WatchedProcess(f"rank {rank}", job.argv(), {**common, **role}, folder / f"rank_{rank}.log")
+            cores = share_of_cores(local, job.processes) if job.bind_cores else []
+            log = folder / f"rank_{rank}.log"
+            process = WatchedProcess(f"rank {rank}", job.argv(), {**common, **role}, log, cores)
             self._processes.append(process)
             self._workers.append(process)
             self._stages[process] = stage

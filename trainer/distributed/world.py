@@ -82,12 +82,15 @@ class World(Group):
 
     def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:
         if not in_graph:
-            self._check_thread()
-        if self._all_to_all is None:
-            self._all_to_all = AllToAll(self)
+            self.connect()
         received = self._all_to_all.exchange(parts)
         self.bytes_sent, self.messages_sent = self._all_to_all.bytes_sent, self._all_to_all.messages_sent
         return received
+
+    def connect(self) -> None:
+        self._check_thread()
+        if self._all_to_all is None:
+            self._all_to_all = AllToAll(self)
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         words, length = _as_words(array)

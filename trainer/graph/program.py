@@ -117,6 +117,8 @@ class TrainStep(nn.Cell):
         self.norms = norms
         self.table_inputs = tables.input_count if tables is not None else 0
         self.by_owner = tables is not None and tables.by_owner
+        if self.exchange is not None and self.by_owner:
+            self.exchange.share_token(tables.token)
         self.gathers_gradients = tables is not None and tables.has_readers
         self.dense = len(parameters)
         table_rows = tables.params if tables is not None else []

@@ -303,6 +303,7 @@ def train(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
+        trainer.group.connect()  # before a graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
         align(trainer.group, trained_parameters(trainer.network, trainer.optimizer))
         before_first_step()

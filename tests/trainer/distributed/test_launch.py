@@ -1,6 +1,7 @@
 """The supervisor: what it starts, how it passes signals on, how it ends a job, and that it leaves nothing behind."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import pytest
 
 from tests.trainer.distributed import jobs
 from trainer.distributed.launch import Job
+from trainer.distributed.watched_process import share_of_cores
 from trainer.errors import ConfigurationError
 
 SCRIPT = """
 import os, signal, sys, time
 rank, folder = int(os.environ["MS_NODE_ID"]), sys.argv[1]
 print("rank", rank, "of", os.environ["MS_WORKER_NUM"], "meets at", os.environ["MS_SCHED_HOST"], flush=True)
+print("cores", *sorted(os.sched_getaffinity(0)), flush=True)
 print("a collective waits", os.environ["MS_CPU_COMM_OP_TIMEOUT"], "seconds", flush=True)
 
 def leave(number, frame):
@@ -85,6 +88,30 @@ def test_the_lines_of_all_processes_are_one_prefixed_stream_on_request(script, t
 def test_how_long_a_collective_waits_is_the_users_if_they_say_so(script, tmp_path, monkeypatch):
     monkeypatch.setenv("MS_CPU_COMM_OP_TIMEOUT", "77")
     assert "a collective waits 77 seconds" in jobs.run("python", script, tmp_path, "quick")[1]
+
+
+def cores_of_processes(script, tmp_path, *options):
+    logs = tmp_path / f"logs{len(options)}"
+    code, output = jobs.run("python", script, tmp_path, "quick", options=["--logs", logs, *options])
+    assert code == 0, output
+    return [re.search(r"cores ([\d ]+)", (logs / f"rank_{rank}.log").read_text())[1].split() for rank in range(2)]
+
+
+def test_the_processes_share_the_cores_out_unless_they_are_told_not_to(script, tmp_path):
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    if len(cores) < 2:
+        pytest.skip("one core")
+    first, second = cores_of_processes(script, tmp_path)
+    assert first + second == cores
+    assert abs(len(first) - len(second)) <= 1
+    assert cores_of_processes(script, tmp_path, "--no-bind-cores") == [cores, cores]
+
+
+def test_more_processes_than_cores_use_all_of_them(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5, 7})
+    assert [share_of_cores(number, 3) for number in range(3)] == [[2], [5], [7]]
+    assert [share_of_cores(number, 4) for number in range(4)] == [[]] * 4
+    assert share_of_cores(0, 1) == []
 
 
 def test_a_killed_process_ends_the_job_and_is_named(script, tmp_path):

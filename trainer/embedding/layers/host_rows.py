@@ -12,10 +12,8 @@ its gradient to the array and returns a token. The data dependency on the tokens
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -23,6 +21,7 @@ from mindspore import dtype as mstype
 
 from ...checks import refuse
 from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS, RowKernel
@@ -35,20 +34,6 @@ def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] 
     """Return the kernel of a row optimizer and its parameters, or None."""
     own = vars(type(optimizer))
     return optimizer.kernel() if "kernel" in own and "construct" in own else None
-
-
-def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
-    """Return an operator that calls a method with arrays; its result is float32.
-
-    Its shape is `out_shape(*shapes)`.
-    """
-    reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
-
-    def call(*arrays):
-        return reference()(*arrays)
-
-    vars(call)["__signature__"] = inspect.signature(method)  # the operator takes its number of inputs from it
-    return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
 
 
 class HostRows:

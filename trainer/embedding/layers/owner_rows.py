@@ -17,12 +17,13 @@ from mindspore import dtype as mstype
 
 from ...distributed.group import Group
 from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.python_operators import operator
 from ..planning.owner_planner import StackExchange
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS
 from ..tables.row_store import RowStore
-from .host_rows import HostRows, HostStackProgram, find_kernel, operator
+from .host_rows import HostRows, HostStackProgram, find_kernel
 from .row_optimizer import RowOptimizer
 
 

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-output", action="store_true", help="print the lines of all processes, prefixed; default: of rank 0"
     )
     parser.add_argument(
+        "--no-bind-cores", action="store_true", help="let every process use all cores; default: a share for each"
+    )
+    parser.add_argument(
         "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="`fit CONFIG`, `python train.py`, ... with arguments"
     )
 
@@ -44,5 +47,6 @@ def run(args: argparse.Namespace) -> int:
             meeting_seconds=args.meeting_seconds,
             grace_seconds=args.grace_seconds,
             all_output=args.all_output,
+            bind_cores=not args.no_bind_cores,
         )
     )

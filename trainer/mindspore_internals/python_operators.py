@@ -1,0 +1,31 @@
+"""Operators that call Python from a CPU graph.
+
+Relied on: `ops.Custom` with `func_type="pyfunc"` calls the function with NumPy arrays on a thread of MindSpore's, in
+the loop of a sunk call too. It takes the number of inputs from the function's signature, and never releases the
+function. MindSpore assumes that it has no side effects: where their order matters, each call takes a token, a Parameter
+that the result of the call before was assigned to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+from mindspore import dtype as mstype
+from mindspore import ops
+
+
+def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
+    """Return an operator that calls a method with arrays; its result is float32.
+
+    Its shape is `out_shape(*shapes)`.
+    """
+    reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
+
+    def call(*arrays):
+        return reference()(*arrays)
+
+    vars(call)["__signature__"] = inspect.signature(method)  # the operator takes its number of inputs from it
+    return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
