@@ -1,4 +1,4 @@
-"""A model that is trained and served at once: `Publish` writes versions, `ServedModel` follows them."""
+"""Published models: `Publish` writes versions, `ServedModel` follows them."""
 
 from __future__ import annotations
 

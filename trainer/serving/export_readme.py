@@ -1,4 +1,4 @@
-"""The README of an exported model: what the files are, and a program that calls the network."""
+"""The README of an exported model: its files, and a program that calls it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def answer(columns):
         if one["tables"] is not None:  # row numbers in place of ids; 1 is the row of an unknown id
             flat = column.reshape(len(column), -1)
             pairs = [(flat[:, i].tolist(), name) for i, name in enumerate(one["tables"])]
-            found = [ids if name is None else [numbers[name].get(id, 1) for id in ids] for ids, name in pairs]
-            column = np.array(found, np.int32).T.reshape(column.shape)
+            indices = [ids if name is None else [numbers[name].get(id, 1) for id in ids] for ids, name in pairs]
+            column = np.array(indices, np.int32).T.reshape(column.shape)
         given[one["name"]] = column.astype(one["dtype"])
     wanted = {{one.name for one in session.get_inputs()}}
     return session.run(None, {{name: array for name, array in given.items() if name in wanted}})
@@ -112,7 +112,7 @@ def _inputs(model: Mapping[str, Any]) -> str:
         tables = entry["tables"]
         note = "" if tables is None else "ids of " + ", ".join(dict.fromkeys(name for name in tables if name))
         if "ragged" in entry:
-            note += f"{'; ' if note else ''}made of the lists of {entry['ragged']['column']}"
+            note += f"{'; ' if note else ''}from the lists of {entry['ragged']['column']}"
         lines.append(
             f"| {entry['name']} | {_shape(entry['shape'])} | {'int64' if tables else entry['dtype']} | {note} |"
         )

@@ -1,4 +1,4 @@
-"""A trained model as a folder for other programs: ONNX, MindIR, tables, declared features, instructions."""
+"""A trained model as a folder for other programs: ONNX, MindIR, tables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def export_model(
     users: tuple[Any, Any] | None = None,
     step: int | None = None,
 ) -> Exported:
-    """Write a trained model for other programs into a new folder, which appears whole or not at all.
+    """Write a trained model for other programs into a new folder.
+
+    The folder appears whole or not at all.
 
     Args:
         trainer: a Trainer.
@@ -206,7 +208,7 @@ def _fill(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[Exported
 
 
 def _sample(seen: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
-    """Return a batch to compare answers by, made of the rows of `seen`.
+    """Return a batch to compare answers on, from the rows of `seen`.
 
     Lists of ragged columns are drawn at random, and the ids of the first row are unknown to the tables.
     """
@@ -241,7 +243,7 @@ def _numbers(rows: np.ndarray) -> np.ndarray:
 def _onnx_inputs(
     names: Sequence[str], fields: FieldMap, columns: Sequence[np.ndarray], sparse_tables: Sequence[ExportedTable]
 ) -> dict[str, np.ndarray]:
-    """Return what the ONNX graph takes: row numbers in place of ids, and the tables' rows."""
+    """Return the ONNX graph's inputs: row numbers in place of ids, tables' rows."""
     by_name = {table.name: table for table in sparse_tables}
     inputs = {f"rows.{table.name}": table.rows for table in sparse_tables}
     for index, (name, column) in enumerate(zip(names, columns, strict=True)):

@@ -1,4 +1,4 @@
-"""Sparse tables for other programs: rows in the order of their ids, and ids as row numbers."""
+"""Sparse tables for other programs: rows in the order of their ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExportedTable:
         ids: int64 [n], ascending: all ids of the tables that are read by the same columns.
         vectors: float32 [n, dim].
         default: vector of any other id, float32 [dim].
-        padding: the id that stands for nothing, whose vector is zeros; or None.
+        padding: the id of no entry, whose vector is zeros; or None.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ExportedTable:
 
     @property
     def rows(self) -> np.ndarray:
-        """What the exported network takes: no id, an unknown id, then all ids; float32 [2 + n, dim]."""
+        """Rows for the exported network: no id, unknown id, all ids; [2 + n, dim]."""
         zeros = np.zeros_like(self.default)
         return np.concatenate([zeros[None], self.default[None], self.vectors])
 
@@ -55,7 +55,7 @@ class ExportedTable:
         return positions.astype(np.int32)
 
     def write(self, folder: FolderWriter, file: str) -> None:
-        """Write ids and vectors as a file of the folder, Parquet or safetensors by its ending."""
+        """Write ids and vectors as Parquet or safetensors, by the file's ending."""
         if file.endswith(".safetensors"):
             folder.write(file, tensor_file.blocks({"id": self.ids, "vector": self.vectors}))
             return
@@ -72,7 +72,7 @@ def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[Exp
     """Return the trained rows of all tables, in their order.
 
     Raises:
-        ConfigurationError: tables that are read by the same columns differ in what stands for no id.
+        ConfigurationError: tables that read the same columns differ in their padding.
     """
     exported: dict[int, ExportedTable] = {}
     for component in fields.components:
@@ -107,7 +107,7 @@ def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def table_of_each_element(
     fields: FieldMap, column: int, count: int, tables: Sequence[ExportedTable]
 ) -> list[str | None] | None:
-    """Return, for the elements of a row of an input column, the name of a table that has its ids.
+    """Return the name of a table for each element of a row of an input column.
 
     Args:
         fields: which columns feed which table.
@@ -129,7 +129,7 @@ def table_of_each_element(
 
 
 def file_name(name: str, taken: Mapping[str, Any], ending: str) -> str:
-    """Return the name of a table's file: letters, digits and . _ - only, and none of those taken."""
+    """Return a new name for a table's file: letters, digits and . _ - only."""
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
     number = 1
     while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.{ending}") in taken:

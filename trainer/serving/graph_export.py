@@ -1,4 +1,4 @@
-"""Export a network with sparse tables: who runs it looks up ids and passes rows in as parameters."""
+"""Exports a network whose table rows are parameters, filled by the caller."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export_network(
     cast: bool = False,
     file: str = NETWORK,
 ) -> dict[str, Any]:
-    """Write ``network.mindir`` into `folder` and return the description that `ServedGraph` reads, as JSON.
+    """Write ``network.mindir``; return the description for `ServedGraph`, as JSON.
 
     Args:
         network: network to export, in inference mode afterwards as before.
@@ -122,7 +122,9 @@ def fields_of(tables: SparseTables | None) -> FieldMap:
 
 @contextlib.contextmanager
 def plain_folder(folder: Path) -> Iterator[str]:
-    """Make a temporary folder for `mindspore.export`, which refuses paths with spaces, accents and the like.
+    """Create a temporary folder whose path `mindspore.export` accepts.
+
+    It refuses paths with spaces or letters outside ASCII.
 
     Args:
         folder: where the exported file is to go; the temporary folder is in it if its path is plain.
@@ -168,7 +170,7 @@ def _sizes(
 
 
 def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
-    # of columns read as a whole the width may be another one than when their tables were found
+    # a column read as a whole may have another width than in the first batch
     return sum(
         columns[part.column].size if part.elements is None else len(columns[part.column]) * len(part.elements)
         for part in component.parts
@@ -179,7 +181,7 @@ def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
 def _windows_of_fixed_size(
     network: nn.Cell, described: Sequence[dict[str, Any]], stacked: bool
 ) -> Iterator[list[Parameter]]:
-    """Let the network's embeddings read from parameters of the described sizes; restore theirs on exit."""
+    """Let embeddings read from parameters of fixed sizes; restore them on exit."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
     hidden = ("working_set", "working_reading", "working_reading_map")
     before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in hidden]) for cell in cells]
@@ -235,6 +237,6 @@ def read_features(folder: Path) -> Features:
 
 
 def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    """Write the present statistics of online features (`Features.published_state`) beside the weights."""
+    """Write the present statistics of online features beside the weights."""
     folder.write(f"{FEATURES}.json", [strict_json.dumps(state["json"]).encode()])
     folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))

@@ -134,7 +134,7 @@ class MirroredVersions:
 
 
 def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
-    """Return the local folder of a published model, and the copy that fills it where `source` is a URL."""
+    """Return a published model's local folder, and for a URL the copy that fills it."""
     if not is_url(source):
         return Path(source), None
     mirrored = MirroredVersions(str(source))

@@ -1,4 +1,4 @@
-"""A network as ONNX: rows of its sparse tables are inputs, and batches have any size where that is possible.
+"""A network as ONNX: table rows are inputs, batches have any size if possible.
 
 MindSpore exports for one size of batch. The network is exported for two, and where the results differ only in numbers
 that follow from the size, these are replaced; onnxruntime's answers for further sizes show whether that was right.
@@ -150,7 +150,7 @@ def _exported(network: Network, size: int) -> onnx.ModelProto:
 
 
 def _name_inputs(graph: onnx.GraphProto, names: Sequence[str], columns: Sequence[np.ndarray]) -> None:
-    """Give the inputs the names of the columns; the exporter numbers them and leaves out unused ones."""
+    """Name the inputs after the columns; the exporter numbers them and drops some."""
     renamed = {}
     for value in graph.input:
         number = re.search(r"(\d+)$", value.name)
@@ -172,7 +172,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
-    """Turn the parameter of a table's rows into an input, "rows.<name>", with any number of rows."""
+    """Turn the parameter of a table's rows into an input of any number of rows."""
     from onnx import TensorProto, helper
 
     rows, places = f"embedding.{described['name']}.rows", f"embedding.{described['name']}.places"
@@ -193,7 +193,7 @@ def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
 
 
 def _mend_last_elements(graph: onnx.GraphProto) -> None:
-    """Correct `x[:, -1]`, which MindSpore exports as the elements from -1 up to 0: none."""
+    """Correct `x[:, -1]`, which MindSpore exports as an empty slice."""
     from onnx import numpy_helper
 
     constants = dict(_constants(graph))
@@ -228,7 +228,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 
 
 def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
-    """Change `first` so that it takes batches of any size; return False if that is impossible."""
+    """Let `first` take batches of any size; return False if that is impossible."""
     graph, other = first.graph, second.graph
     if [node.op_type for node in graph.node] != [node.op_type for node in other.node]:
         return False
@@ -259,7 +259,7 @@ def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
 
 
 def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
-    """Replace the elements of a constant that depend on the batch size; return whether all others are equal."""
+    """Make a constant follow the batch size; return whether the rest is equal."""
     from onnx import numpy_helper
 
     array, other = numpy_helper.to_array(tensor), numpy_helper.to_array(twin)
@@ -296,7 +296,7 @@ def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
 def _differences(
     model: onnx.ModelProto, network: Network, inputs: Inputs, expected: Sequence[np.ndarray], sizes: Sequence[int]
 ) -> float | Exception:
-    """Return the largest difference of answers over all `sizes`, or the exception of a failure."""
+    """Return the largest difference over all `sizes`, or the exception raised."""
     import onnx
     import onnxruntime
 

@@ -14,7 +14,10 @@ _AT_ONCE = 10_000
 
 
 def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
-    """Return weights, float32 [n, dim], as stored: "weights", and for int8 "scale" (float32 [n], max / 127)."""
+    """Return weights, float32 [n, dim], as stored: "weights", for int8 "scale".
+
+    "scale" is float32 [n], the largest absolute weight of a row / 127.
+    """
     if rows == "float32":
         return {"weights": np.ascontiguousarray(weights)}
     scale = np.abs(weights).max(axis=1, initial=0.0) / np.float32(127)

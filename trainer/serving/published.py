@@ -1,4 +1,4 @@
-"""The files of a published model, written by `Publish` and read by `ServedModel`, with checksums.
+"""The files of a published model, with checksums.
 
     root/
       current.json        which folders make up the present model; replaced atomically, last of all
@@ -56,7 +56,10 @@ class Part:
 
     @classmethod
     def of(cls, kind: str, value: Any) -> Part:
-        """Return an instance from `to_json` output; ValueError, TypeError or KeyError for anything else."""
+        """Return an instance from `to_json` output.
+
+        ValueError, TypeError, KeyError: it is none.
+        """
         return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
 
 
@@ -138,7 +141,7 @@ def locked(root: Path, current: Current) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a published folder, unless a server is reading it; then the next sweep removes it."""
+    """Remove a published folder; if a server reads it, the next sweep does."""
     try:
         lock = durable.lock_folder(path)
     except OSError:
@@ -158,7 +161,10 @@ def seconds(value: Any) -> float:
 
 
 def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
-    """Write a folder's manifest and rename it to its final name; OSError when the file system refuses."""
+    """Write a folder's manifest and rename it to its final name.
+
+    OSError: the file system refused.
+    """
     part = Part(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)
@@ -196,7 +202,7 @@ class Folder:
             ) from None
 
     def verify(self) -> None:
-        """Check every file against its checksum; CheckpointDamagedError names a damaged one."""
+        """Check every file; CheckpointDamagedError names a damaged one."""
         for name, sums in self._files.items():
             manifest.verified(self.path / name, *sums)
 
@@ -211,7 +217,7 @@ class Folder:
         return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
 
     def learned(self) -> dict[str, Any] | None:
-        """Return the statistics of features, for `Features.load_state_dict`; None to keep those of the graph."""
+        """Return the statistics of features; None to keep those of the graph."""
         file = f"{FEATURES}.json"
         if file not in self._files:
             return None
@@ -220,7 +226,7 @@ class Folder:
 
 
 def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:
-    """Return table -> key -> array of a file with rows, whose shapes and types are checked.
+    """Return table -> key -> array of a file of rows; shapes and types checked.
 
     Args:
         tensors: content of the file, "<table>/<key>" -> array.
@@ -268,7 +274,7 @@ def newest_number(root: Path) -> int:
 
 
 def is_proven(path: Path) -> bool:
-    """Return whether the manifest shows that `Publish` wrote the folder and every file in it."""
+    """Return whether `Publish` wrote the folder and every file in it."""
     kind = next((kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name)), None)
     if kind is None or path.is_symlink():
         return False

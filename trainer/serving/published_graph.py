@@ -1,4 +1,4 @@
-"""The trained network as a published folder: its program, its input columns and the declared features."""
+"""The trained network as a published folder: program, columns, features."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
 
 
 def check_folder(root: Path, size: int) -> None:
-    """Check before training that the folder can hold versions and MindSpore can write a program there.
+    """Check before training that versions and a program can be written here.
 
     Args:
         root: folder of the published model.
@@ -146,7 +146,7 @@ def check_publishable(features: Features) -> None:
 
 
 def activation_name(trainer: Trainer) -> str | None:
-    """Return the name of the activation from output to the quantity of the label; None if unknown."""
+    """Return the activation from output to label units; None if unknown."""
     meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
     activation = meaning.activation or ("identity" if meaning.target == BINARY else None)
     return activation if isinstance(activation, str) else None

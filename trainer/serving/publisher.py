@@ -1,4 +1,4 @@
-"""Publishes a model while it trains: versions of tables and weights that servers follow (`served_model`).
+"""Publishes a model while it trains, as versions that servers follow.
 
 `published` describes the files and their checksums. A server that has an earlier version applies the
 changes it lacks.
@@ -140,7 +140,7 @@ class Publish(Callback):
         return self.root
 
     def setup(self, trainer: Trainer) -> None:
-        """Lock the folder, remove unfinished files of killed runs, and continue after its newest version."""
+        """Lock the folder, remove unfinished files, continue after its newest version."""
         if trainer.features is not None:
             check_publishable(trainer.features)
         trainer.group.from_main(lambda: self._take_folder(trainer.network))
@@ -149,7 +149,7 @@ class Publish(Callback):
         self.problem, self._error, self._failures, self._next_try = None, None, 0, 0.0
 
     def _consumer_name(self, trainer: Trainer) -> str:
-        """Return the name that tables track changes under: each publisher of a run needs changes of its own."""
+        """Return the name that tables track changes under, one for each publisher."""
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         return f"{CONSUMER}.{number}" if number else CONSUMER
@@ -171,7 +171,7 @@ class Publish(Callback):
             raise
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Publish the first version immediately and later ones when due; rank 0 decides for all processes."""
+        """Publish at once, then when due; rank 0 decides for all processes."""
         due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
         if due:
             self._try(trainer, lambda: self.publish(trainer))
@@ -251,7 +251,7 @@ class Publish(Callback):
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
     def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:
-        """Start writing a version of the trainer's present state; waits for the one before it.
+        """Start writing the present state as a version, after the one before it.
 
         Of many processes that train tables all have to call it.
 
@@ -292,7 +292,7 @@ class Publish(Callback):
         self.hold_seconds.append(time.perf_counter() - started)
 
     def _begin(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
-        """Wait for the previous version; return whether to start a new chain and whether to write all rows."""
+        """Wait for the previous version; return (new chain, all rows)."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -350,7 +350,7 @@ class Publish(Callback):
             return publish_folder(self.root, folder, VERSION, name, {**about, "before": before})
 
     def _sweep(self) -> None:
-        """Remove versions that no server needs; skipped while others pin one, or it cannot be read."""
+        """Remove versions that no server needs, unless others pin one."""
         try:
             with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
                 self._remove_old()
@@ -379,7 +379,7 @@ def _takes_part(trainer: Trainer) -> bool:
 
 
 def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
-    """Return rank 0's decision; broadcast if there are tables, since every rank contributes rows."""
+    """Return rank 0's decision, broadcast if every rank contributes rows."""
     return make() if trainer.tables is None else trainer.group.from_main(make)
 
 

@@ -1,4 +1,4 @@
-"""`ServedGraph`: an exported network with its tables, as a server runs it."""
+"""An exported network with its tables as a server runs it, and the version in use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from ..checkpoint import strict_json
-from ..data.ragged import RaggedInput, given_names
+from ..data.ragged import Ragged, RaggedInput, given_names
 from ..embedding.planning.fixed_reads import FixedReads
 from ..embedding.planning.layout import FieldMap, read_layout
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
+from ..errors import DataError
+from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 from .graph_export import ABOUT, NETWORK, program_file, read_features
+from .published import Current
 
 
 class ServedGraph:
@@ -76,7 +79,7 @@ class ServedGraph:
                     overwrite(program.weights[name], value)
 
     def size_for(self, rows: int) -> int:
-        """Return the rows of the smallest program in which `rows` have room; if none has any, of the largest."""
+        """Return the rows of the smallest program with room, else of the largest."""
         return next((size for size in self.sizes if size >= rows), self.batch)
 
     def run(self, columns: Sequence[np.ndarray], size: int | None = None) -> tuple[np.ndarray, ...]:
@@ -135,10 +138,100 @@ class _Program:
 
 
 def _filled(column: np.ndarray, rows: int) -> np.ndarray:
-    """Return a column of so many rows: the last one repeated where there are fewer."""
+    """Return a column of `rows` rows, its last row repeated if it has fewer."""
     if len(column) == rows:
         return column
     filled = np.empty((rows, *column.shape[1:]), column.dtype)
     filled[: len(column)] = column
     filled[len(column) :] = column[-1]
     return filled
+
+
+class HeldVersion:
+    """The version in use until the context of `ServedModel.held` ends.
+
+    Args:
+        graph: its network and tables.
+        current: which one it is.
+
+    Attributes:
+        version, step: its number, and the optimizer steps it has seen.
+        published: when it was published, seconds since the epoch.
+        event_time: its newest event, seconds since the epoch, or None.
+    """
+
+    def __init__(self, graph: ServedGraph, current: Current) -> None:
+        self.graph = graph
+        self.version, self.step = current.version, current.step
+        self.published, self.event_time = current.time, current.event_time
+
+    def run(self, batch: Any) -> tuple[np.ndarray, ...]:
+        """Return the network's outputs for its own columns, each float32 [n, ...].
+
+        Args:
+            batch: a mapping from names to columns [n, ...], a sequence of them, or the only one.
+
+        Raises:
+            DataError: columns are missing, differ in their number of rows, or have another shape than in training.
+        """
+        graph = self.graph
+        columns = _checked(graph, batch)
+        count, start = len(columns[0]), 0
+        parts: list[tuple[np.ndarray, ...]] = []
+        while start < count:
+            size = graph.size_for(count - start)
+            parts.append(graph.run(_one_call(graph, columns, start, size), size))
+            start += size
+        return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
+
+    def probability(self, outputs: Sequence[np.ndarray]) -> np.ndarray | None:
+        """Return the prediction in label units, float32; None if the loss has none."""
+        if self.graph.activation is None:
+            return None
+        return activate(self.graph.activation, outputs[0]).astype(np.float32)
+
+
+def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
+    names, shapes = graph.given, graph.about["shapes"]
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise DataError(f"predict needs the columns {', '.join(names)}; {', '.join(missing)} not given")
+        batch = [batch[name] for name in names]
+    elif not isinstance(batch, Sequence) or isinstance(batch, np.ndarray):
+        batch = [batch]
+    if len(batch) != len(names):
+        raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
+    indices = [graph.about["columns"].index(name) for name in names]
+    columns: list[Any] = []
+    for name, index, column in zip(names, indices, batch, strict=True):
+        if name in graph.ragged:
+            options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
+            column = Ragged.of(column, **options).cut()
+            shape = ["lists"]
+        else:
+            column, shape = np.asarray(column), shapes[index]
+        wrong = name not in graph.ragged and list(column.shape[1:]) != shape
+        if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
+            raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
+        dtype = graph.about["dtypes"][index]
+        if column.dtype.kind == "O":  # lists without any value
+            column = column.astype("U1" if column.padding == "" else dtype)
+        columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
+    return columns
+
+
+def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
+    """Return the arguments of one call: `size` rows from `start` on."""
+    if not graph.ragged:
+        arrays = dict(zip(graph.given, (column[start : start + size] for column in columns), strict=True))
+        return [arrays[name] for name in graph.about["columns"]]
+    rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
+    arrays = {}
+    for name, column in zip(graph.given, columns, strict=True):
+        if name in graph.ragged:
+            wanted = graph.ragged[name]
+            arrays |= wanted.arrays(name, column[rows], wanted.capacity(size))
+        else:
+            arrays[name] = column[rows]
+    return [arrays[name] for name in graph.about["columns"]]

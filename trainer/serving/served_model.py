@@ -1,4 +1,4 @@
-"""`ServedModel`: predictions of a model while it trains; follows the versions that `Publish` writes."""
+"""`ServedModel`: predictions of a published model while it trains."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
-from .held_version import HeldVersion
 from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
-from .served_graph import ServedGraph
+from .served_graph import HeldVersion, ServedGraph
 from .version_records import VersionRecords
 
 logger = logging.getLogger(__name__)
@@ -37,12 +36,11 @@ _LONGEST_PAUSE = 60.0
 
 
 class ServedModel:
-    """A published model. Rows and weights follow the newest version between predictions.
+    """A published model that follows the newest version between predictions.
 
-    Every answer is one version's: a new one takes the place of the old one between two calls, with all its rows and
-    weights. Files are checked against their checksums before anything of them is used. A version that is
-    damaged is named in one warning and in `problem`, and the last good one is served until a newer version can be: the
-    next one that holds everything, as Publish's `compact` says.
+    Every answer is of one version: a new version replaces the old between two calls, with all its rows and weights.
+    Files are checked against their checksums before they are used. A damaged version is named in one warning and in
+    `problem`, and the last good version is served until a later one holds all rows, as Publish's `compact` says.
 
     Args:
         root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`): versions are then fetched to
@@ -120,7 +118,7 @@ class ServedModel:
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             set_aside: of raw rows, leave those out that the declaration forbids, as `Trainer.predict` does, and return
                 a dict with the "prediction" of the others and why the rest has none, under "set_aside".
-            columns: the columns by name, in place of `batch`.
+            columns: the columns by name, instead of `batch`.
 
         Returns:
             float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it,
@@ -160,7 +158,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:
-        """Hold the served version: inside, it is not replaced and no other thread runs the graph."""
+        """Hold the served version: no other replaces it or runs a graph."""
         while self._update_due.is_set():  # locks are not fair: a version that waits goes first
             time.sleep(1e-4)
         with self._run:
@@ -172,7 +170,7 @@ class ServedModel:
 
     @property
     def graph(self) -> ServedGraph:
-        """The network and its tables; only inside `held` do they stay those of one version."""
+        """The network and its tables; those of one version only inside `held`."""
         return self._graph
 
     @property
@@ -182,12 +180,12 @@ class ServedModel:
 
     @property
     def activation(self) -> str | None:
-        """Name of the activation from output to prediction; None if the loss does not define it."""
+        """The activation from output to prediction; None if the loss defines none."""
         return self._graph.activation
 
     @property
     def features(self) -> Features | None:
-        """The declared columns that raw rows are transformed by, or None; not to be changed."""
+        """The declared columns of raw rows, or None; not to be changed."""
         return self._graph.features
 
     def graph_tables(self) -> dict[str, SparseTable]:
@@ -298,9 +296,9 @@ class ServedModel:
             if graph is self._graph:
                 _update_tables(graph, updates)
             if graph is not self._graph:
-                # MindSpore lets go of a compiled graph only while no other one runs, and waits for that without letting
-                # Python go on, which operators in Python need: never while another thread may train. What follows one
-                # that waits for this has answered nothing, so it was never compiled, and may go at any time.
+                # MindSpore frees a compiled graph only while no other runs, and holds the GIL while it waits for that:
+                # a deadlock if another thread trains with operators in Python. So the graph of the last prediction is
+                # freed in `held`. A later graph that has predicted nothing is not compiled and can be freed here.
                 self._replaced = self._replaced or self._graph
             if learned is not None and graph.features is not None:
                 graph.features.load_state_dict(learned)
@@ -321,7 +319,7 @@ class ServedModel:
             self._update_due.clear()
 
     def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
-        """Return the versions to apply to the served one, or None when all rows must be read."""
+        """Return the versions to apply to the served one; None: read all rows."""
         if served in now.chain[:-1]:
             return now.chain[now.chain.index(served) + 1 :]
         # The first of the chain also holds what changed since the version before it, unless it holds everything there.

@@ -1,4 +1,4 @@
-"""A second version scored on the rows that the served one answers, before it is promoted."""
+"""A second version scored on the rows that the served version answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_ACTIVATION = {
 
 
 class ShadowScoring:
-    """Compares a second version of a published model with the served one on the same rows.
+    """Compares a second version of a published model with the served version.
 
     Use it on the thread of the served model: graphs of two models must not run concurrently.
 
@@ -90,7 +90,7 @@ class ShadowScoring:
             model.refresh()
 
     def score(self, batch: Any, labels: Any = None, *, served: Any = None) -> None:
-        """Let the second version answer, and compare it with the first and, where labels are known, with them.
+        """Compare the second version's answers with the first's and with labels.
 
         Args:
             batch: rows, as `ServedModel.predict` takes them.
@@ -125,7 +125,7 @@ class ShadowScoring:
 
     @staticmethod
     def answer(model: ServedModel, batch: Any) -> np.ndarray:
-        """Return a version's answer in the unit of the label, [n, ...]; of several outputs the first."""
+        """Return a version's first output in label units, [n, ...]."""
         output = "network" if model.activation is None else "probability"
         answer = model.predict(batch, output=output)
         return answer[0] if isinstance(answer, tuple) else answer

@@ -1,4 +1,4 @@
-"""The versions of a published model, what each needs to be served, and which one servers answer with.
+"""The versions of a published model: their needs, pins and servers.
 
 A version's manifest says which version its changes follow, so every version can be put together again: the last full
 one before it and the changes since. ``pins.json``, a document with a checksum of itself, names the version that servers
@@ -64,7 +64,7 @@ class Pins:
 
 @contextlib.contextmanager
 def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Lock pinning and removing of versions, so that a version is not removed while it is pinned.
+    """Lock pinning and removing of versions against each other.
 
     Raises:
         FolderInUseError: others hold it for `wait` seconds.
@@ -133,7 +133,10 @@ class VersionRecords:
         return Part(name, manifest.digest(self.body(name)))
 
     def body(self, name: str) -> dict[str, Any]:
-        """Return a version's manifest; CheckpointDamagedError where it has none that is sound."""
+        """Return a version's manifest.
+
+        CheckpointDamagedError: it has none that is sound.
+        """
         path = self.root / name / manifest.MANIFEST
         try:
             status = os.stat(path)
@@ -145,7 +148,7 @@ class VersionRecords:
         return self._bodies[name][1]
 
     def release(self, version: int | Part) -> Current:
-        """Return the record that serves a version: its ``current.json`` from when it was the newest.
+        """Return the record that serves a version, as of its publication.
 
         Raises:
             CheckpointNotFoundError: there is no such version.

@@ -1,4 +1,4 @@
-"""List, pin, roll back, promote and keep published versions; servers follow immediately."""
+"""Lists, pins, rolls back, promotes and keeps published versions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Versions:
         return versions
 
     def pin(self, version: int | None = None) -> int:
-        """Let servers stay with a version until another one is chosen or `follow` is called.
+        """Pin servers to a version until the next choice, or `follow`.
 
         Args:
             version: its number; None for the one that is served now.
@@ -131,7 +131,7 @@ class Versions:
         return self._pin(choose)
 
     def promote(self, version: int | None = None) -> int:
-        """Move servers to a newer version and pin it; `follow` lets them follow the newest again.
+        """Pin servers to a newer version; `follow` returns them to the newest.
 
         Args:
             version: its number; None for the one that is compared with the served one, else the newest.
@@ -188,7 +188,7 @@ class Versions:
         self._change(released)
 
     def shadow(self, version: int | None) -> None:
-        """Choose the version that `ShadowScoring` compares with the served one; None for the newest."""
+        """Choose the version to compare with the served one; None for the newest."""
 
         def shadowed(pins: Pins) -> Pins:
             if version is not None:
@@ -230,7 +230,7 @@ class Versions:
         )
 
     def _check(self, part: Part, *, whole: bool) -> None:
-        """Check that a version can be served: every manifest, and with `whole` every file it needs."""
+        """Check that a version can be served; with `whole`, every file it needs."""
         release = self._records.release(part)
         with locked(self.root, release):
             for link in release.chain:

@@ -23,7 +23,7 @@ def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
         logits: whether the network's own outputs are wanted beside probabilities.
         accept: media type wanted, `JSON` or `ARROW`.
     """
-    columns = _columns(scored, logits)
+    columns = named_outputs(scored, logits)
     errors = _errors(scored)
     status = 200 if len(scored.good) else 422
     if accept == ARROW:
@@ -36,10 +36,6 @@ def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
     """Return the outputs of the good rows, by name."""
-    return _columns(scored, logits)
-
-
-def _columns(scored: Scored, logits: bool) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
     if scored.probability is not None:
         columns["probability"] = scored.probability

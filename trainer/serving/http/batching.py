@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
-from ..held_version import HeldVersion
-from ..served_graph import ServedGraph
+from ..served_graph import HeldVersion, ServedGraph
 from ..served_model import ServedModel
 from .request_rows import RequestRows, RowReader
 from .service_call import RefusalError, ServeOptions
@@ -60,7 +59,7 @@ class Engine:
     """Runs a served model on a thread of its own, for batches of requests.
 
     A batch is what waits when the batch before is done, up to `batch_rows`; with `batch_delay` its first request waits
-    that long for others. A batch that fails is tried again request by request, so that one fails alone.
+    that long for others. The requests of a batch that fails are retried separately.
 
     Args:
         model: the model; only this thread runs it from now on.

@@ -1,4 +1,4 @@
-"""Calls over a local socket: many processes that speak HTTP, one that runs the model.
+"""Calls over a local socket, from HTTP processes to that of the model.
 
 A frame is its length, the number of the call, the length of a JSON header (4, 8 and 4 bytes, little-endian), the header
 and the body.
@@ -96,7 +96,7 @@ class _Connection:
 
 
 class RemoteHandler:
-    """Passes calls on to the process that runs the model; where that one has ended, to the next one.
+    """Passes calls to the process that runs the model, also after its restart.
 
     A call that was lost with the process is sent again: a prediction changes nothing.
 

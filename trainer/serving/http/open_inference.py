@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, as KServe, Triton and their clients speak it: tensors by name, as JSON.
+"""The Open Inference Protocol, version 2: tensors by name, as JSON.
 
 See https://github.com/kserve/open-inference-protocol. A request is answered as a whole: one bad row refuses it.
 """
@@ -67,7 +67,7 @@ def _is_count(value: object) -> bool:
 
 
 def _values(data: Any, kind: str) -> np.ndarray:
-    """Return the data of a tensor as an array of a datatype; null is missing, for text and floats.
+    """Return a tensor's data as an array; null is missing, for text and floats.
 
     Raises:
         ValueError, TypeError, OverflowError: a value that the datatype cannot hold.
@@ -109,7 +109,7 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
     """Return the answer to an inference request.
 
     Raises:
-        RefusalError: 422, a row is bad; 400, an output is asked for that there is not.
+        RefusalError: 422, a row is bad; 400, an unknown output is requested.
     """
     if scored.bad:
         row, text = min(scored.bad.items())
@@ -135,7 +135,7 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
 
 
 def model_metadata(name: str, version: int, reader: RowReader, outputs: list[str]) -> dict[str, Any]:
-    """Return a model's metadata: its inputs and outputs with datatypes and shapes, -1 for any length."""
+    """Return a model's metadata: datatypes and shapes, -1 for any length."""
     inputs = [
         {
             "name": column,

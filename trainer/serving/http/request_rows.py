@@ -1,4 +1,4 @@
-"""Rows of requests: from a body to columns, and from the columns of many requests to the network's inputs."""
+"""Rows of requests: from bodies to columns, and on to the network's inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_of_body(body: bytes, media: str) -> RequestRows:
     """Return the rows of a request's body.
 
     Raises:
-        RefusalError: 415 for another media type, 400 for a body that is none of the accepted forms.
+        RefusalError: 415 for another media type, 400 for another form of body.
     """
     if media == JSON:
         return _json_rows(body)
@@ -82,7 +82,10 @@ def _json_rows(body: bytes) -> RequestRows:
 
 
 def column_rows(columns: Any, logits: bool = False) -> RequestRows:
-    """Return the rows of a mapping of columns; RefusalError 400 where it is none, or lengths differ."""
+    """Return the rows of a mapping of columns of one length.
+
+    RefusalError 400: it is no mapping, or lengths differ.
+    """
     if not isinstance(columns, Mapping) or not columns:
         raise RefusalError(400, f'"columns" takes {{column: [value, ...]}}; received {type(columns).__name__}')
     sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
@@ -120,7 +123,7 @@ def column_and_reason(text: str) -> tuple[str | None, str]:
 
 
 class RowReader:
-    """Reads requests' rows as one published network takes them: through its features, or as its own columns.
+    """Reads rows as one published network takes them: raw, or as its columns.
 
     Args:
         graph: the network.

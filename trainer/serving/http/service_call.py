@@ -1,4 +1,4 @@
-"""What passes between the web application and the model: calls, replies, refusals and the server's options."""
+"""Messages between web application and model: calls, replies, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web application: routes, token check, size limits of bodies; requests become `Call`s."""
+"""The web application: routes, tokens, size limits; requests become `Call`s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the web application: one process that speaks HTTP, with the model in it or behind a socket."""
+"""Runs the web application in a process, with the model or a link to it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def server_url(listening: socket.socket) -> str:
 
 
 def serve_one(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model from this process until a signal; return the signal's number.
+    """Serve a published model from this process until a signal; return its number.
 
     Open requests have `options.drain` seconds to end.
 
@@ -78,7 +78,7 @@ def serve_one(root: Path | str, options: ServeOptions, *, started: Callable[[str
 
 
 def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model, from one process or several; arguments, result and errors as of `serve_one`."""
+    """Serve a published model from one process or several, as `serve_one` does."""
     if options.workers == 1:
         return serve_one(root, options, started=started)
     from .workers import serve_many
@@ -87,7 +87,7 @@ def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], N
 
 
 def run_loop(main: Any) -> int:
-    """Run a coroutine in the fastest event loop there is."""
+    """Run a coroutine in uvloop, or in the standard event loop without it."""
     try:
         import uvloop
 

@@ -1,4 +1,4 @@
-"""Several processes that speak HTTP and one that runs the model, watched by a supervisor.
+"""Several HTTP processes and one that runs the model, under a supervisor.
 
 The processes share one listening socket and one copy of the tables: that of the process with the model. One that ends
 is named and started again; requests that were on their way to the model are sent again.
@@ -37,7 +37,7 @@ _LONGEST_PAUSE = 30.0
 
 
 def serve_many(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model from `options.workers` processes until a signal; return the signal's number.
+    """Serve from `options.workers` processes until a signal; return its number.
 
     Arguments and errors as of `web_server.serve_one`.
     """
