@@ -47,8 +47,8 @@ class Every:
                 f"Every takes exactly one of steps, samples, epochs, seconds; received {given or 'none'}"
             )
         self.unit, n = next(iter(given.items()))
-        place = f"Every({self.unit}=...)"
-        self.n = number(place, n, above=0) if self.unit == "seconds" else whole(place, n)
+        argument = f"Every({self.unit}=...)"
+        self.n = number(argument, n, above=0) if self.unit == "seconds" else whole(argument, n)
         self._counter = _UNITS.get(self.unit)
         self._mark: float | None = None
 
@@ -102,8 +102,8 @@ def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
         value = default
     if isinstance(value, Every):
         return Every(**{value.unit: value.n})
-    place = f"{owner}(every=...)"
+    argument = f"{owner}(every=...)"
     if not is_whole(value):
         accepted = "an Every, a whole number of optimizer steps"
-        refuse(place, accepted + (" or None" if default is not None else ""), value)
-    return Every(steps=whole(place, value))
+        refuse(argument, accepted + (" or None" if default is not None else ""), value)
+    return Every(steps=whole(argument, value))

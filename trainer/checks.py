@@ -1,6 +1,6 @@
 """Checks of arguments: what was received, what is accepted, the nearest choice.
 
-Every function returns the checked value or raises ConfigurationError, except where it says otherwise. `place` is the
+Every function returns the checked value or raises ConfigurationError, except where it says otherwise. `argument` is the
 argument's name in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
 """
 
@@ -19,9 +19,9 @@ _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 100
 
 
-def refuse(place: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
-    """Raise ConfigurationError: `place` takes `wanted`, not `value`."""
-    raise ConfigurationError(f"{place} takes {wanted}; received {_shorten.repr(value)}{hint}")
+def refuse(argument: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
+    """Raise ConfigurationError: `argument` takes `wanted`, not `value`."""
+    raise ConfigurationError(f"{argument} takes {wanted}; received {_shorten.repr(value)}{hint}")
 
 
 def is_whole(value: Any) -> bool:
@@ -34,22 +34,22 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and value == value
 
 
-def choice(place: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> Any:
+def choice(argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> Any:
     """Return `value` if it is one of `choices`, or None if `optional`."""
     choices = tuple(choices)
     if not ((optional and value is None) or (isinstance(value, str) and value in choices)):
         accepted = ", ".join(map(repr, choices)) + (" or None" if optional else "")
-        refuse(place, accepted, value, did_you_mean(value, choices))
+        refuse(argument, accepted, value, did_you_mean(value, choices))
     return value
 
 
 def whole(
-    place: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
+    argument: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
 ) -> Any:
     """Return `value` as int if it is a whole number within the bounds.
 
     Args:
-        place, value: the argument's name in messages, and its value.
+        argument, value: the argument's name in messages, and its value.
         least, most: smallest and largest accepted value; None: unbounded.
         optional: whether None is accepted.
         also: other accepted values, for the message, such as ", or -1 to choose".
@@ -58,12 +58,12 @@ def whole(
         return None
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
-        refuse(place, f"a whole number {bounds}{also}{' or None' if optional else ''}", value)
+        refuse(argument, f"a whole number {bounds}{also}{' or None' if optional else ''}", value)
     return int(value)
 
 
 def number(
-    place: str,
+    argument: str,
     value: Any,
     *,
     least: float | None = None,
@@ -76,7 +76,7 @@ def number(
     """Return `value` as float if it is a real number within the bounds, not NaN.
 
     Args:
-        place, value: the argument's name in messages, and its value.
+        argument, value: the argument's name in messages, and its value.
         least, most: smallest and largest accepted value.
         above, below: bounds that are not accepted themselves; infinity asks for a finite number.
         optional: whether None is accepted.
@@ -87,7 +87,7 @@ def number(
     good = is_number(value) and (least is None or value >= least) and (above is None or value > above)
     if not (good and (most is None or value <= most) and (below is None or value < below)):
         wanted = " ".join((what, _interval(least, above, most, None if below == math.inf else below))).strip()
-        refuse(place, wanted + (" or None" if optional else ""), value)
+        refuse(argument, wanted + (" or None" if optional else ""), value)
     return float(value)
 
 
@@ -101,7 +101,7 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
     return f"in {'[' if above is None else '('}{low:g}, {high:g}{']' if below is None else ')'}"
 
 
-def seconds(place: str, value: Any) -> float | None:
+def seconds(argument: str, value: Any) -> float | None:
     """Return a duration in seconds: a number, timedelta, "[DD:]HH:MM:SS" or None."""
     if value is None:
         return None
@@ -112,7 +112,7 @@ def seconds(place: str, value: Any) -> float | None:
             days, hours, minutes, rest = map(int, ["0", *parts][-4:])
             given = timedelta(days=days, hours=hours, minutes=minutes, seconds=rest).total_seconds()
     if not is_number(given) or given <= 0:
-        refuse(place, 'seconds > 0, a timedelta, or text as "HH:MM:SS" or "DD:HH:MM:SS"', value)
+        refuse(argument, 'seconds > 0, a timedelta, or text as "HH:MM:SS" or "DD:HH:MM:SS"', value)
     return float(given)
 
 
@@ -132,17 +132,17 @@ def batches(name: str, value: Any, *, least: int = 1) -> None:
     refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
 
 
-def function(place: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
+def function(argument: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
     """Return `value` if it is callable, or None if `optional`."""
     if not ((optional and value is None) or callable(value)):
-        refuse(place, "a function of the trainer" + (" or None" if optional else ""), value)
+        refuse(argument, "a function of the trainer" + (" or None" if optional else ""), value)
     return value
 
 
-def any_number(place: str, value: Any) -> float:
+def any_number(argument: str, value: Any) -> float:
     """Return `value` as float if it is a real number, NaN included."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        refuse(place, "a number", value)
+        refuse(argument, "a number", value)
     return float(value)
 
 
@@ -152,7 +152,7 @@ def seed(value: Any) -> int | None:
 
 
 def epochs(value: Any) -> int:
-    """Return `value` if it is a number of epochs; labels in its place get a hint."""
+    """Return `value` if it is a number of epochs; labels instead get a hint."""
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         raise ConfigurationError(
             "epochs received data; inputs and labels go together into the first argument: "

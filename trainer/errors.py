@@ -36,7 +36,7 @@ class TrainerError(Exception):
 
 
 class ConfigurationError(TrainerError, ValueError):
-    """An invalid argument or configuration, found before anything is compiled."""
+    """An invalid argument or configuration, reported before compiling."""
 
 
 class DataError(TrainerError, ValueError):
@@ -76,7 +76,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
 
     Args:
         name: what was received.
-        choices: what is accepted.
+        choices: the accepted values.
         similarity: least similarity, 0 to 1 as in difflib; None is returned if no choice reaches it.
     """
     wanted = str(name).lower()
@@ -108,5 +108,5 @@ def _edits(name: str, choice: str) -> int:
 
 def did_you_mean(name: object, choices: Iterable[object], similarity: float = 0.5) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
-    found = nearest(name, choices, similarity)
-    return f"; did you mean {found!r}?" if found else ""
+    similar = nearest(name, choices, similarity)
+    return f"; did you mean {similar!r}?" if similar else ""

@@ -1,4 +1,4 @@
-"""Masks credentials in text: by name, by place in a URL, or remembered ones.
+"""Masks credentials in text: by name, by position in a URL, or remembered ones.
 
 All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """
@@ -48,8 +48,8 @@ def remember_credentials(value: Any, name: object = "") -> None:
         for item in value:
             remember_credentials(item, name)
     elif isinstance(value, str):
-        secrets = [found["user"].partition(":")[2] for found in _USER.finditer(value)]
-        secrets += [found["value"].strip("'\"") for found in _PAIR.finditer(value) if is_secret(found["name"])]
+        secrets = [match["user"].partition(":")[2] for match in _USER.finditer(value)]
+        secrets += [match["value"].strip("'\"") for match in _PAIR.finditer(value) if is_secret(match["name"])]
         for secret in (*secrets, value if is_secret(name) else ""):
             if not _says_nothing(secret) and not is_masked(secret):
                 remember_secret(secret)
@@ -87,16 +87,16 @@ def _says_nothing(text: str) -> bool:
     return not text or _REFERENCE.fullmatch(text) is not None
 
 
-def _without_user(found: re.Match[str]) -> str:
-    if found["scheme"].lower().startswith("abfs") and ":" not in found["user"]:
-        return found[0]  # Azure: abfs://container@account.dfs.core.windows.net
-    password = found["user"].partition(":")[2] or found["user"]
-    return found[0] if _says_nothing(password) else f"{found['scheme']}{MASK}@"
+def _without_user(match: re.Match[str]) -> str:
+    if match["scheme"].lower().startswith("abfs") and ":" not in match["user"]:
+        return match[0]  # Azure: abfs://container@account.dfs.core.windows.net
+    password = match["user"].partition(":")[2] or match["user"]
+    return match[0] if _says_nothing(password) else f"{match['scheme']}{MASK}@"
 
 
-def _without_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    if not is_secret(found["name"]) or _says_nothing(value.strip("'\"")) or value in ("None", "none", "null"):
-        return found[0]
+def _without_value(match: re.Match[str]) -> str:
+    value = match["value"]
+    if not is_secret(match["name"]) or _says_nothing(value.strip("'\"")) or value in ("None", "none", "null"):
+        return match[0]
     quote = value[0] if value[0] in "'\"" else ""
-    return f"{found['name']}{found['sign']}{quote}{MASK}{quote}"
+    return f"{match['name']}{match['sign']}{quote}{MASK}{quote}"

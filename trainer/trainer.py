@@ -75,7 +75,7 @@ class Trainer(TrainerBase):
         seed: seed of shuffling and of everything the trainer draws; None is 0.
         run_dir: folder for checkpoints and logs; None: only callbacks with a folder of their own write files.
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
-        exact_resume: put stateless dropout in place of `nn.Dropout`, whose masks MindSpore cannot restore.
+        exact_resume: replace `nn.Dropout`, whose masks MindSpore cannot restore, by stateless dropout.
         features: the declared columns of raw data (`trainer.features.Features`); every verb then takes raw rows:
             frames, mappings, lists of mappings, paths of files, streams.
         compile: False for a network that MindSpore cannot compile but runs operator by operator: one step per call,
@@ -230,11 +230,11 @@ class Trainer(TrainerBase):
                 num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
-            resume: a snapshot, a folder of snapshots or a run folder to go on from, or the URL of a mirrored one;
-                "auto" goes on when there is something to go on from.
+            resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;
+                "auto" continues if there is a snapshot.
             max_time: the same as `max_seconds`, as a `timedelta`, seconds, or text: "HH:MM:SS", "DD:HH:MM:SS".
             limit_train_batches: batches of an epoch: a number, or a share of them (0.1). An iterator, or a pipeline
-                without a size, goes on with the next epoch; all other data begin again.
+                without a size, continues in the next epoch; other data restart.
             limit_valid_batches: batches of a validation set, likewise; 0 for no validation.
             overfit_batches: train on the same first batches in every epoch, to see whether the network can learn them
                 by heart: a number of batches, or a share.
@@ -330,8 +330,8 @@ class Trainer(TrainerBase):
             max_seconds: bound of the wall time of this call.
             idle_timeout: end after this many seconds without a row.
             flush_after: seconds without a row after which complete batches are trained though the call is not full; of
-                several processes, how long a process that has no batch is waited for before the others go on.
-            resume: as in `fit`; the stream is read on from the row after the last one trained on.
+                several processes, how long the others wait for a process without a batch.
+            resume: as in `fit`; the stream continues at the row after the last trained row.
             max_time: as in `fit`.
 
         Returns:
@@ -433,11 +433,6 @@ class Trainer(TrainerBase):
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError that names the nearest known attribute."""
             raise keywords.missing_verb(type(self), name)
-
-    def _repr_html_(self) -> str:
-        from .run.shown import trainer_html
-
-        return trainer_html(self)
 
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>``; return its path.

@@ -146,7 +146,7 @@ def _learn_together(features: Features, data: Any, group: Group) -> None:
     """Learn the same statistics on all processes, from the rows of all.
 
     Raises:
-        ConfigurationError: the features had learned different things before.
+        ConfigurationError: the features of the processes differ.
         DataError: this process has no good rows, or a required column is absent.
     """
     if group.any(learns_from_next(features)):
@@ -180,7 +180,7 @@ def stream_transform(features: Features | None, stream: Stream, processes: int) 
         if processes > 1 and stream.sharing.by_partition:
             raise ConfigurationError(
                 f"Features(update_every={features.update_every}): each process reads other partitions of this stream, "
-                "so they would learn different things; leave update_every out, or train with one process"
+                "so their statistics would differ; leave update_every out, or train with one process"
             )
         features.is_fitted = True  # with nothing learned yet, every id is unseen and numbers stay as they are
     if not features.is_fitted:

@@ -13,10 +13,11 @@ from callbacks import Callback
 
 from ..data import column_checks
 from ..data.as_columns import ColumnOrder, describe_non_finite
-from ..data.chunk import ChunkTransform, FeedOptions
+from ..data.chunk import Chunk, ChunkTransform, FeedOptions
 from ..data.feed import Feed, peek
 from ..data.finite.shards import make_shard
 from ..data.finite.sources import ArraySource, PipelineSource
+from ..data.position import Position
 from ..data.source import Item, Source
 from ..data.waiting import DATA_WAIT
 from ..embedding.layers.embedding_cells import check_trainable, embedding_cells
@@ -230,6 +231,12 @@ def _inference_feed(
         transform=lambda: None if trainer.tables is None else trainer.tables.reading,
     )
     return Feed(source, options)
+
+
+def first_chunk(feed: Feed) -> Chunk | None:
+    """Return the first chunk of `feed`, or None without data."""
+    with contextlib.closing(feed.chunks(Position())) as chunks:
+        return next(chunks, None)
 
 
 def column_order(

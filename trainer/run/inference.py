@@ -13,7 +13,6 @@ from ..data.batch_sizes import RowPadding, padded_size
 from ..data.chunk import InputBatch
 from ..data.feed import Feed
 from ..data.finite.sources import ArraySource
-from ..data.position import Position
 from ..distributed.dense_state import average_statistics
 from ..errors import DataError
 from ..features.feature_data import KeptColumns
@@ -22,7 +21,7 @@ from ..state import Phase, Results
 from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
-from .feeds import evaluation_feed, find_tables, inference_source, prediction_feed
+from .feeds import evaluation_feed, find_tables, first_chunk, inference_source, prediction_feed
 from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
@@ -75,11 +74,7 @@ def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
 def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
     find_tables(trainer, feed.source, feed.options)
     cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
-    chunks = feed.chunks(Position())
-    try:
-        chunk = next(chunks, None)
-    finally:
-        chunks.close()
+    chunk = first_chunk(feed)
     if chunk is None:
         return
     with trainer.builder.inference.mode(cell):
@@ -156,8 +151,7 @@ def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> Inpu
     feed = prediction_feed(trainer, inference_source(trainer, data, batch_size))
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
-        with contextlib.closing(feed.chunks(Position())) as chunks:
-            chunk = next(chunks, None)
+        chunk = first_chunk(feed)
     if chunk is None:
         raise DataError("first_batch: the dataset delivered no batches")
     return InputBatch(chunk.names[: len(chunk.arrays)], chunk.arrays, feed.ragged_inputs)

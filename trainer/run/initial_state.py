@@ -89,7 +89,7 @@ def read_learned(path: str | Path) -> Learned:
     """Read a snapshot, run folder, .ckpt file or published model.
 
     Raises:
-        CheckpointError: there is nothing sound to read.
+        CheckpointError: no intact snapshot, file or version.
     """
     from ..serving.published import CURRENT  # of no use to other trainings
 
@@ -244,7 +244,7 @@ def _of_the_same_ids(
             )
         logger.warning("%s; the table starts empty", message)
     if problems:
-        logger.warning("init_from: what the features learned there is left out, because their ids differ")
+        logger.warning("init_from: the statistics of the features are not loaded, because their ids differ")
     kept = [pair for pair in tables if not any(reads(pair[0].spec.name, table) for table in problems)]
     return kept, not problems
 

@@ -264,7 +264,7 @@ def online_train(
         transform=transform,
         flush_after=flush_after,
         idle_timeout=idle_timeout if trainer.group.size == 1 else None,
-        # Lists and functions begin again with every call; an iterator, or an object with a state, goes on.
+        # Lists and functions restart with every call; an iterator, or an object with a state, continues.
         restarts=not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict")),
     )
     source: Source = rows
@@ -300,7 +300,7 @@ def online_train(
             if report is not None:
                 logger.warning("%s: %s", type(rows.stream).__name__, report)
     signals.leave(complete=True)
-    assert trainer.history is not None  # `call` made it
+    assert trainer.history is not None  # `call` set it
     return trainer.history
 
 

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = "interrupted"  # the reason given in an interactive session, where MindSpore makes SIGTERM of SIGINT
-GRACE_SECONDS = 1.0  # for the main thread to come back from a wait for data
-JOB_GRACE_SECONDS = 10.0  # the same where it cannot be replaced: the job goes without a last snapshot then
+GRACE_SECONDS = 1.0  # for the main thread to return from a wait for data
+JOB_GRACE_SECONDS = 10.0  # the same in a job, which then ends without a last snapshot
 _ENDED = 0  # among the numbers of signals: those before it were for a run that has ended
-NO_WIND_UP = 1  # exit code then, which tells the supervisor to end the others too
+NO_WIND_UP = 1  # exit code of such an end; the supervisor then ends the other processes
 
 
 class StopOnSignal:
@@ -45,7 +45,7 @@ class StopOnSignal:
 
     Args:
         stop: asks the run to end after the current step.
-        wind_up: ends the run in place of a main thread that waits for data for ever; called on another thread.
+        wind_up: ends the run for a main thread that never returns from its wait; called on another thread.
         alone: whether this process is the only one. One of several never leaves a wait by itself, because the others
             would wait for it: it stops with them, at their next agreement.
 
@@ -112,7 +112,7 @@ class StopOnSignal:
             _leave_at_once(NO_WIND_UP)
         try:
             self._stop(signal.Signals(number).name)
-            logger.warning("the data does not come and cannot be interrupted: the run is wound up without it")
+            logger.warning("the wait for data cannot be interrupted: the run ends without further data")
             self._wind_up()
         except BaseException as error:
             logger.error("winding up failed: %s: %s", type(error).__name__, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import nn
 
 from callbacks import CallbackList, History
+from callbacks.summary import table_html
 
 from ..checkpoint import set_pointer
 from ..checkpoint.content import Content
@@ -27,6 +29,7 @@ from ..graph.program import StepOptions
 from ..metrics.binary import score_table
 from ..metrics.predictions import Activation
 from ..metrics.registry import of_task
+from ..mindspore_internals.cell_structure import children_of, parameters_of
 from ..state import State, StopReason
 from . import loop
 from .monitors import produced_metrics
@@ -246,6 +249,36 @@ class TrainerBase(TrainedNetwork):
             set_pointer(Path(root), pointer, name)
 
     def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Tell the data source that a durable snapshot covers rows before `position`."""
+        """Report to the data source that a durable snapshot covers `position`."""
         if self.run is not None and position:
             self.run.feed.source.commit(Position.from_json(position))
+
+    def _repr_html_(self) -> str:
+        """Return the network's layers with their parameters, and the settings."""
+        network = self.network
+        rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]
+        total = _count(network)
+        rows = rows or [["", type(network).__name__, total]]
+        tables = {} if self.tables is None else self.tables.tables.tables
+        settings = {
+            "parameters": total,
+            "loss": type(self.loss_fn).__name__ if self.loss_fn is not None else "the network's own",
+            "optimizer": type(self.optimizer).__name__ if self.optimizer is not None else "the network's own",
+            "learning rate": self.learning_rate,
+            "precision": f"{self.precision.level}",
+            "sink": self.sink_mode,
+            "sparse tables": ", ".join(f"{name}: {len(table):,} rows" for name, table in tables.items()) or "none",
+            "metrics": ", ".join(self.metrics) or "none",
+            "steps done": f"{self.state.progress.global_step:,}",
+            "epochs done": f"{self.state.progress.epoch:,} (a further fit counts on from here)",
+        }
+        return (
+            f"<div><b>Trainer</b> of {html.escape(type(network).__name__)}"
+            + table_html(("layer", "kind", "parameters"), rows)
+            + table_html(("setting", "value"), [[name, value] for name, value in settings.items()])
+            + "</div>"
+        )
+
+
+def _count(cell: object) -> str:
+    return f"{sum(parameter.size for parameter in parameters_of(cell)):,}"

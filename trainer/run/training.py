@@ -15,7 +15,6 @@ from ..data import column_checks
 from ..data.feed import Feed
 from ..data.finite.datasets import is_arrays, make_source
 from ..data.finite.shards import make_shard
-from ..data.position import Position
 from ..errors import ConfigurationError, DataError
 from ..features.features import Inputs
 from ..state import Phase
@@ -23,7 +22,7 @@ from . import declared_features
 from .batch_trials import BatchSizeTrials
 from .call import call, check_idle, make_callbacks, only_thread
 from .cursor import Cursor
-from .feeds import ALL_BATCHES, evaluation_feed, run_options, training_feed
+from .feeds import ALL_BATCHES, evaluation_feed, first_chunk, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Trial
 from .run import train
@@ -103,7 +102,7 @@ def fit(
                 batch_trials=BatchSizeTrials(trainer, options, first_batch_size, feed_of),
             )
     signals.leave(complete=True)
-    assert trainer.history is not None  # `call` made it
+    assert trainer.history is not None  # `call` set it
     return trainer.history
 
 
@@ -170,12 +169,8 @@ def compile_program(
     with only_thread("compile"):
         options = run_options(trainer.step_options, make_callbacks(callbacks if callbacks is not None else [])[0])
         feed = training_feed(trainer, source, options, steps_per_call)
-        chunks = feed.chunks(Position())
-        try:
-            chunk = next(chunks, None)
-        finally:
-            chunks.close()
-            feed.close()
+        with contextlib.closing(feed):
+            chunk = first_chunk(feed)
         if chunk is None:
             raise DataError("compile: the dataset delivered no batches")
         batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
