@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import refuse, whole
-from ..native.padded_sizes import bucket
+from ..native.memory import bucket
 from .as_columns import Columns
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ class Chunk:
         stacked: whether the columns carry the leading batch axis.
         num_batches: batches in the chunk.
         num_steps: optimizer updates the chunk completes.
-        num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are made up (see `Item`).
+        num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are placeholders (see `Item`).
         all_samples: rows that all processes together have in this step's chunks.
         flush: whether the accumulation closes after the last batch, full or not.
         ends_epoch: whether the source ended after this chunk.

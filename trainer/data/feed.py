@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import DataError, TrainerError
 from .as_columns import Columns, check_dtype
-from .batch_conversion import BatchConversion
 from .batch_sizes import BatchShapes, padded, row_weights
 from .chunk import Chunk, FeedOptions, newest_event_time, stack, to_tensor
+from .column_checks import BatchConversion
 from .position import Position
 from .ragged import RaggedColumns, RaggedInput
 from .source import Item, Source
@@ -215,7 +215,7 @@ class Feed:
                 stacked=self._is_stacked(items),
                 num_batches=len(items),
                 num_steps=steps,
-                num_samples=0 if first.made_up else len(items) * rows,
+                num_samples=0 if first.placeholder else len(items) * rows,
                 all_samples=len(items) * (rows if first.step_rows is None else first.step_rows),
                 flush=flush,
                 ends_epoch=ends,
@@ -320,7 +320,6 @@ class Feed:
         return stacked
 
     def _prepare_ahead(self, chunk: Chunk) -> Chunk:
-        """Prepare a chunk on the reading thread and return it."""
         self.times.prepared_ahead += self._prepare(chunk)
         return chunk
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ConfigurationError
-from ..native.padded_sizes import bucket
+from ..native.memory import bucket
 from ..streams.formats.ragged_column import Ragged
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ class Item:
         state: what the source needs to continue after this batch, or None.
         extras: host-side companions of the rows (event time, group), never sent to the device.
         kind: batches of different kinds never share a call.
-        made_up: whether the rows do not count: only other processes have rows in this step.
+        placeholder: whether the rows do not count: only other processes have rows in this step.
         step_rows: rows of the step over all processes; None: there is no other process.
         agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
         lengths: by column, how long the lists of all processes are in the batch's step (`ragged.ListLengths`), or None.
@@ -35,7 +35,7 @@ class Item:
     state: Any = None
     extras: Mapping[str, Any] | None = None
     kind: Any = None
-    made_up: bool = False
+    placeholder: bool = False
     step_rows: int | None = None
     agreed: Any = None
     lengths: Mapping[str, Any] | None = None

@@ -225,10 +225,10 @@ class OwnTables(ChunkTransform):
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return columns with positions for ids, and the plan of the rows to exchange."""
         planner = self.tables.tables.planner
-        made_up = not chunk.num_samples
+        placeholder = not chunk.num_samples
         fill, flush = chunk.start.micro_batches, chunk.flush
         columns, plan = planner.plan(
-            columns, chunk.stacked, chunk.num_batches, now=now, made_up=made_up, fill=fill, flush=flush
+            columns, chunk.stacked, chunk.num_batches, now=now, placeholder=placeholder, fill=fill, flush=flush
         )
         return (*columns, *plan.inputs), plan
 
@@ -256,14 +256,14 @@ class UnionTables(ChunkTransform):
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return this process's columns, and the plan of the rows of all.
 
-        Made-up rows contribute no ids and get positions of other processes' rows.
+        Placeholder rows contribute no ids and get positions of other processes' rows.
         """
         axis = int(chunk.stacked)
-        made_up = not chunk.num_samples
+        placeholder = not chunk.num_samples
         own = [to_plain(np.asarray(columns[column])) for column in self._columns]
         by_clock = now is None
         now = time.time() if now is None else now
-        counted = not made_up and own[0].shape[axis]
+        counted = not placeholder and own[0].shape[axis]
         message = _Message(own if counted else [], now, by_clock)
         parts = [_Message.unpack(part) for part in self.group.gather_bytes(message.pack())]
         joined = list(columns)
@@ -277,7 +277,7 @@ class UnionTables(ChunkTransform):
             before = sum(part.arrays[index].shape[axis] for part in parts[: self.group.rank] if part.arrays)
             count = own[index].shape[axis]
             chosen: Any = slice(before, before + count)
-            if made_up:  # a full batch, where all processes together may have fewer rows: short last batches
+            if placeholder:  # a full batch, where all processes together may have fewer rows: short last batches
                 chosen = np.arange(count) % joined[column].shape[axis]
             result[column] = np.ascontiguousarray(result[column][:, chosen] if axis else result[column][chosen])
         return tuple(result), plan

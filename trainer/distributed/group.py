@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError
-from ..native.padded_sizes import bucket
+from ..native.memory import bucket
 from .launched import STAGE, communication_error, is_launched, process_count
 
 logger = logging.getLogger(__name__)

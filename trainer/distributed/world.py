@@ -24,7 +24,7 @@ from mindspore import Tensor, nn, ops
 
 from ..errors import TrainerError
 from ..mindspore_internals.compilation import gc_frozen
-from ..native.padded_sizes import bucket
+from ..native.memory import bucket
 from .all_to_all import AllToAll
 from .group import SMALLEST_FRAME, Group
 from .launched import enable_keepalive, own_address

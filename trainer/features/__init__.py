@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .categorical import Categorical, Time
-from .crosses import Cross
 from .feature import Feature
 from .features import Features
 from .lists import ListFeature, Text, WeightedList
 from .numeric import Bucketized, Expression, Numeric, Vector
-from .relations import Custom, Lookup, Overlap
+from .relations import Cross, Custom, Lookup, Overlap
 
 if TYPE_CHECKING:
     from .feature_embedding import FeatureEmbedding as FeatureEmbedding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
@@ -233,3 +233,85 @@ def list_column(dtype: str, required: bool = False) -> Column:
         allow_nan=dtype == "float64",
         coerce=True,
     )
+
+
+FEW_ROWS = 32
+
+
+def alike_features(features: Sequence[Feature]) -> list[list[int]]:
+    """Return the indices of features that can be applied together, as lists."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, feature in enumerate(features):
+        groups.setdefault(index if feature.alike is None else (type(feature), feature.alike), []).append(index)
+    return list(groups.values())
+
+
+def apply_features(
+    features: Sequence[Feature], groups: Sequence[Sequence[int]], raw: RawColumns, statistics: Mapping[str, Statistic]
+) -> list[list[Any]]:
+    """Return the arrays of each feature's outputs, in the order of the features.
+
+    A feature costs some microseconds whatever the number of rows, which is most of the time of one row. So features
+    that differ only in columns and statistics are applied to one array of a few rows, with bit-identical results.
+
+    Args:
+        features: the features.
+        groups: of `alike_features`.
+        raw: raw columns by name.
+        statistics: what features learned, by their name.
+    """
+    if not raw or len(next(iter(raw.values()))) > FEW_ROWS:
+        return [feature.apply(raw, statistics.get(feature.name)) for feature in features]
+    applied: dict[int, list[Any]] = {}
+    for group in groups:
+        members = [features[index] for index in group]
+        learned = [statistics.get(feature.name) for feature in members]
+        if len(group) == 1:
+            applied[group[0]] = members[0].apply(raw, learned[0])
+        else:
+            applied |= zip(group, members[0].apply_alike(members, raw, learned), strict=True)
+    return [applied[index] for index in range(len(features))]
+
+
+def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return table -> feature -> what decides its ids in that table, as JSON."""
+    sources: dict[str, dict[str, dict[str, Any]]] = {}
+    for feature in features:
+        for table, source in feature.id_sources().items():
+            sources.setdefault(table, {})[feature.name] = source
+    return sources
+
+
+def id_problems(
+    features: Iterable[Feature], state: Mapping[str, Any], table_there: Callable[[str], str] = str
+) -> dict[str, str]:
+    """Return table -> why its ids mean other rows in a state; empty without conflict.
+
+    Args:
+        features: the declared ones.
+        state: of `Features.state_dict`; one of a version that did not record the sources contradicts nothing.
+        table_there: the name of a table there.
+    """
+    problems: dict[str, str] = {}
+    recorded = state["json"].get("ids") or {}
+    for table, of_table in id_sources(features).items():
+        saved = recorded.get(table_there(table)) or {}
+        for name, declared in of_table.items():
+            if saved and declared not in saved.values():
+                other = name if name in saved else next(iter(saved))
+                problems.setdefault(
+                    table,
+                    f"feature {name!r} is declared with {_shown(declared)}, and the rows of its table are of "
+                    f"{_named(other, name)} with {_shown(saved[other])}: the same value would find another row, or "
+                    "none. Declare it as it was, or give it a table of its own, under another name",
+                )
+    return problems
+
+
+def _named(other: str, name: str) -> str:
+    return "the same feature" if other == name else f"feature {other!r}"
+
+
+def _shown(source: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in source.items() if name != "kind")
+    return arguments if source["kind"] == "values" else f"{source['kind']}: {arguments}"

@@ -14,14 +14,12 @@ from ..errors import ConfigurationError, DataError
 from ..state import Predictions
 from ..storage.cached_segments import local_files
 from ..streams.batch import is_frame
-from .absent_columns import AbsentColumns
 from .feature_arguments import PREDICTION
 from .features import Features, Inputs
 from .learned import add_sample
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
-from .raw_blocks import open_files, parts_of
-from .raw_files import RawFiles
-from .raw_rows import Rows, SetAside
+from .raw_files import RawFiles, open_files, parts_of
+from .raw_rows import AbsentColumns, Rows, SetAside
 
 logger = logging.getLogger(__name__)
 

@@ -201,7 +201,6 @@ class FeatureEmbedding(nn.Cell):
 
 
 def _check_names(exclude: Sequence[str], known: Sequence[str]) -> None:
-    """Check that fields and sequences that are left out exist."""
     for name in exclude:
         if name not in known:
             accepted = f"names of categories or lists, {', '.join(known)}"

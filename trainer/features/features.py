@@ -19,10 +19,20 @@ from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did
 from ..state import Stateful
 from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
-from .feature import Feature, Kind, Output, RawColumns, Statistic, text_column, time_column
+from .feature import (
+    Feature,
+    Kind,
+    Output,
+    RawColumns,
+    Statistic,
+    alike_features,
+    apply_features,
+    id_problems,
+    id_sources,
+    text_column,
+    time_column,
+)
 from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
-from .few_rows import alike_features, apply_features
-from .id_sources import id_problems, id_sources
 from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import Rows, SetAside, raw_values

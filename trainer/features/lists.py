@@ -35,19 +35,15 @@ class _Lists(IdFeature):
         whole(f"{owner}(max_length=...)", self.max_length, optional=True)
 
     def outputs(self) -> list[Output]:
-        """Return the list."""
         return [Output(self.name, Kind.LIST, table=self.id_table, pooling=self.pooling)]
 
     def values(self, raw: RawColumns) -> np.ndarray:
-        """Return the raw ids of all rows."""
         return self.lists(raw).values
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return lists of raw ids without missing ones."""
         raise NotImplementedError
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return a `Ragged` column of int64."""
         lists = self.lists(raw)
         return [self._output(self.ids_of(lists.values, statistic), lists.offsets)]
 

@@ -32,11 +32,9 @@ from ..features.feature_data import (
 )
 from ..features.features import Features
 from ..features.learned import Learned
-from ..features.raw_blocks import PART_ROWS, RawBlocks
-from ..features.raw_files import RawFiles
+from ..features.raw_files import PART_ROWS, RawBlocks, RawFiles
 from ..features.raw_rows import SetAside
-from ..features.stream_rows import BatchTransform
-from ..features.window_drift import WindowDrift
+from ..features.stream_rows import BatchTransform, WindowDrift
 from ..storage.fetch import fetched_snapshot
 from ..streams import Stream
 from .call import make_callbacks, published_folders, snapshot_folders

@@ -19,7 +19,7 @@ from ..checkpoint.saver import groups_of, snapshots_of
 from ..embedding.layers.embedding_cells import embedding_cells, head_cells
 from ..errors import CheckpointMismatchError, ConfigurationError, did_you_mean
 from ..features import Features
-from ..features.id_sources import id_problems
+from ..features.feature import id_problems
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
 from ..data.streaming.stream_source import StreamSource, as_stream
 from ..distributed.group import SINGLE, Group
 from ..distributed.packing import gather_states
-from ..features.window_drift import WindowDrift
+from ..features.stream_rows import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from .batch import Batch, Position, advance, concat
+from .batch import MAX_FUTURE, Batch, Position, advance, concat
 from .dead_letter import DeadLetter
-from .event_times import MAX_FUTURE
 
 if TYPE_CHECKING:
     from .formats.schema import Schema

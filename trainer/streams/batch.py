@@ -10,6 +10,7 @@ to the stream and are passed through unchanged.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -213,3 +214,29 @@ def is_frame(data: Any) -> bool:
 def columns_of(frame: Any) -> dict[str, Any]:
     """Return the columns of a frame by name."""
     return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}
+
+
+MAX_FUTURE = 86_400.0  # seconds; tolerates clock skew and local times read as UTC
+
+
+def far_ahead(times: np.ndarray | None, max_future: float | None) -> dict[int, str]:
+    """Return the indexes of rows whose event time is too far ahead, with the reason.
+
+    Windows, times to live and joins follow the latest event time. A single row from the far future would close windows
+    too early, expire table rows, and turn waiting impressions into negatives.
+
+    Args:
+        times: seconds since the epoch, float64 [rows], or None.
+        max_future: seconds that an event may be ahead of this machine's clock; None: unlimited.
+    """
+    if times is None or max_future is None or not len(times):
+        return {}
+    now = time.time()
+    ahead = times - now
+    return {
+        int(row): (
+            f"event time lies more than max_future={max_future:g} s ahead of this machine's clock; received "
+            f"{times[row]:.15g}, {ahead[row]:.3g} s ahead of {now:.0f} (see also event_time_unit)"
+        )
+        for row in np.flatnonzero(ahead > max_future)
+    }

@@ -16,7 +16,7 @@ from trainer.data.source import Item, Source
 from trainer.data.streaming.stream_source import SummedSource
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
-from trainer.native.padded_sizes import bucket
+from trainer.native.memory import bucket
 
 LISTS = [[5, 1, 2], [], [3], [4, 4], [7, 8, 9, 1, 2]]
 _rows = st.lists(st.lists(st.integers(-9, 9), max_size=6), min_size=1, max_size=8)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.embedding import Eviction
-from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables import id_map
 from trainer.embedding.tables.hashing import mix64
 from trainer.embedding.tables.id_map import ODD_ID, IdMap

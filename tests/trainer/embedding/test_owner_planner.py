@@ -150,11 +150,11 @@ def train_together(group, rules, accumulate=1):
         share = -(-count // group.size) if count == ROWS else count  # of a short batch, all rows go to rank 0
         first = share * group.rank
         own = [column[:, first : first + share] for column in ids]
-        made_up = first >= count
-        if made_up:
+        placeholder = first >= count
+        if placeholder:
             own = [column[:, :1] for column in ids]
         now = float(call) if group.rank == 0 else float(call) - 0.5
-        columns, plan = planner.plan(own, True, STEPS, now=now, made_up=made_up, fill=open_sums.fill)
+        columns, plan = planner.plan(own, True, STEPS, now=now, placeholder=placeholder, fill=open_sums.fill)
         (exchange,) = plan.exchanges
         rows.follow(exchange)
         for number in range(STEPS):

@@ -12,7 +12,7 @@ from trainer.distributed.world import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
 from trainer.embedding.planning.sharded_state import gather_table, own_states, renumbered
-from trainer.embedding.planning.unique_indexer import SortingIndexer, UniqueIndexer
+from trainer.embedding.planning.sparse_plan import SortingIndexer, UniqueIndexer
 from trainer.embedding.tables.hashing import Shards
 from trainer.embedding.tables.table import SparseTable, TableSpec
 from trainer.embedding.tables.table_state import check_states, restore, take

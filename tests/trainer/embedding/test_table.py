@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings, Probability
-from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables.eviction import PINNED_PLANS, least
 from trainer.embedding.tables.hashing import first_rows
 from trainer.embedding.tables.spec import DEFAULT_ROW

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
-from trainer.embedding.planning.unique_indexer import UniqueIndexer
+from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables.row_store import RowStore
 from trainer.embedding.tables.table import SparseTable, TableSpec
 from trainer.embedding.tables.table_state import check_states, restore, take

@@ -9,8 +9,7 @@ from tests.trainer.features.test_online import BATCH, make_trainer
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.features import Categorical, Cross, Features, ListFeature, Numeric
-from trainer.features.stream_rows import BatchTransform
-from trainer.features.window_drift import WindowDrift
+from trainer.features.stream_rows import BatchTransform, WindowDrift
 from trainer.streams import ReplayStream
 from trainer.streams.batch import Batch, Span
 

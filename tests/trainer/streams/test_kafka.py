@@ -8,7 +8,7 @@ import pytest
 
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import KafkaStream, advance
-from trainer.streams.sources.round_robin_merger import RoundRobinMerger
+from trainer.streams.sources.kafka_client import RoundRobinMerger
 
 # Seconds; long enough for a busy machine, never waited for when things go well.
 LONG = 20.0

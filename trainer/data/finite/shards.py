@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class ShardedArrays(ArraySource):
     """Arrays divided by step among processes; shuffled as one, by (seed, epoch).
 
-    The rows of the last step of an epoch are divided evenly; a process that gets none takes part with a made-up row.
+    The rows of the last step of an epoch are divided evenly; a process without one trains a placeholder row.
     """
 
     def __init__(self, arrays: Any, batch_size: int | None, shard: Group, **options: Any) -> None:
@@ -51,13 +51,13 @@ class ShardedArrays(ArraySource):
             bounds = np.linspace(first, last, self.shard.size + 1).astype(np.int64)
             begin, end = int(bounds[self.shard.rank]), int(bounds[self.shard.rank + 1])
             short = last - first < self.step_rows
-            made_up = begin == end
-            if made_up:
+            placeholder = begin == end
+            if placeholder:
                 begin, end = first, first + 1
             yield Item(
                 self.cut(order, begin, end),
                 kind="short" if short else None,
-                made_up=made_up,
+                placeholder=placeholder,
                 step_rows=last - first,
                 lengths=self._lengths(order, bounds) if self._lists else None,
             )
@@ -138,7 +138,7 @@ class EveryNth(Source):
         if step:
             state = item.state
             if own is None:
-                own, item.made_up = item, True
+                own, item.placeholder = item, True
             yield self._complete(own, state, step, lengths)
         self.size = None if self.source.size is None else -(-self.source.size // size)
 

@@ -2,7 +2,7 @@
 
 Before every call each process sends one message, a `_Round`, with the number of batches that it has ready. From these
 all derive the same step: how many batches, whose rows count, whether to wait, whether the stream has ended. A process
-without a batch takes part with made-up rows that weigh nothing.
+without a batch takes part with placeholder rows that weigh nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..position import Position
 from ..ragged import Ragged
 from ..source import Item, ReadMode, Source
 from ..waiting import DATA_WAIT, Interrupted, Prefetch
-from .agreed_lists import AgreedLists, made_up
+from .agreed_lists import AgreedLists, placeholder_columns
 from .stream_source import POLL_SECONDS, StreamSource, SummedSource
 
 _WAITING, _PASSED_OVER, _ENDED = range(3)
@@ -239,7 +239,7 @@ class SharedStream(Source):
         return leading
 
     def _learn(self, columns: Columns) -> None:
-        """Keep a template of made-up batches: the first rows, or the first full batch."""
+        """Keep a template of placeholder batches: the first rows, or the first full batch."""
         if self.divided:
             self._lists.note(columns)
         full = self.rows_of.batch_size
@@ -329,8 +329,8 @@ class SharedStream(Source):
         lengths = self._lists.lengths(own, self.ahead, [sent.lists for sent in rounds], self.names or ())
         for of_step in lengths[:count]:
             if not ready:
-                columns = made_up(self._template, self.names or (), of_step)
-                item = Item(columns, self._state or self.rows_of.begun, made_up=True)
+                columns = placeholder_columns(self._template, self.names or (), of_step)
+                item = Item(columns, self._state or self.rows_of.begun, placeholder=True)
             else:
                 item = self._ready.popleft()
                 if not self.divided:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...streams import Batch, DeadLetter, Stream
+from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
-from ...streams.event_times import far_ahead
 from ..as_columns import as_array
 from ..ragged import Ragged
 

@@ -99,7 +99,6 @@ class HostRows:
         return token + np.float32(1)
 
     def _preserve(self, positions: np.ndarray) -> None:
-        """Let snapshots in progress copy the rows at `positions` first."""
         codes = self._codes[positions]
         codes = codes[codes >= 0]
         slots, rows = codes >> ROW_BITS, (codes & ((1 << ROW_BITS) - 1)).astype(np.int32)

@@ -34,7 +34,6 @@ class _Reads:
     padded: list[np.ndarray | None]
 
     def ids(self, values: np.ndarray) -> np.ndarray:
-        """Return the ids in a column, int64 [rows, elements]."""
         values = values.reshape(len(values), -1)
         return to_ids(values if self.elements is None else values[:, self.elements], self.name)
 

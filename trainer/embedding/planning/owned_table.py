@@ -25,18 +25,18 @@ class OwnedTable(ShardedTable):
         self.seen = np.zeros((0, 0), np.int64)
         self._owners = np.zeros(0, np.int64)
 
-    def question(self, ids: np.ndarray, *, made_up: bool, stepwise: bool) -> list[list[np.ndarray]]:
+    def question(self, ids: np.ndarray, *, placeholder: bool, stepwise: bool) -> list[list[np.ndarray]]:
         """Begin the query for this process's ids; return what to send to each owner.
 
         Args:
             ids: see above.
-            made_up: whether none of the ids counts.
+            placeholder: whether none of the ids counts.
             stepwise: whether an id may get its row between two steps.
 
         Returns:
             For each rank int64 arrays: (ids,), or (ids of each step, ids, how often each occurs).
         """
-        padding = np.ones(ids.shape, np.bool_) if made_up else padding_of(self.table, ids)
+        padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
         self.query = query = RowQuery(ids, padding, stepwise=stepwise)
         self._owners = self.shards.owners(query.keys)
         chosen = [np.flatnonzero(self._owners == rank) for rank in range(self.shards.size)]

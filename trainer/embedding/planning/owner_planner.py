@@ -26,8 +26,7 @@ import numpy as np
 from ..tables.spec import DEFAULT_ROW
 from .planner import grow
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
-from .sparse_plan import SparsePlan, TablePlan
-from .unique_indexer import SortingIndexer, UniqueIndexer
+from .sparse_plan import SortingIndexer, SparsePlan, TablePlan, UniqueIndexer
 
 _LARGEST = 1 << 31
 _LISTS = 4  # arrays that a process sends each owner for each stack
@@ -71,25 +70,25 @@ class OwnerPlanner(ShardedPlanner):
         self._owned_sizes = [0] * len(self.layout.stacks)
         self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
         self._owned_steps = UniqueIndexer()
-        self._by_clock = self._made_up = False
+        self._by_clock = self._placeholder = False
         self._now, self._fill = 0.0, 0
         self._stretches = np.zeros(0, np.int64)
         for index, table in enumerate(self.tables):
             table.keeps_seen = self._counts_sightings(index)
 
     def plan(
-        self, *arguments: Any, now: float | None = None, made_up: bool = False, fill: int = 0, **options: Any
+        self, *arguments: Any, now: float | None = None, placeholder: bool = False, fill: int = 0, **options: Any
     ) -> Any:
         """Replace ids by positions; see `Planner.plan`.
 
         Args:
             arguments: see `Planner.plan`.
             now: newest event time of this process, in seconds; None: the system clock. The newest of all counts.
-            made_up: whether the rows of this process do not count: their ids are padding then.
+            placeholder: whether the rows of this process do not count: their ids are padding then.
             fill: see `Planner.plan`.
             options: see `Planner.plan`.
         """
-        self._by_clock, self._made_up, self._fill = now is None, made_up, fill
+        self._by_clock, self._placeholder, self._fill = now is None, placeholder, fill
         return super().plan(*arguments, now=now, fill=fill, **options)
 
     def _share_problem(self, problem: str, train: bool) -> None:
@@ -103,7 +102,7 @@ class OwnerPlanner(ShardedPlanner):
     ) -> list[list[np.ndarray]]:
         """Send each rank its arrays, the time and any problem; return the others'."""
         text = np.frombuffer(problem.encode(), np.uint8)
-        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._made_up], np.int64)
+        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         blank = [np.zeros(0, np.int64)] * count
         received = exchange_parts(self.group, [[clock, text, *(own or blank)] for own in questions], np.int64)
@@ -123,7 +122,7 @@ class OwnerPlanner(ShardedPlanner):
         questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))
         for index, part in read:
-            own = self.tables[index].question(part, made_up=self._made_up, stepwise=self._stepwise(index))
+            own = self.tables[index].question(part, placeholder=self._placeholder, stepwise=self._stepwise(index))
             for rank, arrays in enumerate(own):
                 questions[rank] += arrays
         requested = self._exchange_questions(questions, now)

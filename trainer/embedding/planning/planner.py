@@ -14,8 +14,18 @@ from ...errors import DataError
 from ..tables.hashing import float_ids_hint, to_ids, to_plain
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout, separate_tables
-from .sparse_plan import Carry, OpenRows, ReadSets, SparsePlan, TablePlan, marker, padded_size, padding_of
-from .unique_indexer import SortingIndexer, UniqueIndexer
+from .sparse_plan import (
+    Carry,
+    OpenRows,
+    ReadSets,
+    SortingIndexer,
+    SparsePlan,
+    TablePlan,
+    UniqueIndexer,
+    marker,
+    padded_size,
+    padding_of,
+)
 
 
 class Planner:

@@ -18,8 +18,7 @@ from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW, PADDING
 from ..tables.table import SparseTable
 from .planner import Planner
-from .sparse_plan import padding_of
-from .unique_indexer import SortingIndexer
+from .sparse_plan import SortingIndexer, padding_of
 
 
 class RowQuery:

@@ -19,7 +19,6 @@ _int64s, _int32s, _uint16s = pointer_to(_i64), pointer_to(_i32), pointer_to(nt.u
 
 @inlined
 def _mix(x):
-    """Return `hashing.mix64` of one number."""
     x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -33,7 +32,6 @@ _ODD_ID = -0x61C8864680B583EB
 
 @inlined
 def _bucket(mask, hashed, choice):
-    """Return an id's candidate bucket number `choice`."""
     return np.int64((_mix(hashed ^ np.uint64(choice)) if choice else hashed) & mask)
 
 

@@ -68,7 +68,6 @@ class _Capture:
         return values
 
     def values(self) -> np.ndarray:
-        """Return the packed rows."""
         values = self._view.values()
         return np.concatenate((values, *(e.values[mask] for e, mask in self._evicted))) if self._evicted else values
 

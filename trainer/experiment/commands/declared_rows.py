@@ -63,7 +63,7 @@ class DeclaredRows:
             ConfigurationError: the file has none of the columns.
             DataError: more rows are bad.
         """
-        from ...features.raw_blocks import parts_of
+        from ...features.raw_files import parts_of
         from ...features.raw_rows import SetAside
         from ...streams.formats.schema import Schema
         from ...streams.sources.files import FileStream

@@ -261,7 +261,6 @@ def read_payload(payload: bytes) -> Any:
 
 
 def _counted(table: Any, rows: int) -> Any:
-    """Validate a table or batch and its number of rows."""
     if arrow.validated(table).num_rows != rows:
         raise ValueError(f"{table.num_rows:,} rows could be read; its metadata says {rows:,}")
     return table

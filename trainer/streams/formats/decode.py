@@ -242,7 +242,6 @@ class _Messages:
         self._bad.append(BadRow(message, 0, reason, self.payloads[message]))
 
     def row(self, message: int, number: int, row: Any) -> None:
-        """Add one row given as a mapping."""
         if type(row) is not dict:
             self._bad.append(BadRow(message, number, f"a row is an object; received {type(row).__name__}", row))
             return
@@ -269,7 +268,6 @@ class _Messages:
         self.add_table(message, self.schema.convert(values, rows, refuse_bools=self.refuse_bools, raw=raw))
 
     def add_table(self, message: int, decoded: Decoded) -> None:
-        """Add a message whose rows have all been converted."""
         self._convert_rows()
         rows = int(decoded.counts[0])
         self.counts[message] = rows
@@ -287,7 +285,6 @@ class _Messages:
             self._rows, self._messages, self._numbers = [], [], []
 
     def decoded(self) -> Decoded:
-        """Return all rows added."""
         self._convert_rows()
         rows = joined(self._parts or [self.schema.convert({}, 0)])
         return rows.as_rows_of(np.concatenate(self._message), np.concatenate(self._number), self.counts, self._bad)

@@ -135,7 +135,6 @@ class FileStream(BufferedStream):
 
     @property
     def _where(self) -> str:
-        """The folder, for messages."""
         return str(self.folder) if self._copies is None else self._copies.location.shown("")
 
     def declare(self, schema: Schema) -> None:
@@ -189,7 +188,6 @@ class FileStream(BufferedStream):
         self._listing = names
 
     def _wants(self, name: str) -> bool:
-        """Return whether a segment is to be read after the current one."""
         if self._lanes is None:
             return name > self._name
         return name != self._name and self._lanes.wants(name)

@@ -214,7 +214,6 @@ class DelayedLabelJoin(BufferedStream):
         self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round)
 
     def _flush(self) -> bool:
-        """Release the impressions still waiting after both streams have ended."""
         waiting = sorted(number for held in self._waiting.values() for _, number in held)
         self._waiting, self._expiry = {}, []
         if self.at_end == "negative":

@@ -13,9 +13,10 @@ from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
-from .broker_stream import BrokerStream
+from .broker_stream import BrokerStream, Mark, ReadMarks, checksum, indices_to_mark
 from .kafka_client import (
     PausedPartitions,
+    RoundRobinMerger,
     commit_offsets,
     connect,
     content_of,
@@ -24,8 +25,6 @@ from .kafka_client import (
     partitions_of,
     weak_callback,
 )
-from .read_marks import Mark, ReadMarks, checksum, indices_to_mark
-from .round_robin_merger import RoundRobinMerger
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +254,6 @@ class KafkaStream(BrokerStream):
         return high if self.start == "latest" else low
 
     def _missing(self, name: str, offset: int, low: int, high: int) -> None:
-        """Report that `offset` is not available and that reading continues at `low`."""
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         if offset > high:
             lost = (
@@ -336,7 +334,6 @@ class KafkaStream(BrokerStream):
         return self._assigned and offset >= self._turns.next[partition]
 
     def _restart(self, name: str, low: int) -> None:
-        """Read a partition from offset `low` on; the others continue."""
         self._marks.forget(name)
         self.seek({**self.resolve(self._position), name: Cursor(low).to_json()})
 

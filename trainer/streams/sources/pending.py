@@ -17,8 +17,7 @@ import numpy as np
 
 from ...errors import ConfigurationError, DataError
 from ..base import Stream
-from ..batch import Batch, Position, advance
-from ..event_times import far_ahead
+from ..batch import Batch, Position, advance, far_ahead
 from ..formats.ragged_column import Ragged
 
 _WAITING = -1

@@ -16,8 +16,7 @@ from ...masking import mask_text, remember_secret
 from ..batch import Cursor, Offset, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
-from .broker_stream import BrokerStream
-from .read_marks import ReadMarks, checksum, indices_to_mark
+from .broker_stream import BrokerStream, ReadMarks, checksum, indices_to_mark
 from .redis_removals import Id, Removals, parse, text
 
 logger = logging.getLogger(__name__)
@@ -294,7 +293,6 @@ class RedisStream(BrokerStream):
         self._push_messages(decoded, origins)
 
     def _await(self, timeout: float) -> None:
-        """Wait on the server until a key has a new entry."""
         if not self.keys:
             self._retry.pause(timeout)
             return
