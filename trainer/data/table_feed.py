@@ -33,9 +33,6 @@ class TableReader(ChunkTransform):
     """Turns ids that are only read into positions; unknown ones get the default row.
 
     Where the rows are divided among processes, all of them read a batch, or stand by, at the same time.
-
-    Args:
-        tables: the tables as the programs see them.
     """
 
     def __init__(self, tables: SparseTables) -> None:
@@ -211,11 +208,7 @@ class TableFeed(ChunkTransform, Stateful):
 
 
 class OwnTables(ChunkTransform):
-    """Prepares this process's ids on the graph thread; the owners train the rows.
-
-    Args:
-        tables: what prepares the ids of one process.
-    """
+    """Prepares this process's ids on the graph thread; the owners train the rows."""
 
     on_graph_thread = True
 
@@ -238,12 +231,7 @@ class OwnTables(ChunkTransform):
 
 
 class UnionTables(ChunkTransform):
-    """Prepares a chunk together with all processes; on the graph thread.
-
-    Args:
-        tables: what prepares the ids of one process.
-        group: the processes.
-    """
+    """Prepares a chunk together with all processes; on the graph thread."""
 
     on_graph_thread = True
 

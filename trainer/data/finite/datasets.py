@@ -74,14 +74,6 @@ class WrappedArrays(ArraySource):
     """Reads the arrays of `NumpySlicesDataset(arrays).batch(n)` directly, and faster.
 
     Batches and positions are those of the pipeline.
-
-    Args:
-        dataset: the pipeline.
-        columns: name -> array.
-        batch_size: rows per batch.
-        seed: the trainer's, by which a pipeline is shuffled.
-        shuffle: whether it is.
-        read_mode: how several processes read the rows.
     """
 
     def __init__(

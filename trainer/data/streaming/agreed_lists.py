@@ -48,14 +48,7 @@ class AgreedLists:
     def lengths(
         self, batches: Sequence[Item], most: int, seen: Sequence[int], names: Sequence[str]
     ) -> list[dict[str, ListLengths] | None]:
-        """Return by column the list lengths of the next `most` steps; None if all equal.
-
-        Args:
-            batches: of this process for these steps; the steps that follow have none of its own.
-            most: steps; the same on all processes.
-            seen: what each process has seen.
-            names: of the columns.
-        """
+        """Return by column the list lengths of the next `most` steps; None if all equal."""
         known = {*seen} - {0}
         if len(known) < 2 and _UNEVEN not in known:
             return [None] * most

@@ -47,11 +47,6 @@ class FixedReads:
     """Reads rows into an array per stack, with a position for every id of a batch.
 
     Few rows are read in a few calls, however many tables there are. No table may change during a call.
-
-    Args:
-        tables: the host tables, in the order of `FieldMap`'s indices.
-        fields: which elements feed the tables.
-        layout: of `read_layout`.
     """
 
     def __init__(self, tables: Sequence[SparseTable], fields: FieldMap, layout: Layout) -> None:

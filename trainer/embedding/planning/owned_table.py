@@ -51,14 +51,7 @@ class OwnedTable(ShardedTable):
     def answer(
         self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
     ) -> list[np.ndarray]:
-        """Plan the ids that all processes requested; return each one's rows, int32.
-
-        Args:
-            requested: what `question` returned for this process, of each rank.
-            steps: steps of the call.
-            now: time in seconds.
-            train: whether the table is trained.
-        """
+        """Plan the ids that all processes requested; return each one's rows, int32."""
         if len(requested[0]) > 1:
             return self._answer_steps(requested, steps, now)
         keys = np.unique(np.concatenate([own for (own,) in requested]))

@@ -315,13 +315,7 @@ def raise_problems(texts: Sequence[np.ndarray]) -> None:
 
 
 def exchange_parts(group: Group, parts: Sequence[Sequence[np.ndarray]], dtype: Any) -> list[list[np.ndarray]]:
-    """Send each process its arrays; return those that every process sent here, flat.
-
-    Args:
-        group: the processes.
-        parts: for each process the same number of arrays of `dtype`, of any shapes.
-        dtype: see `parts`.
-    """
+    """Send each process its arrays; return those that every process sent here, flat."""
     received = group.all_to_all([pack_arrays(own, dtype) for own in parts])
     return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
 

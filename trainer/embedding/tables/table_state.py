@@ -258,10 +258,6 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
     """Reset rows to earlier states while planning continues; ids keep their rows.
 
     Rows of ids added later get their first value again.
-
-    Args:
-        table: the table; its preparing thread may keep running.
-        states: (arrays, json) of a full state and the deltas after it, in order.
     """
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])

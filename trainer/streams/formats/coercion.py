@@ -86,9 +86,6 @@ def lower_truth(texts: np.ndarray) -> np.ndarray:
     """Return texts with every spelling of "true" and "false" in lower case.
 
     Without any of them, the array itself is returned.
-
-    Args:
-        texts: of dtype U; not changed.
     """
     width = texts.dtype.itemsize // 4
     if not texts.size or width < _SHORTEST:
