@@ -152,10 +152,7 @@ class Feature:
         raise NotImplementedError
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Compute the arrays of `outputs` for the rows of `raw`.
-
-        `statistic` is None if the feature does not learn.
-        """
+        """Compute the arrays of `outputs`; `statistic` is None if nothing is learned."""
         raise NotImplementedError
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
@@ -199,10 +196,7 @@ def number_column(required: bool) -> Column:
 
 
 def time_column(required: bool) -> Column:
-    """Return a raw column of times: seconds since the epoch, or text.
-
-    Missing values are NaN unless `required`.
-    """
+    """Return a raw column of times, as numbers or text; NaN if absent and optional."""
     return replace(number_column(required), times=True)
 
 
@@ -212,20 +206,14 @@ def text_column(required: bool) -> Column:
 
 
 def id_column(dtype: str, required: bool) -> Column:
-    """Return a raw column of ids, "str" or "int64".
-
-    Missing values are "" or `NO_ID` unless `required`.
-    """
+    """Return a raw column of ids, "str" or "int64"; "" or `NO_ID` if optional."""
     return (
         text_column(required) if dtype == "str" else Column(np.int64, default=None if required else NO_ID, coerce=True)
     )
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
-    """Return a raw column of lists of "str", "int64" or "float64".
-
-    Missing lists are empty unless `required`.
-    """
+    """Return a raw column of lists of `dtype`; empty if absent and optional."""
     return Column(
         np.str_ if dtype == "str" else dtype,
         (None,),

@@ -89,10 +89,7 @@ class Learned:
         return {feature.name: feature.observed(raw) for feature in self._learning}
 
     def updated(self, recent: Recent) -> Learned:
-        """Return a copy that includes `recent`; ids keep their rows.
-
-        Profiles stay unchanged.
-        """
+        """Return a copy with `recent` counted, except in profiles; ids keep their rows."""
         other = self.copy()
         for name, values in recent.joined().items():
             other.statistics[name].add(values)

@@ -114,10 +114,7 @@ class Columns(dict[str, np.ndarray]):
         self[name] = self._memory[name].array(dtype, self._length)
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows, new ones zero.
-
-        No other thread may be using a column.
-        """
+        """Make room for `rows` zeroed rows; no other thread may be using a column."""
         if rows <= self._length:
             return
         length, self._length = self._length, max(rows, 2 * self._length)

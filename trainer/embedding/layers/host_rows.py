@@ -127,10 +127,7 @@ class RowGradients:
             self._used = False
 
     def add(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """Add `gradients` [n, dim] to the rows at `positions` (int32 [n]).
-
-        Returns the gradient of the token.
-        """
+        """Add `gradients` to rows at `positions` (int32 [n]); return the token's gradient."""
         with self._lock:
             self._used = True
             self._add(positions, gradients, self._sums)
@@ -177,10 +174,7 @@ class ReadRows(nn.Cell):
         return ops.zeros_like(rows), ops.zeros_like(positions), token_gradient
 
     def collect(self, token_gradient, positions):
-        """Return a step's row gradients at `positions` (int32 [n]), [n, dim].
-
-        The argument is the gradient of the token.
-        """
+        """Return the row gradients, [n, dim], of a step with this gradient of the token."""
         return self.take(token_gradient, positions)
 
 

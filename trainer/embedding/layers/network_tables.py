@@ -214,10 +214,7 @@ class SparseTables(nn.Cell):
     # -- host side -----------------------------------------------------------------------------------------------
 
     def load(self, plan: SparsePlan) -> None:
-        """Load a chunk's rows into the graph; call it just before the program.
-
-        Both run on the same thread.
-        """
+        """Load a chunk's rows for the graph, on the program's thread just before it."""
         for cells, program in zip(self._cells_of, self.programs, strict=True):
             working_set = program.working_set
             working_set.reader = program.reader
@@ -259,10 +256,7 @@ class SparseTables(nn.Cell):
             working_set.mirror("reading_map").push()
 
     def write_back(self, plan: SparsePlan) -> None:
-        """Write a trained chunk's rows to the tables; call it just after the program.
-
-        Both run on the same thread.
-        """
+        """Write a chunk's rows to the tables, on the program's thread just after it."""
         if not plan.train:
             return
         for program, parts in zip(self.programs, plan.by_stack(), strict=True):
@@ -280,10 +274,7 @@ class SparseTables(nn.Cell):
     # -- unfinished accumulation ---------------------------------------------------------------------------------
 
     def gradient_sum(self, stack: int) -> Parameter | None:
-        """Return the sum of a stack's gradients, [positions, dim], or None.
-
-        There is none without accumulation.
-        """
+        """Return a stack's gradient sum, [positions, dim]; None without accumulation."""
         return None if self._sums[stack] is None else self._sums[stack].parameter
 
     def set_gradient_sums(self, stacks: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
@@ -313,10 +304,7 @@ class SparseTables(nn.Cell):
         return sum(len(table) + 1 for table in self.tables.values())
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows trained since the consumer's last state.
-
-        Before the first state, it is that of all rows.
-        """
+        """Return the rows trained since the consumer's last state; at first all rows."""
         return sum(table.changed(consumer) for table in self.tables.values())
 
     def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
@@ -401,10 +389,7 @@ class SparseTables(nn.Cell):
         return result
 
     def update(self, work, gradients, lr):
-        """Update the step's rows by the row gradients at the end of `gradients`.
-
-        `lr` is a float32 scalar tensor.
-        """
+        """Update the step's rows by the gradients at the end; `lr` is a float32 scalar."""
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.kept_at], gradients[program.gradient_at], lr)

@@ -168,10 +168,7 @@ class OwnerStackProgram(HostStackProgram):
         return sums
 
     def squares(self, owned, sums):
-        """Return the sum of squares of `sums`; rank 0 counts a default row alone.
-
-        All processes train a default row.
-        """
+        """Return the sum of squares of `sums`; rank 0 alone counts a shared default row."""
         rows = ops.sum(sums * sums, 1)
         if not self.is_main:
             rows = ops.select(owned > self.members, rows, ops.zeros_like(rows))

@@ -51,7 +51,7 @@ class OwnedTable(ShardedTable):
     def answer(
         self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
     ) -> list[np.ndarray]:
-        """Plan the ids that all processes requested; return each one's rows, int32."""
+        """Plan the ids in all ranks' `requested` questions; return each one's rows, int32."""
         if len(requested[0]) > 1:
             return self._answer_steps(requested, steps, now)
         keys = np.unique(np.concatenate([own for (own,) in requested]))
@@ -88,10 +88,7 @@ class OwnedTable(ShardedTable):
             self.query.answers[self._owners == rank] = part
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Add how often this process sees each row of the chunk to `seen`.
-
-        The owners record it.
-        """
+        """Add this process's sightings of each row to `seen`, for the owners to record."""
         if self.keeps_seen:
             self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
 

@@ -330,10 +330,7 @@ class Planner:
         self._same_rows.clear()
 
     def reserve(self, stack: int, rows: int) -> int:
-        """Allow `rows` distinct rows or more per step of a stack; return the new size.
-
-        The stack is the first of its bundle.
-        """
+        """Allow `rows` rows per step of a bundle's first stack or more; return the size."""
         return grow(self._step_sizes, stack, rows + 1)
 
 

@@ -178,17 +178,11 @@ class ShardedTable:
         return (numbers == DEFAULT_ROW) | (self.shards.owners_of_rows(numbers) == self.shards.rank)
 
     def row_counts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return how many of a plan's rows each process owns, int64 [size].
-
-        The default row is not counted.
-        """
+        """Return each process's rows in a plan, without the default row, int64 [size]."""
         return np.bincount(self.shards.owners_of_rows(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
 
     def own_values(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the plan's packed rows owned here, float32 [n, width].
-
-        The default row is left out.
-        """
+        """Return the plan's packed rows owned here, without the default row, [n, width]."""
         own = (numbers != DEFAULT_ROW) & self._own(numbers)
         return self.table.store.read(self.shards.rows(numbers[own]))
 
@@ -203,10 +197,7 @@ class ShardedTable:
         self.store.values, self._numbers = values, numbers
 
     def commit(self, values: np.ndarray) -> None:
-        """Commit the oldest plan: store the owned ones of its trained rows.
-
-        They are float32 [u, width] in the plan's order.
-        """
+        """Commit the oldest plan; store the owned of its rows, float32 [u, width]."""
         self.table.commit(values[self._own(self._numbers)])
 
 

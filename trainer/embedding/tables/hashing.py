@@ -89,10 +89,7 @@ def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:
 
 
 def float_ids_hint(values: np.ndarray) -> str:
-    """Return that NaN, the usual reason for float ids, is present; "" without NaN.
-
-    The text includes the remedy.
-    """
+    """Return the remedy if NaN, the usual reason, turned ids into floats; else empty."""
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return ""
     index = np.argwhere(np.isnan(values))[0]

@@ -119,10 +119,7 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i32[::1], _rows2, _rows2))
 def add_rows(indices, values, sums):
-    """Add `values` (float32 [n, columns]) to `sums` at `indices`, sequentially.
-
-    Indices are int32 [n].
-    """
+    """Add `values` [n, columns] to `sums` at `indices` (int32 [n]), sequentially."""
     count, columns = values.shape
     for i in range(count):
         row = indices[i]

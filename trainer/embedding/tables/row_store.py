@@ -60,20 +60,14 @@ class RowStore:
             self.address = self._rows.__array_interface__["data"][0]
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the values of reserved `rows` (integers [n]): float32 [n, width].
-
-        They are written to `out` if given.
-        """
+        """Return (or write to `out`) the values of reserved `rows`, float32 [n, width]."""
         if out is None:
             out = np.empty((len(rows), self.width), np.float32)
         self.read_part(rows, out)
         return out
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write first columns of `rows` (as in `read`) into `out`, float32 [n, columns].
-
-        `out` is contiguous.
-        """
+        """Write first columns of `rows` into `out`, contiguous float32 [n, columns]."""
         rows = plain_rows(rows)
         if len(rows):
             with self.lock:
@@ -89,10 +83,7 @@ class RowStore:
             self._rows.view(self._item).reshape(-1).put(rows, values.view(self._item).reshape(-1))
 
     def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
-        """Set the rows from `first` on to `weights` (float32 [n, columns]) and `slots`.
-
-        Each row gets the same slots.
-        """
+        """Set rows from `first` on to `weights` (float32 [n, columns]) and equal `slots`."""
         last, columns = first + len(weights), weights.shape[1]
         with self.lock:
             if self._views:

@@ -99,10 +99,7 @@ class SparseTable(TableRows):
         return record
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Record the last plan's sightings: distinct `rows` [u], `inverse` [steps, n].
-
-        See `UniqueIndexer`.
-        """
+        """Record sightings: distinct `rows` and `inverse` of a `UniqueIndexer`."""
         with self.changing():
             record = self.pending[-1]
             record.rows = rows

@@ -187,10 +187,7 @@ class TableRows:
         return ids, weights
 
     def discard(self, ids: np.ndarray) -> None:
-        """Remove `ids` (int64 [n]) and their rows; ignore unknown ones.
-
-        Not allowed with uncommitted plans.
-        """
+        """Remove `ids` and their rows, if known; not allowed with uncommitted plans."""
         ids = np.unique(ids)
         with self.changing():
             rows = self.map.get(ids)
@@ -218,10 +215,7 @@ class TableRows:
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of trained ids, int32 [n]; the default if unknown, -1: padding.
-
-        `padding` is bool [n].
-        """
+        """Return trained ids' rows, int32 [n]: default if unknown, -1 where `padding`."""
         with self.lock:
             rows = self.map.get(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW

@@ -83,10 +83,7 @@ _SHORTEST = 4  # letters of "true"
 
 
 def lower_truth(texts: np.ndarray) -> np.ndarray:
-    """Return texts with every spelling of "true" and "false" in lower case.
-
-    Without any of them, the array itself is returned.
-    """
+    """Return texts with any "True", "FALSE", ... in lower case; without, themselves."""
     width = texts.dtype.itemsize // 4
     if not texts.size or width < _SHORTEST:
         return texts

@@ -105,10 +105,7 @@ class Column:
         return np.zeros((rows, *self.shape), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
-        """Split a list written as text; empty text is an empty list, or a missing value.
-
-        It is missing if the shape is fixed.
-        """
+        """Split a list written as text; "" is an empty list, or missing of a fixed shape."""
         if not cell and (self.ragged or self.coerce):
             return [] if self.ragged else MISSING
         return cell.split(delimiter)

@@ -291,10 +291,7 @@ def json_shape(line: bytes, shapes: dict[str, tuple[int, ...]]) -> LineShape | N
 def csv_shape(
     line: bytes, names: Sequence[str], shapes: dict[str, tuple[int, ...]], between: bytes, within: bytes
 ) -> LineShape:
-    """Return the shape of CSV lines ending like `line`.
-
-    Delimiters are `between` fields and `within` lists.
-    """
+    """Return the shape of CSV lines like `line`, split `between` and `within` fields."""
     literals, indices = [b""], {}
     for name in names:
         count = shapes[name][0] if shapes.get(name) else 1

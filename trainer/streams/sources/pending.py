@@ -232,10 +232,7 @@ class OutcomeBuffer:
 
 
 def pack(array: Any) -> list[Any]:
-    """Encode an array as JSON: dtype, shape, and compressed bytes as text.
-
-    Of a `Ragged` column, its values and offsets.
-    """
+    """Encode an array, or a `Ragged`'s two, as JSON: dtype, shape, compressed bytes."""
     if isinstance(array, Ragged):
         array = array[:]
         return [pack(array.values), pack(array.offsets), array.options]

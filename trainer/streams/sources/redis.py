@@ -303,10 +303,7 @@ class RedisStream(BrokerStream):
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
 
     def commit(self, position: Position) -> None:
-        """Write `position` to the hash; with `trim`, remove entries before it.
-
-        A failure is only logged.
-        """
+        """Write `position` to the hash and trim entries before it; only log a failure."""
         errors = self._redis.exceptions
         try:
             with self._client.pipeline(transaction=False) as pipe:
