@@ -25,7 +25,7 @@ def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[i
     reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
 
     def call(*arrays):
-        return reference()(*arrays)
+        return reference()(*arrays)  # type: ignore[misc]  # who runs the graph keeps the object
 
     vars(call)["__signature__"] = inspect.signature(method)  # the operator takes its number of inputs from it
     return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
