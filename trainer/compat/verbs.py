@@ -61,7 +61,7 @@ def evaluate(
     """
     checks.boolean("dataset_sink_mode", dataset_sink_mode)
     if not trainer.metrics:
-        raise ConfigurationError("eval: needs metrics, and the trainer was made without; evaluate() gives the loss")
+        raise ConfigurationError("eval: needs metrics, and the trainer has none; evaluate() returns the loss")
     trainer.evaluate(valid_dataset, callbacks)
     return {name: read_metric(metric) for name, metric in trainer.metrics.items()}
 
@@ -157,7 +157,7 @@ def fit(
         options: `batch_size` and the other keywords of `Trainer.fit`.
 
     Raises:
-        ConfigurationError: epochs that are none.
+        ConfigurationError: an invalid number of epochs.
         TypeError: a sink mode that is no bool.
     """
     checks.boolean("dataset_sink_mode", dataset_sink_mode)

@@ -1,7 +1,7 @@
 """The command line: ``trainer fit|online|evaluate|predict|check|...``.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
-by SIGINT or SIGTERM and has wound up.
+by SIGINT or SIGTERM and shut down cleanly.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         parsers[name].add_argument(
             "--resume",
             metavar="RUN",
-            help="go on from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto begins "
-            "the run of CONFIG, or goes on with it",
+            help="continue from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto "
+            "begins the run of CONFIG, or continues it",
         )
     for name in ("evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
             "--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last"
         )
         parsers[name].add_argument("--split", help="dataset of section data; default: test, else valid, else train")
-        parsers[name].add_argument("--data", metavar="FILE", help="a file or folder of raw rows in place of a dataset")
+        parsers[name].add_argument("--data", metavar="FILE", help="a file or folder of raw rows instead of a dataset")
     predict_command.add_arguments(parsers["predict"])
     for name in ("fit", "online", "evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument(
@@ -349,7 +349,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
         report_command.report,
         "write one HTML page about runs: curves, windows, calibration, tables, configuration",
     ),
-    "watch": (report_command.watch, "show that page in a browser while the runs go on"),
+    "watch": (report_command.watch, "show that page in a browser during the runs"),
     "models": (_models, "list the networks of trainer.models with their papers and options"),
     "versions": (versions_command.run, "list, pin, roll back, promote and compare the versions of a published model"),
     "serve": (serve_command.run, "answer over HTTP from a published model, while it is trained"),

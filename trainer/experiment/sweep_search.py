@@ -55,7 +55,7 @@ class Optuna(Grid):
             raise ConfigurationError("search 'optuna' needs Optuna: pip install 'mindspore-trainer[sweep]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
-        # with the seed alone, a sweep that goes on would draw the values of its first trials again
+        # with the seed alone, a resumed sweep would draw the values of its first trials again
         sampler = optuna.samplers.TPESampler(seed=plan.seed + len(trials))
         self.study = optuna.create_study(sampler=sampler, pruner=pruner)
         self.distributions = {path: _distribution(values) for path, values in plan.vary.items()}

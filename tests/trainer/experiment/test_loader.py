@@ -204,7 +204,7 @@ def test_overrides_are_read_as_yaml_and_reach_everywhere(tmp_path):
 def test_a_wrong_override_is_reported_like_a_wrong_line(tmp_path):
     found = problems(tmp_path, GOOD, "trainer.amp_levl=O2", "fit.epochs=x", "callbacks.3.a=1", "nothing", "seed.x=[")
     assert [line.partition(": accepts")[0].partition(";")[0] for line in found] == [
-        "--set callbacks.3.a=1: callbacks.3: an index of this list is 0 to 0",
+        "--set callbacks.3.a=1: callbacks.3: a place in this list is 0 to 0",
         "--set fit.epochs=x: fit.epochs: received 'x' (str)",
         "--set nothing: received 'nothing' (str)",
         "--set seed.x=[: invalid YAML: while parsing a flow node, expected the node content, but found '<stream end>'",

@@ -132,7 +132,7 @@ def _similar_module(name: str) -> str:
 
 @contextlib.contextmanager
 def import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
-    """Temporarily add folders at the front and end of ``sys.path``."""
+    """Add folders to both ends of ``sys.path`` inside the context."""
     known = {entry or "." for entry in sys.path}
     front = [str(folder) for folder in first if str(folder) not in known]
     back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
@@ -192,7 +192,7 @@ def expand(text: str, name: object = "") -> str:
         value = os.environ.get(variable, default if comma else None)
         if value is None:
             raise ConfigurationError(
-                f"the environment variable {variable} is not set, which {match[0]} stands for; set it, or give a "
+                f"the environment variable {variable} is not set, and {match[0]} refers to it; set it, or give a "
                 f"default: ${{env:{variable},default}}"
             )
         if is_secret(variable) or is_secret(name):

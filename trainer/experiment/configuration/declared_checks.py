@@ -133,4 +133,4 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
     if not isinstance(path, str) or has_reference(path) or is_url(path) or Path(path).exists():
         return []
     message = f"takes a snapshot, a run folder, a .ckpt file or a published model that exists; received {path!r}"
-    return [Problem(config.places["init_from"], "init_from.path", message)]
+    return [Problem(config.locations["init_from"], "init_from.path", message)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ...masking import mask_value
-from .problems import SourceLocation
+from .problems import SourceLocation, join
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ExperimentConfig:
         report: an object called as ``report(trainer, run_dir)`` after `fit`.
         source: the file the configuration was read from.
         overrides: the ``--set`` arguments that were applied.
-        places: where each section is written, for messages.
+        locations: location of each section, for messages.
     """
 
     experiment: str
@@ -106,7 +106,7 @@ class ExperimentConfig:
     report: ObjectSpec | None = None
     source: Path | None = field(default=None, compare=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
-    places: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
+    locations: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form for the run folder, without empty values.
@@ -182,3 +182,20 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Return nested mappings and lists flattened to leaves by dotted path.
+
+    Empty containers are leaves.
+    """
+    if isinstance(value, Mapping) and value:
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        children = enumerate(value)
+    else:
+        return {path: value}
+    flat: dict[str, Any] = {}
+    for key, item in children:
+        flat.update(flatten(item, join(path, str(key))))
+    return flat

@@ -86,8 +86,7 @@ def _metrics() -> Schema:
 def _init_from() -> Schema:
     from ...trainer import Trainer
 
-    signature = real_signature(Trainer.init_from)
-    assert signature is not None
+    signature = _signature(Trainer.init_from)
     schema = _arguments(signature, ("self",), _documented(Trainer.init_from))
     return {**schema, "type": ["string", "object", "null"], "required": ["path"]}
 
@@ -110,8 +109,7 @@ def _features() -> Schema:
 
     kinds = []
     for name, kind in KINDS.items():
-        signature = real_signature(kind)
-        assert signature is not None
+        signature = _signature(kind)
         schema = _arguments(signature, (), _inherited(kind))
         schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
         kinds.append(_when("kind", name, schema))
@@ -122,8 +120,7 @@ def _features() -> Schema:
         "allOf": kinds,
     }
     described = _documented(Features)
-    roles = real_signature(Features)
-    assert roles is not None
+    roles = _signature(Features)
     properties = {name: _argument(roles, name, described) for name in FEATURES_KEYS if name in roles.parameters}
     properties["columns"] = {"type": "array", "minItems": 1, "items": column}
     return {"type": "object", "properties": properties, "required": ["columns"], "additionalProperties": False}
@@ -135,8 +132,7 @@ def _models() -> Schema:
     variants = []
     for name, class_name in models.MODELS.items():
         target = getattr(models, class_name)
-        signature = real_signature(target)
-        assert signature is not None
+        signature = _signature(target)
         schema = _arguments(signature, supplied_names("network", signature, features=True), _documented(target))
         paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
         schema["properties"] = {"model": {"const": name, "description": paper}, **schema["properties"]}
@@ -208,6 +204,12 @@ def _is_optimizer(target: Any) -> bool:
     from mindspore import nn
 
     return isinstance(target, type) and issubclass(target, nn.Optimizer)
+
+
+def _signature(target: Callable[..., Any]) -> Signature:
+    signature = real_signature(target)
+    assert signature is not None
+    return signature
 
 
 def _when(key: str, value: str, then: Schema) -> Schema:

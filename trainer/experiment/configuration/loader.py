@@ -17,7 +17,6 @@ from ...masking import remember_credentials
 from ...storage.location import is_url, url_problem
 from ..runs import run_folder
 from .class_paths import has_reference, is_dotted, wrong_reference
-from .dotted_paths import join
 from .experiment_config import (
     DATA_KEYS,
     FEATURES_KEYS,
@@ -32,7 +31,7 @@ from .experiment_config import (
 from .extends import read_extended
 from .instantiate import make_features
 from .object_reader import ObjectReader, missing_keys, recordable
-from .problems import ConfigErrors, Problem
+from .problems import ConfigErrors, Problem, join
 from .sections import (
     known_metrics,
     metric_known,
@@ -108,8 +107,8 @@ class _Reader:
         if not all(name in values for name in REQUIRED):
             return None
         values.setdefault("run_dir", Path("runs") / values["experiment"])
-        places = {name: node.location for name, node in sections.items()}
-        return ExperimentConfig(**values, source=source, overrides=overrides, places=places)
+        locations = {name: node.location for name, node in sections.items()}
+        return ExperimentConfig(**values, source=source, overrides=overrides, locations=locations)
 
     # --- sections -------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ from ...errors import did_you_mean, nearest
 from ...masking import is_masked
 from ...models import MODELS
 from .class_paths import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
-from .dotted_paths import join
 from .experiment_config import ObjectSpec
-from .problems import ConfigErrors, Problem, SourceLocation, format_value
+from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
 from .sections import supplied_names, wrong_kind
 from .signature import Signature, real_signature
 from .yaml_tree import Entry, Node

@@ -67,6 +67,12 @@ class ConfigErrors(ConfigurationError):  # noqa: N818 (plural: it holds many)
         return type(self), (self.problems,)
 
 
+def join(path: str, key: Any) -> str:
+    """Return the dotted path of `key` below `path`."""
+    key = key if isinstance(key, str) and key.isprintable() else repr(key)
+    return f"{path}.{key}" if path else key
+
+
 def format_value(value: Any, path: str = "") -> str:
     """Format `value` for a message: its shortened repr, and its type unless obvious.
 

@@ -218,7 +218,7 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
     library = _standard_library(target, class_path)
     if library and not (section == "" and library in _VALUE_MODULES):
         return (
-            f"is Python's own ({library}), no part of an experiment; what an experiment is made of comes from "
+            f"is Python's own ({library}), no part of an experiment; its parts come from "
             "MindSpore, this package, other packages, or modules of yours"
         )
     kind = kind_of_section(section)

@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from ...masking import mask_text, mask_value
-from .dotted_paths import join
-from .problems import ConfigErrors, Problem, SourceLocation, format_value
+from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
 
 Scalar = str | int | float | bool | None
 MAX_DEPTH = 50
@@ -379,7 +378,7 @@ def _replace(node: Node, keys: list[str], value: Node, location: SourceLocation,
         if not (key.isascii() and key.isdecimal()) or int(key) >= len(node.value):
             accepted = f"0 to {len(node.value) - 1}" if node.value else "nothing, the list is empty"
             raise ConfigErrors(
-                [Problem(location, below, f"an index of this list is {accepted}; received {format_value(key)}")]
+                [Problem(location, below, f"a place in this list is {accepted}; received {format_value(key)}")]
             )
         items = list(node.value)
         items[int(key)] = _replace(items[int(key)], keys[1:], value, location, below)

@@ -11,7 +11,7 @@ from typing import Any
 from ...checkpoint.folder_lock import claim
 from ...checks import is_number
 from ...errors import ConfigurationError, FolderInUseError
-from ..configuration.dotted_paths import flatten
+from ..configuration.experiment_config import flatten
 from . import run_folder
 from .run_folder import Run
 

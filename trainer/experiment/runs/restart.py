@@ -11,8 +11,7 @@ from typing import Any
 
 from ...errors import CheckpointError, ConfigurationError
 from ..configuration.class_paths import expand
-from ..configuration.dotted_paths import flatten
-from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.experiment_config import ExperimentConfig, flatten
 from ..configuration.yaml_tree import parse_tree
 from . import run_folder
 

@@ -15,12 +15,14 @@ folder's lock (`trainer.checkpoint.folder_lock`), so it cannot be resumed twice 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import itertools
 import json
 import math
 import os
 import platform
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,12 +33,11 @@ from typing import Any
 
 from ...checkpoint import durable
 from ...errors import ConfigurationError, did_you_mean
-from ...masking import mask_text
+from ...masking import is_secret, mask_text
 from ...report.run_data import read_record
-from ..configuration.class_paths import import_paths
-from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.class_paths import expand, has_reference, import_paths, variables_in
+from ..configuration.experiment_config import ExperimentConfig, flatten
 from ..configuration.problems import Problem, SourceLocation
-from ..configuration.variables import changed, digests
 from ..configuration.yaml_tree import dump, masked, read_tree
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
@@ -49,6 +50,7 @@ CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
 )
 CHECKPOINTS = "checkpoints"
 VARIABLES = "variables"  # key in versions.json and resumes.json
+_ITERATIONS = 20_000  # of the key derivation, so that short values cannot be guessed cheaply
 DISTRIBUTION = "mindspore-trainer"
 _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
 
@@ -68,7 +70,7 @@ def claim_run_dir(wanted: Path) -> Path:
             if folder.is_dir() and number == 1 and not any(folder.iterdir()):
                 return folder
         except OSError as error:
-            raise ConfigurationError(f"run_dir: {folder} cannot be made: {error.strerror or error}") from error
+            raise ConfigurationError(f"run_dir: {folder} cannot be created: {error.strerror or error}") from error
     raise AssertionError("unreachable")
 
 
@@ -140,7 +142,7 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
     write_config(run_dir, config)
     record = {
         **versions(),
-        VARIABLES: digests(config.to_dict()),
+        VARIABLES: _digests(config.to_dict()),
         "seed": config.seed,
         "command": command,
         "defaults": sorted(config.default_paths()),
@@ -164,7 +166,7 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
     Args:
         run_dir: the run folder.
         config: the configuration of this process, with its overrides.
-        snapshot: where the run goes on.
+        snapshot: the snapshot that the run continues from.
         seconds: how long the earlier processes took.
     """
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
@@ -174,7 +176,7 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
         "overrides": [masked(override) for override in config.overrides],
         "seconds_before": round(seconds, 3),
         **versions(),
-        VARIABLES: digests(config.to_dict()),
+        VARIABLES: _digests(config.to_dict()),
     }
     write_json(run_dir / RESUMES, [*entries, entry])
     if config.overrides:
@@ -185,7 +187,34 @@ def changed_variables(run_dir: Path, config: ExperimentConfig) -> list[str]:
     """Return the settings whose variables differ from the previous process's."""
     known = [read_json_or(run_dir / VERSIONS, {}), *read_json_or(run_dir / RESUMES, [])]
     recorded = [entry[VARIABLES] for entry in known if isinstance(entry.get(VARIABLES), dict)]
-    return changed(config.to_dict(), recorded[-1]) if recorded else []
+    earlier = recorded[-1] if recorded else {}
+    if not isinstance(earlier.get("salt"), str) or not isinstance(earlier.get("settings"), dict):
+        return []  # none recorded, or by an older version
+    plain = config.to_dict()
+    current, before = _digests(plain, earlier["salt"])["settings"], earlier["settings"]
+    texts = flatten(plain)
+    return [f"{path}: {texts[path]}" for path in current if before.get(path, current[path]) != current[path]]
+
+
+def _digests(config: Mapping[str, Any], salt: str = "") -> dict[str, Any]:
+    """Return salted digests of the settings that refer to variables, by path.
+
+    The values themselves are not recorded. Credentials are left out: they are renewed, and do not change the training.
+    """
+    salt = salt or secrets.token_hex(8)
+    return {"salt": salt, "settings": {path: _digest(value, salt) for path, value in _variable_settings(config)}}
+
+
+def _variable_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield path and value of each setting with variables; no credentials."""
+    for path, text in flatten(config).items():
+        if has_reference(text) and not any(map(is_secret, (path, *variables_in(text)))):
+            with contextlib.suppress(ConfigurationError):  # not set, and not needed by this command
+                yield path, mask_text(expand(str(text)))
+
+
+def _digest(value: str, salt: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", value.encode(), salt.encode(), _ITERATIONS).hex()[:16]
 
 
 def seconds_before(run_dir: Path) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import ConfigurationError
 from ...report.page import page
 from ...report.run_data import Record, RunData, SweepData, read_record, series_of_history
-from ..configuration.dotted_paths import flatten
+from ..configuration.experiment_config import flatten
 from ..sweep_plan import PLAN, best_first, read_plan, read_trials
 from . import run_folder
 from .compare import duration, is_running

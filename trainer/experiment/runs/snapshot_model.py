@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ConfigurationError, DataError
 from ...streams.formats.ragged_column import Ragged
 from ..configuration.experiment_config import ExperimentConfig
-from .training_run import SPLITS, build_restored
+from .training_run import build_restored, split_of, splits_of
 
 if TYPE_CHECKING:
     from ...features.features import Features
@@ -33,12 +33,7 @@ def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None
         CheckpointError: there is no intact snapshot, or it belongs to another network.
         DataError: the dataset has no good rows.
     """
-    splits = [name for name in SPLITS if getattr(config.data, name) is not None]
-    if split is not None and split not in splits:
-        raise ConfigurationError(
-            f"{config.source}: data: has no dataset {split!r}; it has {', '.join(splits) or 'none'}"
-        )
-    chosen = split or next(iter(splits), None)
+    chosen = split_of(config, split) if split or splits_of(config) else None
     experiment = build_restored(config, checkpoint, chosen)
     trainer = experiment.trainer
     if chosen is not None:

@@ -337,7 +337,7 @@ def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarr
     """Return predictions by name, [n, ...], in label units if the loss defines them.
 
     Args:
-        trainer: the trainer that made the predictions.
+        trainer: the trainer that predicted.
         predictions: the result of its `predict`: an array or a tuple of arrays.
     """
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
@@ -353,13 +353,18 @@ def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarr
     return columns
 
 
+def splits_of(config: ExperimentConfig) -> list[str]:
+    """Return the names of the finite datasets."""
+    return [name for name in SPLITS if getattr(config.data, name) is not None]
+
+
 def split_of(config: ExperimentConfig, split: str | None) -> str:
     """Return the dataset to use: `split`, or the first of `SPLITS` there is.
 
     Raises:
         ConfigurationError: the dataset is not configured.
     """
-    splits = [name for name in SPLITS if getattr(config.data, name) is not None]
+    splits = splits_of(config)
     if split is None and splits:
         return splits[0]
     if split in splits:
