@@ -19,7 +19,7 @@ NUMPY_DTYPES: dict[str, type[np.floating[Any]]] = {"Float32": np.float32, "Float
 
 
 class Phase(str, Enum):
-    """What a trainer is doing."""
+    """The activity of a trainer."""
 
     IDLE = "idle"
     FIT = "fit"

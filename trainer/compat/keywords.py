@@ -91,11 +91,7 @@ def translated(*also: str) -> Callable[[Method], Method]:
 
 
 def _translate(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a keyword and its value as the method accepts them.
-
-    Raises:
-        TypeError: it does not accept it; the message names ours.
-    """
+    """Return a keyword and its value as the method accepts them, or raise TypeError."""
     name, value = item
     if name in known:
         return item

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checks import choice, whole
+from ..checks import choice, is_number, whole
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .runs.compare import is_running
@@ -106,8 +106,7 @@ def _space(path: str, values: Any) -> Any:
     if isinstance(values, tuple) and len(values) in (2, 3) and values[2:] in ((), ("log",)):
         low, high = values[:2]
         log = len(values) == 3
-        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-        if numbers and low < high and (low > 0 or not log):
+        if is_number(low) and is_number(high) and low < high and (low > 0 or not log):
             return Range(low, high, log)
     elif isinstance(values, list) and values:
         return list(values)
@@ -137,11 +136,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_values(plan: Plan) -> None:
-    """Check that some combination takes each listed value and each end of a range.
-
-    Raises:
-        ConfigurationError: values that the configuration does not take, all of them.
-    """
+    """Check that some combination takes each listed value and each end of a range."""
     choices = {path: _ends(values) for path, values in plan.vary.items()}
     first = {path: values[0] for path, values in choices.items()}
     problems = [
@@ -353,11 +348,7 @@ class _Sweep:
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
-        """Check that a trial that is done recorded the monitored metric, if only as NaN.
-
-        Raises:
-            ConfigurationError: it did not; the message has the names it recorded.
-        """
+        """Check that a finished trial recorded the monitored metric, if only as NaN."""
         names = recorded_names(trial.folder)
         if names and self.plan.monitor not in names:
             raise ConfigurationError(

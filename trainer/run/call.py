@@ -137,7 +137,7 @@ def check_idle(trainer: TrainerBase) -> None:
     """Check that the trainer is idle.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: another run is under way.
     """
     if trainer.state.phase is not Phase.IDLE:
         raise ConfigurationError(f"the trainer is busy with {trainer.state.phase.value}; one run at a time")

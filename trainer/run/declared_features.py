@@ -141,12 +141,7 @@ def _large_files(data: Any) -> RawFiles | None:
 
 
 def _learn_together(features: Features, data: Any, group: Group) -> None:
-    """Learn the same statistics on all processes, from the rows of all.
-
-    Raises:
-        ConfigurationError: the features of the processes differ.
-        DataError: this process has no good rows, or a required column is absent.
-    """
+    """Learn the same statistics on all processes, from the rows of all."""
     if group.any(learns_from_next(features)):
         merged = features.learned.copy()  # ids that have a row of a table keep it
         features.learned = Learned(features.features, features.columns)

@@ -43,7 +43,7 @@ _RAGGED_LONGEST = 8
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_model` wrote.
+    """The files that `export_model` wrote.
 
     Attributes:
         folder: where.

@@ -49,7 +49,7 @@ class OnnxGraph(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What is exported.
+    """A network to export.
 
     Attributes:
         cell: the network.
@@ -71,10 +71,10 @@ class Network(NamedTuple):
 
 
 def check_installed() -> None:
-    """Check that the extra is there.
+    """Check that the extra [onnx] is installed.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: a package is missing.
     """
     try:
         import onnx  # noqa: F401
@@ -90,7 +90,7 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     """Return a network as ONNX whose answers are the expected ones.
 
     Args:
-        network: what is exported.
+        network: the network to export.
         inputs: a batch: the network's inputs with row numbers in place of ids, and the tables as "rows.<name>".
         expected: the network's outputs for it.
         allowed: largest difference between answers, relative to the largest expected number where that is above 1.
@@ -101,7 +101,7 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     rows = len(expected[0])
     first, second = [_exported(network, size) for size in SIZES] if network.by_row else [None, None]
     if first is not None and _take_any_size(first, second):
-        # sizes of neither export; a graph that does not follow from its size gives itself away by failing
+        # sizes of neither export: a graph that depends on the size in another way fails for them
         sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
         difference = _differences(first, network, inputs, expected, sizes)
         if not isinstance(difference, Exception) and difference <= allowed:

@@ -74,7 +74,7 @@ def check_folder(root: Path, size: int) -> None:
         size: bytes of the network's parameters; warns if less space is free.
 
     Raises:
-        ConfigurationError: it cannot be.
+        ConfigurationError: one of them is impossible.
     """
     try:
         with FolderWriter(root / "v_00000000") as folder:
@@ -117,7 +117,7 @@ def check_lists(seen: InputBatch) -> None:
     """Check that ragged columns have a longest row.
 
     Raises:
-        ConfigurationError: one has not: a published program has one length.
+        ConfigurationError: a column may have any length, and a published program has one.
     """
     for name, wanted in seen.ragged.items():
         if wanted.length is None:

@@ -175,7 +175,7 @@ class ServedModel:
 
     @property
     def current(self) -> Current:
-        """What is published of the version being served."""
+        """The record of the version being served."""
         return self._current
 
     @property

@@ -192,7 +192,7 @@ def expand(text: str, name: object = "") -> str:
         value = os.environ.get(variable, default if comma else None)
         if value is None:
             raise ConfigurationError(
-                f"the environment variable {variable} is not set, and {match[0]} refers to it; set it, or give a "
+                f"the environment variable {variable} is not set, which {match[0]} stands for; set it, or give a "
                 f"default: ${{env:{variable},default}}"
             )
         if is_secret(variable) or is_secret(name):

@@ -218,7 +218,7 @@ def _argument(name: str, value: Any, signature: Signature | None) -> Any:
     if isinstance(value, str) and has_reference(value) and not accepts.fits(instance):
         instance = parse_tree(instance, name).plain()  # "6379" for a numeric parameter
         if not accepts.fits(instance):
-            raise ConfigurationError(f"{name}: the value of {value} does not fit; accepts {accepts.text}")
+            raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
     return accepts.convert(instance)
 
 

@@ -1,4 +1,4 @@
-"""What each section of an experiment accepts, from the real signatures."""
+"""The values that each section accepts, from the real signatures."""
 
 from __future__ import annotations
 

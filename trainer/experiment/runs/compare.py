@@ -72,16 +72,14 @@ def list_runs(folder: str | Path) -> str:
     Raises:
         ConfigurationError: a file of a run cannot be read.
     """
-    paths = sorted({path.parent for path in Path(folder).rglob(run_folder.CONFIG)}, key=_started, reverse=True)
-    runs = [run for run in map(Run.read, paths) if "command" in run.versions]  # snapshots also contain a configuration
+    configs = sorted(Path(folder).rglob(run_folder.CONFIG), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = [
+        run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions
+    ]  # snapshots also contain a configuration
     if not runs:
         return f"no runs below {folder}"
     rows = [[str(run.path), *_summary(run)] for run in runs]
     return Tables("\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows])))
-
-
-def _started(path: Path) -> float:
-    return (path / run_folder.CONFIG).stat().st_mtime
 
 
 def _summary(run: Run) -> list[str]:

@@ -201,20 +201,13 @@ def _digests(config: Mapping[str, Any], salt: str = "") -> dict[str, Any]:
 
     The values themselves are not recorded. Credentials are left out: they are renewed, and do not change the training.
     """
-    salt = salt or secrets.token_hex(8)
-    return {"salt": salt, "settings": {path: _digest(value, salt) for path, value in _variable_settings(config)}}
-
-
-def _variable_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield path and value of each setting with variables; no credentials."""
+    salt, settings = salt or secrets.token_hex(8), {}
     for path, text in flatten(config).items():
         if has_reference(text) and not any(map(is_secret, (path, *variables_in(text)))):
             with contextlib.suppress(ConfigurationError):  # not set, and not needed by this command
-                yield path, mask_text(expand(str(text)))
-
-
-def _digest(value: str, salt: str) -> str:
-    return hashlib.pbkdf2_hmac("sha256", value.encode(), salt.encode(), _ITERATIONS).hex()[:16]
+                value = mask_text(expand(str(text))).encode()
+                settings[path] = hashlib.pbkdf2_hmac("sha256", value, salt.encode(), _ITERATIONS).hex()[:16]
+    return {"salt": salt, "settings": settings}
 
 
 def seconds_before(run_dir: Path) -> float:

@@ -209,11 +209,6 @@ def _results(trainer: Trainer) -> dict[str, Any]:
     return {("train_loss" if name == "loss" else name): values[-1] for name, values in history.items() if values}
 
 
-def _described_features(trainer: Trainer) -> dict[str, str]:
-    """Return the class of each declared feature, by name."""
-    return {} if trainer.features is None else {f.name: type(f).__name__ for f in trainer.features.features}
-
-
 def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``metrics.json``.
 
@@ -232,7 +227,7 @@ def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], resul
         "snapshot": state.snapshot,
         "sink_mode": trainer.sink_mode,
         "finished": run_folder.now(),
-        "features": _described_features(trainer),
+        "features": {f.name: type(f).__name__ for f in ([] if trainer.features is None else trainer.features.features)},
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ...checks import is_number, is_whole
 from .answers import named_outputs
 from .batching import Scored
 from .request_rows import RequestRows, RowReader, column_and_reason
@@ -51,7 +52,7 @@ def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
 
 def _tensor(one: dict[str, Any]) -> Any:
     name, shape, kind = one["name"], one.get("shape"), one.get("datatype")
-    if not isinstance(shape, list) or not shape or not all(_is_count(n) for n in shape):
+    if not isinstance(shape, list) or not shape or not all(is_whole(n) and n >= 0 for n in shape):
         raise RefusalError(400, f"input {name!r}: shape takes a list of whole numbers; received {shape!r}")
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise RefusalError(400, f"input {name!r}: datatype takes BYTES, {', '.join(_TYPES)}; received {kind!r}")
@@ -62,16 +63,8 @@ def _tensor(one: dict[str, Any]) -> Any:
     return _columns_of_one(values.tolist() if kind == "BYTES" else values)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _values(data: Any, kind: str) -> np.ndarray:
-    """Return a tensor's data as an array; null is missing, for text and floats.
-
-    Raises:
-        ValueError, TypeError, OverflowError: a value that the datatype cannot hold.
-    """
+    """Return a tensor's data as an array; null is missing, for text and floats."""
     if not isinstance(data, list):
         raise TypeError("data take a list")
     if kind == "BYTES":
@@ -81,7 +74,7 @@ def _values(data: Any, kind: str) -> np.ndarray:
         return texts
     plain = np.array(data)
     wanted = np.dtype(_TYPES[kind])
-    if plain.dtype.kind == "O" and wanted.kind == "f" and all(_is_number(value) for value in plain.ravel()):
+    if plain.dtype.kind == "O" and wanted.kind == "f" and all(n is None or is_number(n) for n in plain.ravel()):
         plain = plain.astype(np.float64)
     if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[wanted.kind]:
         raise TypeError(f"{kind} does not hold {plain.dtype}")
@@ -92,10 +85,6 @@ def _values(data: Any, kind: str) -> np.ndarray:
     if wanted.kind == "f" and np.any(np.isinf(values)):
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _columns_of_one(values: Any) -> Any:

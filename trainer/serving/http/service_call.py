@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call is answered with.
+    """The answer to a call.
 
     Attributes:
         status: HTTP status.

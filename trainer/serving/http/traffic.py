@@ -1,4 +1,4 @@
-"""What a server counts for Prometheus, in a registry of its own."""
+"""A server's counters for Prometheus, in a registry of their own."""
 
 from __future__ import annotations
 

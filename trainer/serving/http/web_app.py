@@ -21,7 +21,7 @@ OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # for pro
 
 
 class Handler(Protocol):
-    """What answers calls: the model in this process, or the way to another one."""
+    """Answers calls: the model in this process, or a link to another process."""
 
     async def start(self) -> None:
         """Prepare."""
