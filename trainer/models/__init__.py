@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import TYPE_CHECKING
 
 from mindspore_trainer.lazy import lazy_names
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from .fm import FM as FM
     from .in_batch_softmax import InBatchSoftmax as InBatchSoftmax
     from .item_index import ItemIndex as ItemIndex
-    from .listing import describe as describe
     from .logistic_regression import LogisticRegression as LogisticRegression
     from .masknet import MaskNet as MaskNet
     from .mmoe import MMoE as MMoE
@@ -68,8 +69,31 @@ _HOMES = {
     "item_vectors": ".retrieval",
     "write_vectors": ".retrieval",
     "read_vectors": ".retrieval",
-    "describe": ".listing",
 }
-__all__ = ["MODELS", *sorted(_HOMES)]
+__all__ = ["MODELS", "describe", *sorted(_HOMES)]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+
+def describe() -> str:
+    """Return the name and paper of each model, followed by its options with defaults."""
+    models = sys.modules[__name__]
+    lines = []
+    for name, class_name in MODELS.items():
+        model = getattr(models, class_name)
+        paper = (inspect.getmodule(model).__doc__ or "").splitlines()[0]
+        lines += [f"{name:<10} {paper}", f"{'':<10} options: {', '.join(_options(model)) or 'none'}"]
+    return "\n".join(lines)
+
+
+def _options(model: type) -> list[str]:
+    parameters = inspect.signature(model).parameters.values()
+    return [
+        option.name if option.default is option.empty else f"{option.name}={_default(option.default)}"
+        for option in parameters
+        if option.name != "features"
+    ]
+
+
+def _default(value: object) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore import dtype as mstype
 
 from ..checks import choice
-from .layers import inverse_root
+from .layers import Float32Cell, as_float32, column_sums, inverse_root
 
 MOMENTUM, EPSILON = 0.9, 1e-8
 
@@ -35,8 +34,9 @@ class LeakyReLU(nn.Cell):
 
 
 class Dice(nn.Cell):
-    """Dice (equation 9 of the DIN paper): p x + (1 - p) alpha x, p = sigmoid((x - E[x]) / sqrt(Var[x] + 1e-8)).
+    """Apply Dice (equation 9 of the DIN paper): p x + (1 - p) alpha x.
 
+    p = sigmoid((x - E[x]) / sqrt(Var[x] + 1e-8)).
     Training uses the mean and variance of the batch, inference their moving averages; alpha is learned per column.
     Because of the batch statistics, training batches are not padded with rows. MindSpore's BatchNorm1d takes 1.0 to 2.5
     times as long on CPU as the products here.
@@ -59,21 +59,53 @@ class Dice(nn.Cell):
         ones = np.ones((1, width), np.float32)
         self.moving_variance = Parameter(Tensor(ones), name="moving_variance", requires_grad=False)
 
+        self.of_batch = _DiceOfBatch()
+
     def construct(self, x, counted):
         """Return the activations."""
-        dtype, x = x.dtype, ops.cast(x, mstype.float32)  # squares overflow float16
+        dtype, x = x.dtype, as_float32(x)  # squares overflow float16
+        alpha = as_float32(self.alpha)
         if self.training:
-            counted = ops.cast(counted, mstype.float32)
-            share = counted / ops.clamp(counted.sum(), 1.0, None)
-            mean = ops.matmul(share, x)
-            variance = ops.matmul(share, ops.square(x - mean))
+            counted = as_float32(counted)
+            activated, mean, variance, _, _, _ = self.of_batch(x, alpha, counted / ops.clamp(counted.sum(), 1.0, None))
             ops.assign(self.moving_mean, moved(self.moving_mean, mean))
             ops.assign(self.moving_variance, moved(self.moving_variance, variance))
-        else:
-            mean, variance = ops.cast(self.moving_mean, mstype.float32), ops.cast(self.moving_variance, mstype.float32)
+            return ops.cast(activated, dtype)
+        mean, variance = as_float32(self.moving_mean), as_float32(self.moving_variance)
         gate = ops.sigmoid((x - mean) * inverse_root(variance + EPSILON, self.training))
-        alpha = ops.cast(self.alpha, mstype.float32)
         return ops.cast(x * (alpha + gate * (1 - alpha)), dtype)
+
+
+class _DiceOfBatch(Float32Cell):
+    """Compute Dice with the batch's mean and variance; only output 1 has a gradient.
+
+    Inputs:
+        x float32 [N, width]; alpha float32 [width]; share float32 [1, N]: weight of a row in mean and variance.
+
+    Outputs:
+        activations, mean, variance, 1 / deviation, normalized x, gate.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, x, alpha, share):
+        mean = ops.matmul(share, x)
+        centered = x - mean
+        variance = ops.matmul(share, ops.square(centered))
+        inverse = ops.rsqrt(variance + EPSILON)
+        normalized = centered * inverse
+        gate = ops.sigmoid(normalized)
+        return x * (alpha + gate * (1 - alpha)), mean, variance, inverse, normalized, gate
+
+    def bprop(self, x, alpha, share, out, dout):
+        inverse, normalized, gate, gradient = out[3], out[4], out[5], dout[0]
+        of_input = x * gradient
+        of_gate = of_input * (1 - alpha) * gate * (1 - gate)
+        # Through mean and variance a row receives its share of these sums.
+        common = column_sums(of_gate) + normalized * column_sums(of_gate * normalized)
+        of_x = gradient * (alpha + gate * (1 - alpha)) + inverse * (of_gate - share.reshape(-1, 1) * common)
+        return of_x, column_sums(of_input * (1 - gate)), ops.zeros_like(share)
 
 
 def moved(average, value):

@@ -8,11 +8,12 @@ from mindspore import nn, ops
 
 from ..checks import whole
 from ..features import Features
+from .attention import Attention
 from .layers import Perceptron, flat, flat_width, pooled_embedding
 
 
 class InteractingLayer(nn.Cell):
-    """Multi-head self-attention over fields with a residual: relu(sum of softmax(q k) v, + W x).
+    """Apply multi-head self-attention to fields: relu(sum of softmax(q k) v, + W x).
 
     Args:
         width: length of a field's vector.
@@ -29,24 +30,15 @@ class InteractingLayer(nn.Cell):
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
         out = heads * head_dim
-        self.heads, self.head_dim = heads, head_dim
         self.query = nn.Dense(width, out, has_bias=False)
         self.key = nn.Dense(width, out, has_bias=False)
         self.value = nn.Dense(width, out, has_bias=False)
         self.residual = nn.Dense(width, out, has_bias=False)
-
-    def _split(self, x):
-        return x.reshape(x.shape[0], x.shape[1], self.heads, self.head_dim).swapaxes(1, 2)
+        self.attention = Attention(heads)
 
     def construct(self, fields):
         """Return the fields after one round of attention."""
-        query, key, value = (
-            self._split(self.query(fields)),
-            self._split(self.key(fields)),
-            self._split(self.value(fields)),
-        )
-        weights = ops.softmax(ops.matmul(query, key.swapaxes(2, 3)), -1)
-        attended = ops.matmul(weights, value).swapaxes(1, 2).reshape(fields.shape[0], fields.shape[1], -1)
+        attended = self.attention(self.query(fields), self.key(fields), self.value(fields))
         return ops.relu(attended + self.residual(fields))
 
 

@@ -12,22 +12,15 @@ from ..checks import whole
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
 from .activations import LeakyReLU
+from .attention import Attention
 from .layers import LayerNorm, Perceptron, flat, flat_width
 from .sequences import candidate_and_history, candidates_of
 
 
-def masked_softmax(scores, mask):
-    """Return the softmax over the last axis where `mask` is True, zeros elsewhere, even if all is masked."""
-    dtype, kept = scores.dtype, ops.cast(mask, mstype.float32)
-    scores = ops.cast(scores, mstype.float32) - 1e9 * (1 - kept)
-    weights = ops.exp(scores - ops.stop_gradient(scores.max(axis=-1, keepdims=True))) * kept
-    return ops.cast(weights / (weights.sum(axis=-1, keepdims=True) + 1e-9), dtype)
-
-
 def running_count(mask):
-    """Return the running count of True entries in each row, float32 [N, L]; graph code.
+    """Return the running count of True entries in each row, float32 [N, L].
 
-    A product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
+    Graph code: a product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
     """
     places = ops.arange(mask.shape[1])
     triangle = ops.cast(ops.expand_dims(places, 1) <= ops.expand_dims(places, 0), mstype.float32)
@@ -35,16 +28,16 @@ def running_count(mask):
 
 
 class TransformerBlock(nn.Cell):
-    """Self-attention and a two-layer perceptron with leaky ReLU, each with a residual and layer normalization.
+    """Apply self-attention and a perceptron, each with a residual and LayerNorm.
 
-    Equations 2 to 6 of the paper, without its dropout.
+    The perceptron has two layers and leaky ReLU. Equations 2 to 6 of the paper, without its dropout.
 
     Args:
         width: length of the vectors.
         heads: number of heads; it divides the width.
 
     Inputs:
-        x float [N, L, width]; mask bool [N, L].
+        x float [N, L, width]; mask bool [N, L], in each row at least one True.
 
     Outputs:
         float [N, L, width].
@@ -52,23 +45,16 @@ class TransformerBlock(nn.Cell):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.head_dim = heads, width // heads
-        self.scale = float(self.head_dim) ** -0.5
+        self.attention = Attention(heads, float(width // heads) ** -0.5, masked=True)
         self.query, self.key, self.value = nn.Dense(width, width), nn.Dense(width, width), nn.Dense(width, width)
         self.output = nn.Dense(width, width)
         self.norm, self.last_norm = LayerNorm(width), LayerNorm(width)
         self.expand, self.contract = nn.Dense(width, 4 * width), nn.Dense(4 * width, width)
         self.activation = LeakyReLU()
 
-    def _split(self, x):
-        return x.reshape(x.shape[0], x.shape[1], self.heads, self.head_dim).swapaxes(1, 2)
-
     def construct(self, x, mask):
         """Return the vectors after the block."""
-        query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
-        scores = ops.matmul(query, key.swapaxes(2, 3)) * self.scale
-        weights = masked_softmax(scores, ops.expand_dims(ops.expand_dims(mask, 1), 1))
-        attended = ops.matmul(weights, value).swapaxes(1, 2).reshape(x.shape)
+        attended = self.attention(self.query(x), self.key(x), self.value(x), mask)
         x = self.norm(x + self.output(attended))
         return self.last_norm(x + self.contract(self.activation(self.expand(x))))
 
@@ -132,11 +118,14 @@ class BST(nn.Cell):
         back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
         history = history + ops.gather(self.positions, back, 0)
         x = ops.concat((history, ops.expand_dims(candidate + self.positions[0], 1)), 1)
-        # True, but not as a constant, which would fix the batch size of an exported graph.
-        true = ops.cast(mask[:, :1], mstype.float32) > -1.0
-        mask = ops.concat((mask, true), 1)
+        kept = ops.cast(mask, mstype.float32)
+        # A column of zeros, but not as a constant, which would fix the batch size of an exported graph.
+        zero = 0 * kept[:, :1]
+        mask = ops.concat((kept, zero + 1), 1) > 0
         for block in self.blocks:
             x = block(x, mask)
-        kept = ops.cast(ops.expand_dims(mask[:, :-1], 2), x.dtype)
-        mean = (x[:, :-1] * kept).sum(axis=1) / ops.maximum(kept.sum(axis=1), 1.0)
-        return self.top(ops.concat((flat(fields, numbers), mean, x[:, -1]), 1)).reshape(-1)
+        # One product takes the mean of the history's outputs and the candidate's output; its gradient is a product too.
+        mean = ops.concat((kept / ops.maximum(kept.sum(axis=1, keepdims=True), 1.0), zero), 1)
+        last = ops.concat((0 * kept, zero + 1), 1)
+        outputs = ops.matmul(ops.cast(ops.stack((mean, last), 1), x.dtype), x)
+        return self.top(ops.concat((flat(fields, numbers), outputs.reshape(x.shape[0], -1)), 1)).reshape(-1)

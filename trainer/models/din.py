@@ -16,7 +16,7 @@ from .sequences import candidate_and_history, candidates_of
 
 
 class ActivatedPerceptron(nn.Cell):
-    """Dense layers with an activation that may need to know which rows count, and a linear last layer.
+    """Apply dense layers with an activation of the rows that count, and a linear layer.
 
     Args:
         inputs: width of the input.
@@ -34,9 +34,8 @@ class ActivatedPerceptron(nn.Cell):
         super().__init__()
         widths = [inputs, *check_hidden(hidden)]
         layers = [nn.Dense(*pair, weight_init=HeNormal(nonlinearity="relu")) for pair in pairwise(widths)]
-        self.layers = nn.CellList(layers)
-        place = "DIN(activation=...)"
-        self.activations = nn.CellList([activation_of(place, activation, width) for width in widths[1:]])
+        activations = [activation_of("DIN(activation=...)", activation, width) for width in widths[1:]]
+        self.layers, self.activations = nn.CellList(layers), nn.CellList(activations)
         self.last = nn.Dense(widths[-1], 1)
 
     def construct(self, x, counted):
@@ -44,6 +43,25 @@ class ActivatedPerceptron(nn.Cell):
         for index in range(len(self.layers)):
             x = self.activations[index](self.layers[index](x), counted)
         return self.last(x)
+
+
+class _Pairs(nn.Cell):
+    """Join each item, the candidate, their difference and their product."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.parts = ops.Split(2, 4)
+
+    def construct(self, history, candidate):
+        candidate = ops.broadcast_to(ops.expand_dims(candidate, 1), history.shape)
+        return ops.concat((history, candidate, history - candidate, history * candidate), 2)
+
+    def bprop(self, history, candidate, out, dout):
+        of_item, of_candidate, of_difference, of_product = self.parts(dout)
+        of_history = of_item + of_difference + of_product * ops.expand_dims(candidate, 1)
+        ones = ops.ones((history.shape[0], 1, history.shape[1]), dout.dtype)  # a product sums faster on CPU
+        of_candidates = ops.matmul(ones, of_candidate - of_difference + of_product * history)
+        return of_history, of_candidates.reshape(candidate.shape)
 
 
 class ActivationUnit(nn.Cell):
@@ -66,15 +84,14 @@ class ActivationUnit(nn.Cell):
 
     def __init__(self, dim: int, hidden: Sequence[int], activation: str = "dice") -> None:
         super().__init__()
+        self.pairs = _Pairs()
         self.weight = ActivatedPerceptron(4 * dim, hidden, activation)
 
     def construct(self, candidate, history, mask):
         """Return the interest in the candidate."""
         batch, length, dim = history.shape
-        candidate = ops.broadcast_to(ops.expand_dims(candidate, 1), (batch, length, dim))
-        pairs = ops.concat((history, candidate, history - candidate, history * candidate), 2)
         counted = ops.cast(mask, mstype.float32).reshape(1, batch * length)
-        weights = self.weight(pairs.reshape(batch * length, 4 * dim), counted)
+        weights = self.weight(self.pairs(history, candidate).reshape(batch * length, 4 * dim), counted)
         weights = weights.reshape(batch, 1, length) * ops.cast(ops.expand_dims(mask, 1), history.dtype)
         return ops.matmul(weights, history).reshape(batch, dim)
 

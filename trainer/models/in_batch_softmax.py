@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import choice, number, whole
+from .layers import column_sums
 
 CORRECTIONS = ("batch", "running")
 _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8)
@@ -60,6 +61,7 @@ class InBatchSoftmax(nn.Cell):
         number("InBatchSoftmax(rate=...)", rate, above=0, most=1)
         self.scale, self.correction = 1.0 / temperature, correction
         self.is_running = correction == "running"
+        self.of_logits = _OwnItem()
         if self.is_running:
             self.buckets, self.rate = buckets, rate
             self.lower_bits = Tensor(np.array([0x7FFFFFFF], np.int64))
@@ -76,16 +78,12 @@ class InBatchSoftmax(nn.Cell):
             )
         vectors = ops.cast(vectors, mstype.float32)
         width = vectors.shape[1] // 2
-        logits = ops.matmul(vectors[:, :width], vectors[:, width:].swapaxes(0, 1)) * self.scale
+        logits = ops.matmul(vectors[:, :width] * self.scale, vectors[:, width:].swapaxes(0, 1))
         same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
         if self.correction is not None:
-            log_q = self._log_intervals(item) if self.is_running else ops.log(same.sum(axis=0) / same.shape[0])
-            logits = logits - log_q
-        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
-        logits = logits - 1e9 * (same - own)
-        largest = ops.stop_gradient(logits.max(axis=1, keepdims=True))
-        total = ops.log(ops.exp(logits - largest).sum(axis=1)) + largest.reshape(-1)
-        return (total - (logits * own).sum(axis=1)).mean()
+            log_q = self._log_intervals(item) if self.is_running else ops.log(column_sums(same) / same.shape[0])
+            logits = logits - ops.stop_gradient(log_q)
+        return self.of_logits(logits, same)[0]
 
     def _log_intervals(self, item):
         """Return log Q of each row's item, and count the batch while training."""
@@ -106,3 +104,27 @@ class InBatchSoftmax(nn.Cell):
         else:
             interval = ops.select(last == 0, passed, interval)
         return -ops.log(ops.clamp(interval, 1.0, None))
+
+
+class _OwnItem(nn.Cell):
+    """Compute the mean loss of the rows' own items.
+
+    Also returns log probabilities and the diagonal, for the gradient alone.
+    The gradient is probability less one for the own item: two arrays of [N, N], where the operators' derivatives take a
+    dozen.
+
+    Inputs:
+        logits float32 [N, N]; same float32 [N, N]: 1 where column and row are of the same item.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.log_softmax = ops.LogSoftmax(1)
+
+    def construct(self, logits, same):
+        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
+        logs = self.log_softmax(logits - 1e9 * (same - own))
+        return -(logs * own).sum() / same.shape[0], logs, own
+
+    def bprop(self, logits, same, out, dout):
+        return (ops.exp(out[1]) - out[2]) * (dout[0] / same.shape[0]), ops.zeros_like(same)

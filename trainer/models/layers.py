@@ -106,6 +106,17 @@ class PairwiseProducts(nn.Cell):
         return 0.5 * (ops.square(total) - ops.square(vectors).sum(axis=1)).sum(axis=1)
 
 
+_PRECISIONS = ("fp16", "bf16", "fp32")
+
+
+class Float32Cell(nn.Cell):
+    """A cell that `to_float`, and so amp, leaves in float32: its gradient is written for the dtypes of its inputs."""
+
+    def add_flags_recursive(self, **flags):
+        """Set flags other than those of a lower precision; see `nn.Cell`."""
+        return super().add_flags_recursive(**{name: on for name, on in flags.items() if name not in _PRECISIONS})
+
+
 class LayerNorm(nn.Cell):
     """Layer normalization over the last axis (J. Ba, J. Kiros, G. Hinton, 2016).
 
@@ -117,18 +128,50 @@ class LayerNorm(nn.Cell):
         super().__init__()
         self.gamma = Parameter(initializer("ones", (width,)), name="gamma")
         self.beta = Parameter(initializer("zeros", (width,)), name="beta")
-        self.width, self.ones = width, Tensor(np.ones((width, 1), np.float32))
+        self.scaled = _Scaled(width)
 
     def construct(self, x):
         """Return the normalized values."""
-        # Plain operators: MindSpore's LayerNorm is 10 to 30 times slower on CPU, and a matrix product is faster than a
-        # mean over an axis. Squares overflow float16.
-        dtype, x = x.dtype, ops.cast(x, mstype.float32)
-        ones = ops.cast(self.ones, mstype.float32)  # amp may have made it float16
-        centered = x - ops.matmul(x, ones) / self.width
-        variance = ops.matmul(ops.square(centered), ones) / self.width
-        scaled = ops.cast(centered * inverse_root(variance + 1e-5, self.training), dtype)
-        return scaled * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
+        # Squares overflow float16.
+        return ops.cast(self.scaled(as_float32(x), as_float32(self.gamma), as_float32(self.beta))[0], x.dtype)
+
+
+class _Scaled(Float32Cell):
+    """Compute the values of `LayerNorm`.
+
+    Also returns normalized values and 1 / deviation, for the gradient alone.
+    MindSpore's LayerNorm is 10 to 30 times slower on CPU, and a product with a matrix is faster than a mean.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(auto_prefix=False)
+        mean = np.full((width, width), 1 / width, np.float32)
+        self.mean, self.centering = Tensor(mean), Tensor(np.eye(width, dtype=np.float32) - mean)
+
+    def construct(self, x, gamma, beta):
+        # amp lowers constants of other cells too
+        mean, centering = as_float32(self.mean), as_float32(self.centering)
+        centered = ops.matmul(x, centering)
+        inverse = inverse_root(ops.matmul(ops.square(centered), mean) + 1e-5, self.training)
+        normalized = centered * inverse
+        return normalized * gamma + beta, normalized, inverse
+
+    def bprop(self, x, gamma, beta, out, dout):
+        mean, centering = as_float32(self.mean), as_float32(self.centering)
+        normalized, inverse, scaled = out[1], out[2], dout[0] * gamma
+        of_x = inverse * (ops.matmul(scaled, centering) - normalized * ops.matmul(scaled * normalized, mean))
+        return of_x, column_sums(dout[0] * normalized), column_sums(dout[0])
+
+
+def as_float32(x):
+    """Return the array in float32; graph code."""
+    return ops.cast(x, mstype.float32)
+
+
+def column_sums(x):
+    """Sum over all axes but the last by a matrix product, faster on CPU; graph code."""
+    rows = x.reshape(-1, x.shape[-1])
+    return ops.matmul(ops.ones((1, rows.shape[0]), x.dtype), rows).reshape(-1)
 
 
 def inverse_root(x, training):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore import nn, ops
 
 from ..errors import ConfigurationError, did_you_mean
 from ..features import Features
@@ -65,29 +66,56 @@ class TwoTower(nn.Cell):
                 f"TwoTower(item={list(item)}) needs a category or list of the item and one of the user; there are "
                 f"{', '.join(fields) or 'none'}"
             )
-        self.item_fields, self.item_numbers = _positions(fields, item, True), _positions(numbers, item, True)
-        self.user_fields, self.user_numbers = _positions(fields, item, False), _positions(numbers, item, False)
-        self.user = Perceptron(len(self.user_fields) * dim + len(self.user_numbers), hidden, width)
-        self.item = Perceptron(len(self.item_fields) * dim + len(self.item_numbers), hidden, width)
+        user_fields, item_fields = _positions(fields, item, False), _positions(fields, item, True)
+        user_numbers, item_numbers = _positions(numbers, item, False), _positions(numbers, item, True)
+        self.sides = _Sides(user_fields, item_fields)
+        self.user_numbers, self.item_numbers = _indices(user_numbers), _indices(item_numbers)
+        self.user = Perceptron(len(user_fields) * dim + len(user_numbers), hidden, width)
+        self.item = Perceptron(len(item_fields) * dim + len(item_numbers), hidden, width)
 
     def construct(self, *columns):
         """Return the concatenated user and item vectors."""
         fields, numbers, _ = self.embedding(*columns)
         numbers = ops.cast(numbers, fields.dtype)
-        user = self.user(_side(fields, numbers, self.user_fields, self.user_numbers))
-        item = self.item(_side(fields, numbers, self.item_fields, self.item_numbers))
+        user, item = self.sides(fields)
+        user, item = (
+            self.user(_joined(user, numbers, self.user_numbers)),
+            self.item(_joined(item, numbers, self.item_numbers)),
+        )
         return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
+
+
+class _Sides(nn.Cell):
+    """Divide the fields between user and item; the gradient puts them back in order.
+
+    Inputs:
+        float [N, F, D].
+
+    Outputs:
+        float [N, user fields, D]; float [N, item fields, D].
+    """
+
+    def __init__(self, user: Sequence[int], item: Sequence[int]) -> None:
+        super().__init__(auto_prefix=False)
+        self.user, self.item = _indices(user), _indices(item)
+        self.order = _indices(np.argsort([*user, *item]))
+
+    def construct(self, fields):
+        return ops.gather(fields, self.user, 1), ops.gather(fields, self.item, 1)
+
+    def bprop(self, fields, out, dout):
+        return (ops.gather(ops.concat(dout, 1), self.order, 1),)
 
 
 def _positions(names: Sequence[str], item: Sequence[str], chosen: bool) -> tuple[int, ...]:
     return tuple(index for index, name in enumerate(names) if (name in item) is chosen)
 
 
-def _side(fields, numbers, of_fields, of_numbers):
-    """Return the chosen fields and numbers, concatenated; graph code."""
-    parts = ()
-    for index in of_fields:
-        parts += (fields[:, index],)
-    for index in of_numbers:
-        parts += (numbers[:, index : index + 1],)
-    return ops.concat(parts, 1) if len(parts) > 1 else parts[0]  # type: ignore[misc]
+def _indices(positions: Sequence[int] | np.ndarray) -> Tensor | None:
+    return Tensor(np.array(positions, np.int32)) if len(positions) else None
+
+
+def _joined(fields, numbers, columns):
+    """Return the fields and the chosen columns of numbers side by side; graph code."""
+    fields = fields.reshape(fields.shape[0], -1)
+    return fields if columns is None else ops.concat((fields, ops.gather(numbers, columns, 1)), 1)

@@ -7,7 +7,7 @@ from mindspore import Tensor
 from trainer.models import InBatchSoftmax
 from trainer.models.activations import Dice
 from trainer.models.autoint import InteractingLayer
-from trainer.models.bst import TransformerBlock, masked_softmax
+from trainer.models.bst import TransformerBlock
 from trainer.models.dcn import CrossNetwork
 from trainer.models.din import ActivationUnit
 from trainer.models.dlrm import DotInteraction
@@ -131,14 +131,6 @@ def test_dice_moves_its_averages_in_training_and_uses_them_afterwards():
     close(got, dice(cell, x, counted))
     cell.set_train(False)
     close(run(cell, x[:7], counted[:, :7]), got[:7])
-
-
-def test_a_softmax_of_what_is_not_masked():
-    scores = 50 * draw(3, 3)
-    wanted = np.zeros((3, 3))
-    for row, kept in enumerate(MASK):
-        wanted[row, kept] = softmax(scores[row, kept]) if kept.any() else 0
-    close(masked_softmax(Tensor(scores), Tensor(MASK)).asnumpy(), wanted)
 
 
 def test_a_transformer_block_passes_over_padding():

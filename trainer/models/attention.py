@@ -1,0 +1,77 @@
+"""Scaled dot-product attention with a short gradient (A. Vaswani et al., 2017)."""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+
+class Attention(nn.Cell):
+    """Apply multi-head attention: softmax(scale * Q K^T) V, heads side by side.
+
+    The gradient is written by hand: it keeps the weights of the value's computation and needs five batched products.
+
+    Args:
+        heads: number of heads; it divides the width.
+        scale: factor of the inner products.
+        masked: whether there is a mask.
+
+    Inputs:
+        query, key, value float [N, L, width]; mask bool [N, L], of a masked one: the keys that count, in each row at
+        least one.
+
+    Outputs:
+        float [N, L, width].
+    """
+
+    def __init__(self, heads: int, scale: float = 1.0, masked: bool = False) -> None:
+        super().__init__(auto_prefix=False)
+        self.weighted = _WeightedValues(heads, scale, masked)
+        self.no_mask = Tensor(np.ones((1, 1), np.float32))
+
+    def construct(self, query, key, value, mask=None):
+        """Return the attended values."""
+        kept = self.no_mask if mask is None else ops.cast(mask, mstype.float32)
+        return self.weighted(query, key, value, kept)[0]
+
+
+class _WeightedValues(nn.Cell):
+    """Compute the attended values and their weights; only the former have a gradient."""
+
+    def __init__(self, heads: int, scale: float, masked: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.heads, self.scale, self.masked = heads, scale, masked
+        self.softmax = ops.Softmax(-1)
+        self.product = ops.BatchMatMul()
+        self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
+        self.product_of_transposed = ops.BatchMatMul(transpose_a=True)
+
+    def _split(self, x):
+        return x.reshape(x.shape[0], x.shape[1], self.heads, -1).swapaxes(1, 2)
+
+    def _join(self, x):
+        return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+    def construct(self, query, key, value, kept):
+        query, key, value = self._split(query), self._split(key), self._split(value)
+        # Scaling the query costs less than scaling the scores, of which there are L / head_dim times as many.
+        scores = ops.cast(self.product_with_transposed(query * self.scale, key), mstype.float32)
+        if self.masked:
+            scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))
+        weights = ops.cast(self.softmax(scores), value.dtype)
+        return self._join(self.product(weights, value)), weights
+
+    def bprop(self, query, key, value, kept, out, dout):
+        attended, weights = self._split(out[0]), out[1]
+        query, key, value, gradient = self._split(query), self._split(key), self._split(value), self._split(dout[0])
+        of_weights = self.product_with_transposed(gradient, value)
+        # The sum of weights * of_weights over the keys, from the shorter arrays.
+        mean = (attended * gradient).sum(-1, keepdims=True)
+        of_scores = weights * (of_weights - mean)
+        return (
+            self._join(self.product(of_scores, key) * self.scale),
+            self._join(self.product_of_transposed(of_scores, query * self.scale)),
+            self._join(self.product_of_transposed(weights, gradient)),
+            ops.zeros_like(kept),
+        )
