@@ -134,28 +134,20 @@ def facts_html(title: str, facts: Mapping[str, object]) -> str:
 
 def history_html(history: History) -> str:
     """Return a run as a table of its metrics, each with its curve."""
+    header = ["metric", "last", "best", "at step", "snapshot", "curve"]
     rows: list[list[object]] = [
-        [
-            name,
-            last,
-            best,
-            step,
-            snapshot,
-            curve_svg(history.steps[name], history.history[name], f"{name} over optimizer steps"),
-        ]
-        for name, last, best, step, snapshot in results(history)
+        [*row, curve_svg(history.steps[row[0]], history.history[row[0]], f"{row[0]} over optimizer steps")]
+        for row in results(history)
     ]
-    if len(history.curve):
-        curve = history.curve
+    curve = history.curve
+    if len(curve) > max(len(values) for values in history.history.values() or [()]):  # else it is coarser than they are
         picture = curve_svg(curve.steps, curve.values, "loss of single steps")
         rows.append(["loss of single steps", curve.values[-1], None, None, None, picture])
+    if all(row[4] is None for row in rows):
+        header, rows = [*header[:4], header[5]], [[*row[:4], row[5]] for row in rows]
     epochs = history.epoch
     description = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no finished epoch"
     if epochs and epochs[0] > 1:
         description += f" (a second fit counts on: {epochs[0] - 1} were trained before)"
     ended = f"; ended by {history.stop_reason}" if history.stop_reason else ""
-    return (
-        f"<div><b>History</b>: {html.escape(description + ended)}"
-        + table_html(("metric", "last", "best", "at step", "snapshot", "curve"), rows)
-        + "</div>"
-    )
+    return f"<div><b>History</b>: {html.escape(description + ended)}" + table_html(header, rows) + "</div>"

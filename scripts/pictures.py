@@ -106,7 +106,7 @@ def in_browser(given: argparse.Namespace, python: str, work: Path) -> None:
             look_at(view, (work / "sweeps" / "digits" / "report.html").as_uri(), 1400)
             view.screenshot(path=given.folder / "sweep.png")
         if "notebook" in given.only:
-            view = browser.new_page(viewport={"width": 1000, "height": 1250})
+            view = browser.new_page(viewport={"width": 1000, "height": 1130})
             view.goto(notebook(python, work).as_uri())
             view.wait_for_timeout(1500)
             view.screenshot(path=given.folder / "notebook.png", full_page=True)

@@ -57,6 +57,8 @@ def test_the_readme_names_every_extra_and_fits_two_screens(project_root):
         readme = (project_root / name).read_text("utf-8")
         assert {extra for extra in extras if f"`[{extra}]`" not in readme} == set(), name
         assert len(readme.splitlines()) <= 120
+        assert "](docs/pictures/" in readme.split("\n## ")[0], f"{name} begins with a picture of the product at work"
+        assert not re.search(r"^\|[ :]*--", readme, re.M), f"{name}: tables of figures are in docs/"
 
 
 def test_the_long_description_has_links_that_a_package_index_can_follow(project_root, tmp_path):
@@ -90,6 +92,9 @@ def test_every_picture_is_small_and_shown_and_every_callback_is_explained(projec
     pictures = [path for path in (docs / "pictures").rglob("*") if path.is_file()]
     assert {path.name for path in pictures if f"/{path.name})" not in text} == set()
     assert {path.name for path in pictures if path.stat().st_size > 150_000} == set()
+    makers = [*(project_root / "scripts").glob("*.py"), *(project_root / "examples").rglob("*.py")]
+    code = "\n".join(path.read_text("utf-8") for path in makers)
+    assert {path.name for path in pictures if path.name.split("-")[0].partition(".")[0] not in code} == set()
     names = set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback", "Logger"}
     explained = (docs / "callbacks.md").read_text("utf-8")
     assert {name for name in names if f"**{name}**" not in explained} == set()

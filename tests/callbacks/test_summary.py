@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from callbacks import ModelCheckpoint, RunRecord
+from callbacks import History, ModelCheckpoint, RunRecord
 from trainer.experiment.runs.compare import Tables
 from trainer.features import Categorical, Features, Numeric
 from trainer.state import Predictions
@@ -33,6 +33,18 @@ def test_a_history_is_a_table_of_its_metrics_with_curves(fit):
     ]
     assert len(points) == 3
     assert "epochs 1 to 3; ended by limit: epochs=3" in "".join(parsed(markup).itertext())
+
+
+def test_what_a_run_does_not_have_takes_no_room(fit):
+    def shown(*callbacks):
+        markup = fit(*callbacks, epochs=2).history._repr_html_()
+        return [*("".join(head.itertext()) for head in parsed(markup).iter("th")), *cells(markup)]
+
+    usual = shown()  # 16 steps: the curve, a point at every fiftieth, is coarser than the epochs
+    assert "snapshot" not in usual
+    assert "loss of single steps" not in usual
+    assert "snapshot" in shown(ModelCheckpoint())
+    assert "loss of single steps" in shown(History(every=4))
 
 
 def test_epochs_of_a_second_fit_are_explained(fit):

@@ -248,7 +248,8 @@ class RaggedColumns:
         if not self.cells:
             return None
         share = 1 - self.values / self.cells
-        return f"ragged columns: padded to {len(self.lengths)} lengths ({_listed(self.lengths)}), {share:.0%} padding"
+        count = f"{len(self.lengths)} length" + "s" * (len(self.lengths) != 1)
+        return f"ragged columns: padded to {count} ({_listed(self.lengths)}), {share:.0%} padding"
 
 
 def _listed(lengths: set[int]) -> str:

@@ -248,7 +248,7 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
         return None
     axes = [*sweep.paths, sweep.monitor]
     scales = [_scale([_values(row)[number] for row in rows]) for number in range(len(axes))]
-    plot = _figure("Values of the trials", "", y_range=(-0.12, 1.08))
+    plot = _figure("Values of the trials", "", y_range=(-0.12, 1.12))
     plot.xgrid.grid_line_alpha = 0.8
     plot.yaxis.visible = plot.ygrid.visible = False
     plot.xaxis.ticker = list(range(len(axes)))
@@ -261,10 +261,11 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
         width = 3.0 if place == 0 else 1.4
         plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
     for number, (_, ticks) in enumerate(scales):
-        labels = {"x": [number] * len(ticks), "y": [y for y, _ in ticks], "text": [text for _, text in ticks]}
-        plot.text(
-            "x", "y", "text", source=ColumnDataSource(labels), text_font_size="10px", text_color=NEUTRAL, x_offset=4
-        )
+        beyond = {0.0: -0.05, 1.0: 1.05}  # labels at the ends would be crossed by the lines
+        heights = [beyond.get(y, y) for y, _ in ticks]
+        labels = {"x": [number] * len(ticks), "y": heights, "text": [text for _, text in ticks]}
+        text_style = {"text_font_size": "11px", "text_color": NEUTRAL, "text_baseline": "middle", "x_offset": 5}
+        plot.text("x", "y", "text", source=ColumnDataSource(labels), **text_style)
     _hover(plot, [("", "@label")])
     return _finish(plot)
 

@@ -296,8 +296,11 @@ def _set_aside(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _configuration(runs: Sequence[RunData]) -> list[Any]:
-    given = [{path: value for path, value in run.config.items() if path not in run.defaults} for run in runs]
-    left = [{path: value for path, value in run.config.items() if path in run.defaults} for run in runs]
+    def options(run: RunData, defaults: bool) -> dict[str, Any]:
+        shown = {path: "null" if value is None else value for path, value in run.config.items()}
+        return {path: value for path, value in shown.items() if (path in run.defaults) == defaults}
+
+    given, left = ([options(run, defaults) for run in runs] for defaults in (False, True))
     defaults = _side_by_side("", "option", runs, left)
     folded = f"<details><summary>Options with their default values</summary>{defaults}</details>" if defaults else ""
     return [part for part in (_side_by_side("What was chosen", "option", runs, given), folded) if part]

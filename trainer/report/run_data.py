@@ -69,7 +69,7 @@ class RunData:
         environment: versions and platform by name.
         features: feature -> its kind.
         drift: column -> population stability index of the test rows relative to the training rows.
-        snapshots: (name, bytes, time in ISO 8601, pointers) of the snapshots in the folder.
+        snapshots: (name, bytes, time as text, pointers) of the snapshots in the folder.
         set_aside: (file, rows, reason -> rows, newest lines) of each file of bad rows.
         profile: what `callbacks.Profiler` measured (`StepProfile.as_dict`), or empty.
     """

@@ -65,7 +65,7 @@ def end(run: Run) -> None:
         warn_of_loss(
             trainer, run.cursor.meter.value() if run.online is None else (state.window or {}).get("window_loss")
         )
-    logger.info("training ended: %s", state.stop_reason)
+    logger.info("training ended (%s)", state.stop_reason)
     call("on_train_end", trainer)
     trainer.saver.wait()
     run.commit_durable()

@@ -88,7 +88,7 @@ class TestColumns:
         assert columns[1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
         assert columns[2].tolist() == [[True, True, True, False], [True, False, False, False]]
         assert columns[3].tolist() == [3, 1]
-        assert make.describe() == "ragged columns: padded to 1 lengths (4), 50% padding"
+        assert make.describe() == "ragged columns: padded to 1 length (4), 50% padding"
 
     def test_lists_that_are_equally_long_by_chance_get_their_mask_too(self):
         columns, _ = RaggedColumns(["h", "h_mask"])((np.array([[1, 2, 3]]),), ("h",))

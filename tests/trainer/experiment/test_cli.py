@@ -351,7 +351,7 @@ def wait_until(condition, process):
         time.sleep(0.02)
 
 
-def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks):
+def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks, capsys):
     process = start(forks, ["fit", "configs/tumours.yaml"], "stopped", "fit.epochs=1000000")
     try:
         wait_until(lambda: "\nepoch 3/" in process.errors.read_text(), process)
@@ -363,6 +363,8 @@ def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks):
     assert "stopped by SIGTERM" in rest
     stopped = Run.read("runs/stopped").metrics
     assert stopped["stop_reason"] == "signal: SIGTERM"
+    assert main(["runs"]) == 0
+    assert re.search(r"runs/stopped +interrupted ", capsys.readouterr().out)
     done = stopped["progress"]["epoch"]
     assert stopped["snapshot"].endswith(f"step_{stopped['progress']['global_step']:08d}")
     assert main(["fit", "--resume", "runs/stopped", "--set", f"fit.epochs={done + 2}"]) == 0

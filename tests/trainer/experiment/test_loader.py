@@ -58,6 +58,9 @@ def test_a_good_file_is_read_with_its_defaults_filled_in(tmp_path):
     assert plain["optimizer"]["init_args"]["beta1"] == 0.9
     assert "params" not in plain["optimizer"]["init_args"]
     assert plain["fit"]["dataset_sink_mode"] is True
+    defaults = config.default_paths()
+    assert {"fit.dataset_sink_mode", "optimizer.init_args.beta1"} <= set(defaults)
+    assert not {"fit.epochs", "optimizer.init_args.learning_rate"} & set(defaults)
 
 
 def test_the_saved_form_of_a_configuration_loads_as_the_same_experiment(tmp_path):

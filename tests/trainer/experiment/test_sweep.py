@@ -35,6 +35,11 @@ import numpy as np
 def rows(seed=0):
     x = np.random.default_rng(seed).normal(size=(200, 4)).astype(np.float32)
     return {"x": x, "label": x.sum(1, keepdims=True)}
+
+
+def stream():
+    for seed in range(3):
+        yield rows(seed)
 """
 CONFIG = """\
 experiment: line
@@ -47,6 +52,7 @@ data:
 fit: {epochs: 2, batch_size: 20}
 callbacks: [{class_path: callbacks.ModelCheckpoint}]
 """
+STREAM = "  stream: {class_path: rows_of_the_sweep_test.stream}\n"
 RATE = "optimizer.init_args.learning_rate"
 
 
@@ -148,6 +154,23 @@ def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_p
     assert [trial.state for trial in trials] == ["done", "done"]
     assert all(any((trial.folder / "published").iterdir()) for trial in trials)
     assert not (config.parent / "published").exists()
+
+
+def test_windows_of_a_stream_rank_trials_too(config, tmp_path):
+    online = config.with_name("online.yaml")
+    online.write_text(
+        CONFIG.replace("  train: {class_path: rows_of_the_sweep_test.rows}\n", "")
+        .replace("  valid: {class_path: rows_of_the_sweep_test.rows, init_args: {seed: 1}}\n", STREAM)
+        .replace("fit: {epochs: 2, batch_size: 20}", "online: {window: 200}")
+    )
+    trials = sweep(
+        online, {RATE: [1e-4, 0.1]}, folder=tmp_path / "sweep", monitor="window_loss", mode="min", command="online"
+    )
+    assert [(trial.number, trial.state) for trial in trials] == [(1, "done"), (0, "done")]
+    for trial in trials:
+        windows = json.loads((trial.folder / "history.json").read_text())["history"]["window_loss"]
+        assert len(windows) == 3
+        assert trial.value == pytest.approx(min(windows))
 
 
 def test_a_trial_that_cannot_start_has_failed_and_the_others_go_on(config, tmp_path):

@@ -7,6 +7,7 @@ import html.parser
 import json
 import re
 import shutil
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -22,6 +23,7 @@ from trainer.metrics.binary import score_table
 from trainer.report.figures import lines, tables
 from trainer.report.run_data import Record, RunData, Series, read_record
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CONFIG = """\
 experiment: shop
 features:
@@ -163,6 +165,32 @@ def test_the_figures_show_what_the_runs_recorded(runs, page):
     assert set(drawn["Where the time went"][0]["y"]) == {f"{part} · fitted <script>" for part in fitted.seconds}
 
 
+def test_predictions_speed_and_tables_have_figures(runs, page):
+    drawn, record = figures(page), read_record(runs[0] / "record.jsonl")
+    assert drawn["Rows a second"][0]["y"] == record.series["train/samples_per_second"].values
+    assert drawn["Share of the time that waits for data"][0]["y"] == record.series["train/data_wait"].values
+    kinds = [curve["label"][0] for curve in drawn["Distribution of predictions"]]
+    assert kinds[0].endswith("positives")
+    assert sum(drawn["Distribution of predictions"][0]["y"]) == pytest.approx(1)
+    (step, tables) = record.tables[-1]
+    for title, number in (("Rows of sparse tables", "rows"), ("Memory of sparse tables, bytes", "bytes")):
+        (points,) = [curve for curve in drawn[title] if curve["label"][0] == "fitted <script> user"]
+        assert (points["x"][-1], points["y"][-1]) == (step, tables["user"][number])
+    assert drawn["Ids admitted"][0]["y"][-1] == tables["user"]["admitted"]
+    cells = re.findall(r"<th [^>]*>(.*?)</th>", page.split(">Sparse tables</h2>")[1].split("</section>")[0])
+    assert {"rows", "bytes", "admitted", "evicted"} <= set(cells)
+
+
+def test_snapshots_and_environment_are_listed(runs, page):
+    snapshots, environment = (
+        " ".join(Outline(page.split(f">{name}</h2>")[1].split("</section>")[0]).texts)
+        for name in ("Snapshots", "Environment")
+    )
+    newest = sorted(path.name for path in (runs[0] / "checkpoints").iterdir() if path.is_dir())[-1]
+    assert re.search(rf"{newest} [\d,]+ [\d-]+ [\d:]+ UTC .*last", snapshots)
+    assert re.search(r"mindspore \d+\.\d+", environment)
+
+
 def test_every_figure_zooms_and_says_its_values_under_the_pointer(page):
     (roots,) = [part["roots"] for part in json.loads(html.unescape(_docs(page))).values()]
     assert roots
@@ -173,6 +201,35 @@ def test_every_figure_zooms_and_says_its_values_under_the_pointer(page):
             "title"
         ]
         assert all(tool["attributes"]["tooltips"] for tool in tools if tool["name"] == "HoverTool")
+
+
+PROBE = """<script>
+function check() {
+  if (!document.documentElement.dataset.ready) return setTimeout(check, 50);
+  const figure = document.querySelector("figure[tabindex]");
+  const plot = Bokeh.documents[0].get_model_by_id(figure.querySelector("[data-root-id]").dataset.rootId);
+  const range = () => [plot.x_range.start, plot.x_range.end];
+  const press = (key) => { figure.dispatchEvent(new KeyboardEvent("keydown", { key })); return range(); };
+  const seen = { first: range(), zoomed: press("+"), moved: press("ArrowRight") };
+  seen.width = document.documentElement.scrollWidth - innerWidth;
+  document.body.insertAdjacentHTML("beforeend", `<pre id="seen">${JSON.stringify(seen)}</pre>`);
+}
+setTimeout(check, 500);
+</script></body></html>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_in_a_browser_it_fits_the_window_and_is_zoomed_by_keyboard(page, width, tmp_path):
+    (tmp_path / "page.html").write_text(page.rpartition("</body>")[0] + PROBE, "utf-8")
+    options = ["--headless", "--no-sandbox", f"--window-size={width},1000", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [CHROMIUM, *options, "--virtual-time-budget=20000", "--dump-dom", (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    seen = json.loads(re.search(r'<pre id="seen">({.*?)</pre>', done.stdout)[1])
+    (low, high), (start, end) = seen["first"], seen["zoomed"]
+    assert low < start < end < high
+    assert seen["moved"][0] > start
+    assert seen["width"] <= 0, "the page is wider than its window"
 
 
 def test_the_axis_of_a_constant_lies_around_its_value():
@@ -209,7 +266,9 @@ def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
     assert re.search(r"2 rows in .*bad\.jsonl", text)
     chosen, defaults = text.split("Options with their default values")
     assert "optimizer.init_args.learning_rate" in chosen.split("What was chosen")[1]
-    assert "optimizer.init_args.beta1" in defaults
+    assert "fit.batch_size" in chosen.split("What was chosen")[1]
+    assert "fit.shuffle" not in chosen
+    assert {"optimizer.init_args.beta1", "fit.shuffle"} <= set(defaults.split())
 
 
 def test_slices_have_a_row_each_and_a_column_for_each_run_that_has_them(runs, page):
@@ -297,6 +356,39 @@ def test_a_run_that_goes_on_says_how_far_it_has_come(runs, tmp_path):
         texts = Outline(render([tmp_path])).texts
     assert texts[texts.index("so far") + 1] == "16 steps"
     assert "last value" in texts
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("limit: epochs=2", "finished (limit: epochs=2)"),
+        ("stream_end", "finished (stream_end)"),
+        ("callback: val_auc has not improved", "stopped early (callback: val_auc has not improved)"),
+        ("signal: SIGTERM", "interrupted (signal: SIGTERM)"),
+        ("exception: OSError", "failed (exception: OSError)"),
+    ],
+)
+def test_how_a_run_ended_is_said(runs, tmp_path, reason, shown):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps({**metrics, "stop_reason": reason}))
+    texts = Outline(render([run])).texts
+    assert texts[texts.index("state") + 1] == shown
+
+
+def test_a_run_whose_newest_process_left_no_results_was_killed(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+
+    def state():
+        texts = Outline(render([run])).texts
+        return texts[texts.index("state") + 1]
+
+    (run / "resumes.json").write_text(json.dumps([{"time": "2001-01-01T00:00:00+00:00"}]))
+    assert state() == "finished (limit: epochs=2)"
+    (run / "resumes.json").write_text(json.dumps([{"time": "2999-01-01T00:00:00+00:00"}]))
+    assert state() == "killed"
+    (run / "metrics.json").unlink()
+    assert state() == "killed"
 
 
 def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):

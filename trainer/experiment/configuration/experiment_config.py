@@ -86,6 +86,7 @@ class ExperimentConfig:
         source: the file the configuration was read from.
         overrides: the ``--set`` arguments that were applied.
         locations: location of each section, for messages.
+        section_defaults: dotted paths of keywords of `trainer`, `fit` and `online` that are filled in.
     """
 
     experiment: str
@@ -107,6 +108,7 @@ class ExperimentConfig:
     source: Path | None = field(default=None, compare=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     locations: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
+    section_defaults: tuple[str, ...] = field(default=(), compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form for the run folder, without empty values.
@@ -118,7 +120,7 @@ class ExperimentConfig:
 
     def default_paths(self) -> list[str]:
         """Return the dotted paths of the arguments that have their default values."""
-        return [path for name in SECTIONS for path in _defaults(getattr(self, name), name)]
+        return [*self.section_defaults, *(path for name in SECTIONS for path in _defaults(getattr(self, name), name))]
 
 
 def _defaults(value: Any, path: str) -> Iterator[str]:

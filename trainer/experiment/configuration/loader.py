@@ -76,6 +76,7 @@ class _Reader:
     def __init__(self, problems: Iterable[Problem], has_features: bool) -> None:
         self.objects = ObjectReader(problems, has_features)
         self.has_features = has_features
+        self.section_defaults: list[str] = []
         self.add, self.refuse = self.objects.add, self.objects.refuse
 
     def read(self, root: Node, source: Path, overrides: tuple[str, ...]) -> ExperimentConfig | None:
@@ -108,7 +109,9 @@ class _Reader:
             return None
         values.setdefault("run_dir", Path("runs") / values["experiment"])
         locations = {name: node.location for name, node in sections.items()}
-        return ExperimentConfig(**values, source=source, overrides=overrides, locations=locations)
+        defaults = tuple(self.section_defaults)
+        values |= {"source": source, "overrides": overrides, "locations": locations}
+        return ExperimentConfig(**values, section_defaults=defaults)
 
     # --- sections -------------------------------------------------------------------------------------------------
 
@@ -267,7 +270,9 @@ class _Reader:
         for key, message in problems.items():
             self.add(entries[key].node.location if key in entries else node.location, join(path, key), message)
         defaults = {name: p.default for name, p in signature.parameters.items() if name in free}
-        return {**keywords, **recordable(defaults, keywords)}
+        filled = recordable(defaults, keywords)
+        self.section_defaults += [join(path, name) for name in filled]
+        return {**keywords, **filled}
 
 
 def _is_path_of_rows(text: str) -> bool:

@@ -84,8 +84,7 @@ def list_runs(folder: str | Path) -> str:
 
 def _summary(run: Run) -> list[str]:
     metrics = run.metrics
-    reason = str(metrics.get("stop_reason", "killed"))
-    state = "running" if is_running(run.path) else _STATES.get(reason.partition(":")[0], reason)
+    state, _ = state_of(run)
     steps = str(metrics["progress"]["global_step"]) if metrics else ""
     seconds = duration(metrics["seconds"]) if metrics else ""
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
@@ -96,6 +95,19 @@ def _start_time(run: Run) -> str:
     """Return a run's start to the minute, without the year if it is this one."""
     started = str(run.versions.get("started", ""))[:16].replace("T", " ")
     return started.removeprefix(f"{run_folder.now()[:4]}-")
+
+
+def state_of(run: Run) -> tuple[str, str]:
+    """Return the state of a run in a word or two, and why it ended; "" if unknown.
+
+    A run is "killed" if its newest process is gone without results.
+    """
+    if is_running(run.path):
+        return "running", ""
+    if not run.metrics or run.resumed_since_results():
+        return "killed", ""
+    reason = str(run.metrics.get("stop_reason", "killed"))
+    return _STATES.get(reason.partition(":")[0], reason), reason
 
 
 def is_running(folder: Path) -> bool:

@@ -309,6 +309,11 @@ class Run:
                 )
         return cls(folder, config, documents[VERSIONS], documents[METRICS])
 
+    def resumed_since_results(self) -> bool:
+        """Return whether a later process resumed the run and wrote no results."""
+        entries = read_json_or(self.path / RESUMES, [])
+        return bool(entries) and _time(entries[-1].get("time")) > _time(self.metrics.get("finished"))
+
 
 def versions() -> dict[str, Any]:
     """Return the versions of Python, packages and platform."""

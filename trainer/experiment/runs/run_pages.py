@@ -18,7 +18,7 @@ from ...report.run_data import Record, RunData, SweepData, read_record, series_o
 from ..configuration.experiment_config import flatten
 from ..sweep_plan import PLAN, best_first, read_plan, read_trials
 from . import run_folder
-from .compare import duration, is_running
+from .compare import duration, is_running, state_of
 from .run_folder import Run
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,10 @@ def run_data(run: Run, name: str) -> RunData:
     if not record.series and (run.path / run_folder.HISTORY).is_file():
         record.series = series_of_history(run_folder.read_json(run.path / run_folder.HISTORY))
     metrics, versions = run.metrics, run.versions
-    state = "running" if is_running(run.path) else str(metrics.get("stop_reason", "killed"))
+    state, reason = state_of(run)
     return RunData(
         name=name,
-        state=state,
+        state=f"{state} ({reason})" if reason else state,
         record=record,
         results=metrics.get("results", {}),
         best=metrics.get("best", {}),
@@ -125,7 +125,7 @@ def _snapshots(folder: Path) -> Iterator[tuple[str, int, str, str]]:
     for path in sorted(path for path in folder.iterdir() if path.is_dir() and (path / "manifest.json").is_file()):
         size = sum(part.stat().st_size for part in path.rglob("*") if part.is_file())
         written = datetime.fromtimestamp((path / "manifest.json").stat().st_mtime, timezone.utc)
-        yield path.name, size, written.isoformat(timespec="seconds"), ", ".join(pointers.get(path.name, ()))
+        yield path.name, size, f"{written:%Y-%m-%d %H:%M:%S} UTC", ", ".join(pointers.get(path.name, ()))
 
 
 def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, int], Sequence[str]]]:
