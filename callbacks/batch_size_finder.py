@@ -1,4 +1,4 @@
-"""`BatchSizeFinder`: tries sizes of batches, and suggests the smallest that trains as fast as any."""
+"""`BatchSizeFinder`: suggests the smallest batch that trains as fast as any."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class BatchSizeFinder(Callback):
         return reason is not None
 
     def _try(self, trials: Any, size: int) -> float | None:
-        """Return samples per second with batches of `size` rows; None where they do not fit, with the reason."""
+        """Return samples per second at `size` rows a batch; None and why if it fails."""
         expected = self._expected(size)
         if expected > self._limit:
             self.reason = f"{size:,} rows would need {expected:,.0f} MB of memory, the limit is {self._limit:,.0f} MB"
@@ -174,7 +174,7 @@ class BatchSizeFinder(Callback):
         return float(rate)
 
     def _expected(self, size: int) -> float:
-        """Return the memory that `size` rows would need, in MB, by the growth between the two largest sizes."""
+        """Extrapolate the memory of `size` rows, in MB, from the two largest sizes."""
         known = sorted((record["batch_size"], record["memory_mb"]) for record in self.records)[-2:]
         if len(known) < 2:
             return 0.0

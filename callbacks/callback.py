@@ -107,10 +107,10 @@ class Callback:
     published_root: Path | None = None
 
     def use_direction(self, higher_is_better: bool | None) -> None:
-        """Receive the direction of the `monitor`'s metric before training; None if the metric declares none."""
+        """Receive the monitored metric's direction before training; None: undeclared."""
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Before training, where there is a `monitor`: what each of its metrics declares, by name."""
+        """Receive the declared direction of each monitored metric before training."""
         self.use_direction(next(iter(higher_is_better.values())))
 
     def setup(self, trainer: Trainer) -> None:
@@ -120,16 +120,16 @@ class Callback:
         """Once, before the first step."""
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        """Before the first step of an epoch; not called when a run resumes in the middle of one."""
+        """Before an epoch's first step; not after a resume within the epoch."""
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         """Before each call of the training program (a chunk of 1 to `sink_size` steps)."""
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """After each call of the training program; `trainer.state.outputs` holds its device results."""
+        """After each training call; `trainer.state.outputs` holds its results."""
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """After an online metric window has closed; `trainer.state.window` holds its metrics."""
+        """After an online window has closed; `trainer.state.window` has its metrics."""
 
     def on_drift(self, trainer: Trainer) -> None:
         """After a drift detector has fired; `trainer.state.drift` tells which and where."""
@@ -208,7 +208,10 @@ _UNUSED_HOOKS = {hook: getattr(Callback, hook) for hook in HOOKS}
 
 
 class CallbackList:
-    """Callbacks in their fixed order; overridden hooks are looked up once, so an empty hook costs nothing."""
+    """Callbacks in their fixed order.
+
+    Overridden hooks are looked up once, so an empty hook costs nothing.
+    """
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
@@ -225,7 +228,10 @@ class CallbackList:
         return hooks
 
     def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
-        """Call `observer` with "<callback>.<hook>" and its times by `time.perf_counter()`; None ends that."""
+        """Report each hook's times to `observer`; None ends that.
+
+        It is called with "<callback>.<hook>" and two readings of `time.perf_counter()`.
+        """
         if observer is None:
             self._hooks = self._bound_hooks(getattr)
         else:
@@ -250,7 +256,7 @@ class CallbackList:
                     raise
 
     def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
-        """Return whether the error only affects a report, so that the run continues; warn once."""
+        """Return whether the error only affects a report; warn once."""
         callback = getattr(method, "__self__", None)
         if hook == "setup" or not getattr(callback, "reports_only", False):
             return False
@@ -274,7 +280,7 @@ class CallbackList:
         return raised
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every callback that has one, keyed by class name and index within that class."""
+        """Return the callbacks' states, keyed by class name and index in that class."""
         states = ((key, callback.state_dict()) for key, callback in self._keyed())
         return {key: state for key, state in states if state}
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class DeviceStats(Callback):
-    """Measures the process and its machine; all loggers of the run add the latest values to their points.
+    """Measures the process and its machine.
+
+    All loggers of the run add the latest values to their points.
 
     device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb (resident, 10**6
     bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0 to 1), device/read_mb_per_second and
@@ -65,7 +67,7 @@ class DeviceStats(Callback):
             del self.records[: -self.most_records]
 
     def _totals(self) -> tuple[float, float, float, float]:
-        """Return the time, the process's CPU seconds, and the bytes read and written so far."""
+        """Return time, CPU seconds of the process, and bytes read and written."""
         used = self._process.cpu_times()
         counters = self._process.io_counters() if hasattr(self._process, "io_counters") else None
         read, written = (0, 0) if counters is None else (counters.read_bytes, counters.write_bytes)

@@ -1,4 +1,4 @@
-"""`DriftMonitor`: detects drift of a window metric or of a feature's values, and responds to it."""
+"""`DriftMonitor`: detects and answers drift of a window metric or a feature."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class RisesAbove:
 
 
 class DriftMonitor(Callback):
-    """Feeds a metric of every closed online window to a detector; when it fires, calls `on_drift`.
+    """Feeds a metric of every closed window to a detector of drift.
+
+    When the detector fires, `on_drift` is called.
 
     With `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw
     values in the window, compared with the rows that the features learned from, or with the first window if they
@@ -144,7 +146,7 @@ class DriftMonitor(Callback):
         trainer.report_drift(drifts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count, what is left of a response, and the detector's state when it offers one."""
+        """Return the count, the rest of a response, and the detector's state."""
         save = getattr(self.detector, "state_dict", None)
         detector = save() if callable(save) else None
         return {"count": self.count, "windows_left": self._windows_left, "detector": detector}

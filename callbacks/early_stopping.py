@@ -91,12 +91,14 @@ class EarlyStopping(Patience):
             trainer.stop(reason, kind="callback")
 
     def _measured_weights(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context in which the network has the weights of the measurement: a validation uses averages."""
+        """Return a context with the weights that were measured, perhaps averages."""
         validated = self.watched.hook(trainer) == "on_eval_end"
         return trainer.averaged_weights() if validated else contextlib.nullcontext()
 
     def teardown(self, trainer: Trainer) -> None:
-        """Restore the best weights if requested; a run that a signal ended keeps its own, so that it can continue.
+        """Restore the best weights if requested.
+
+        A run that a signal ended keeps its own, so that it can continue.
 
         This happens after the last snapshot, which a longer run would continue from.
         """
@@ -119,7 +121,7 @@ class EarlyStopping(Patience):
 
 
 def _parameters(trainer: Trainer) -> list[Parameter]:
-    """Return the network's parameters through the class's method: a user's network may shadow its name."""
+    """Return the parameters by the class's method, which a network may shadow."""
     from mindspore import nn
 
     return [parameter for _, parameter in nn.Cell.parameters_and_names(trainer.network)]

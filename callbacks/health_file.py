@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HealthFile(Callback):
-    """Writes a JSON file at a cadence, atomically, so that a reader never sees a partial file.
+    """Writes a JSON file at a cadence, atomically: a reader sees all of it.
 
     Keys: "status" ("running", "ended", "failed"), "pid", "time" (seconds since 1970), "last_step", "lag" (rows behind
     the source, or null), "auc" (of the newest window or validation, or null), "last_snapshot" (path or null),

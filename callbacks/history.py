@@ -1,4 +1,4 @@
-"""`History`: the results of a run, returned by `fit`; `Curve`: values over steps in bounded memory."""
+"""`History`: the results of a run; `Curve`: values in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Curve:
-    """A series of (step, value) points; when full, it drops every second point and doubles its stride.
+    """A series of (step, value) points of bounded length.
+
+    When full, it drops every second point and doubles its stride.
 
     A run of any length keeps between `max_points / 2` and `max_points` evenly spaced points.
 
@@ -85,7 +87,7 @@ class Best:
 
 
 class History(Callback):
-    """Records the mean loss per epoch, validations, online windows, and a loss curve in between.
+    """Records losses per epoch, validations, windows, and a loss curve in between.
 
     Args:
         every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`.
@@ -117,17 +119,17 @@ class History(Callback):
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """Values by name: "loss" per epoch, "val_*" per validation, all others per closed window."""
+        """Values by name: "loss" per epoch, "val_*" per validation, others per window."""
         return {name: series.values for name, series in self._series.items()}
 
     @property
     def steps(self) -> dict[str, list[int]]:
-        """The optimizer step at which each value of `history` was taken, same keys and lengths."""
+        """The optimizer step of each value of `history`, same keys and lengths."""
         return {name: series.steps for name, series in self._series.items()}
 
     @property
     def best(self) -> dict[str, Best]:
-        """The best value of every metric that declares a direction, with its step and snapshot."""
+        """The best value of each metric with a direction, its step and snapshot."""
         return {name: Best(value, step, self._snapshot_at(step)) for name, (value, step) in self._best.items()}
 
     def _snapshot_at(self, step: int) -> str | None:
@@ -193,7 +195,7 @@ class History(Callback):
             self._record(name, trainer.state.progress.global_step, value)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Note the snapshot of a step; it may have been written aside while later steps were trained."""
+        """Note a snapshot; it may be older than the current step."""
         self._note_snapshot(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:

@@ -12,7 +12,9 @@ from .callback import HOOKS, Callback
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions with the trainer: ``LambdaCallback(on_train_end=lambda trainer: ...)``.
+    """Calls the given functions with the trainer.
+
+    ``LambdaCallback(on_train_end=lambda trainer: ...)`` calls one at the end.
 
     Args:
         order: position among callbacks, low first.

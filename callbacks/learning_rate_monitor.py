@@ -81,7 +81,9 @@ class LearningRateMonitor(Callback):
 
 
 class ReduceLROnPlateau(Patience):
-    """Multiplies the learning rate by `factor` after `patience` consecutive measurements without an improvement.
+    """Lowers the learning rate when a metric stops improving.
+
+    It is multiplied by `factor` after `patience` consecutive measurements without an improvement.
 
     Args:
         monitor: name of the metric ("val_*", "window_*" or "loss"), or several with weights; see `EarlyStopping`.
@@ -128,7 +130,7 @@ class ReduceLROnPlateau(Patience):
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Lower the rate when the patience is used up; measurements during the cool-down do not count."""
+        """Lower the rate when patience runs out; a cool-down does not count."""
         if self.out_of_patience(improved or self.cooling > 0):
             self._reduce(trainer)
         else:
@@ -145,7 +147,7 @@ class ReduceLROnPlateau(Patience):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of `Patience` and the remaining cool-down; the optimizer saves the rate itself."""
+        """Return the state of `Patience` and the rest of the cool-down."""
         return {**super().state_dict(), "cooling": self.cooling}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

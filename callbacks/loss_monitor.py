@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LossMonitor(Callback):
-    """Prints the loss of the newest step at a cadence, and the validation results of an epoch.
+    """Prints the newest step's loss at a cadence, and validation results.
 
     Args:
         every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due.

@@ -24,7 +24,9 @@ LEFT_OUT = 3  # points ignored at either end
 
 
 class LRFinder(Callback):
-    """Trains with an exponentially growing learning rate and suggests one (Smith 2017, section 3.3).
+    """Suggests a learning rate by training with a growing one.
+
+    The rate grows exponentially (Smith 2017, section 3.3).
 
     The run ends after `steps` calls, or when the smoothed loss reaches four times its minimum. Weights and optimizer
     state are then restored; the trainer's counters are not, so create a new Trainer for the actual training. A call
@@ -53,7 +55,7 @@ class LRFinder(Callback):
         self.suggestion: float | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse an optimizer whose learning rate cannot be set, and tables whose rows could not be put back."""
+        """Refuse a rate that cannot be set, and tables that cannot be restored."""
         if trainer.read_tables():
             raise ConfigurationError(
                 "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
@@ -107,7 +109,7 @@ class LRFinder(Callback):
             trainer.learning_rate = self._rate
 
     def svg(self) -> str:
-        """Plot the smoothed loss over the learning rate as SVG, with the suggestion; empty without two points."""
+        """Plot the smoothed loss over the rate as SVG; empty without two points."""
         return chart_svg(
             {"loss": (self.rates, self.losses)},
             f"Loss over learning rate, {self.least:g} to {self.most:g}",

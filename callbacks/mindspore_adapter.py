@@ -58,14 +58,14 @@ _OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "
 
 
 class CallbackParams(dict):
-    """The dict of `RunContext.original_args()`; keys are also attributes, some computed on first read."""
+    """The dict of `RunContext.original_args()`; keys are also attributes."""
 
     def __init__(self) -> None:
         super().__init__()
         object.__setattr__(self, "_makers", {})
 
     def on_demand(self, key: str, make: Callable[[], Any]) -> None:
-        """Let `make` compute `key` on the next read; the value is kept until the next call of `on_demand`."""
+        """Let `make` compute `key` on the next read, and keep it until called again."""
         self.pop(key, None)
         self._makers[key] = make
 
@@ -96,7 +96,7 @@ class CallbackParams(dict):
 
 
 class _TrainNetwork(nn.Cell):
-    """Network and optimizer as one cell, with the graph of the program that trains them."""
+    """Network and optimizer as one cell, with their training program's graph."""
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell | None, program: Callable[[], nn.Cell | None]) -> None:
         super().__init__(auto_prefix=False)
@@ -105,7 +105,7 @@ class _TrainNetwork(nn.Cell):
         self.__dict__["_program"] = program
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the network if this cell lacks it: the network may be a user's training cell."""
+        """Return an attribute of the network, perhaps a user's training cell."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -118,19 +118,21 @@ class _TrainNetwork(nn.Cell):
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
-    """Return network and optimizer as one cell, so that saving it saves both under their own names."""
+    """Return network and optimizer as one cell, which saves both by their names."""
     return _TrainNetwork(trainer.network, trainer.optimizer, lambda: trainer.builder.training_program)
 
 
 def monitored_name(monitor: str) -> str:
-    """Return this trainer's name for what a MindSpore callback monitors: "loss", "eval_loss", or a metric."""
+    """Return this trainer's name for a metric that a MindSpore callback monitors."""
     if monitor == "loss":
         return "loss"
     return f"val_{monitor.removeprefix('eval_')}" if monitor == "eval_loss" else f"val_{monitor}"
 
 
 class AdaptedCallback(Callback):
-    """Calls a `mindspore.train.Callback` the way `mindspore.train.Model` does; created by `adapt`.
+    """Calls a `mindspore.train.Callback` as `mindspore.train.Model` does.
+
+    `adapt` creates it.
 
     Attributes:
         callback: the MindSpore callback.
@@ -167,7 +169,7 @@ class AdaptedCallback(Callback):
             self._target = target if isinstance(target, MindSporeCallback) else self.callback
 
     def teardown(self, trainer: Trainer) -> None:
-        """Leave the callback's context, handing it the exception that ended the run, if any."""
+        """Leave the callback's context with the exception that ended the run, if any."""
         if self._target is not None:
             self._target = None
             error = trainer.state.exception
@@ -183,7 +185,7 @@ class AdaptedCallback(Callback):
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _counted(self, trainer: Trainer) -> tuple[int, int]:
-        """Return the number of the current epoch, from 1, and of the steps done, both within the call."""
+        """Return the current epoch, from 1, and the steps done, within the call."""
         progress, base = trainer.state.progress, trainer.base
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
@@ -257,7 +259,7 @@ class AdaptedCallback(Callback):
         self._call("on_train_step_end", trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """End an epoch; the results of its validation are visible in this hook and forgotten after it."""
+        """End an epoch; its validation results are visible in this hook only."""
         self._in_epoch = False
         if trainer.state.outputs is not None:
             self._set_outputs(trainer)
@@ -332,7 +334,7 @@ class AdaptedCallback(Callback):
     # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's own `state_dict()` if it has one; MindSpore's callbacks have none."""
+        """Return the callback's `state_dict()`; MindSpore's own have none."""
         save = getattr(self.callback, "state_dict", None)
         return save() if callable(save) else {}
 
@@ -344,7 +346,7 @@ class AdaptedCallback(Callback):
 
 
 def _unreduced(metric: Any, number: float | None) -> Any:
-    """Return the raw value of `metric`; `number` is the trainer's value, equal if the metric is a number."""
+    """Return the raw value of `metric`; `number` is the trainer's."""
     value = metric.eval() if hasattr(metric, "eval") else metric.value()
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 
@@ -367,7 +369,7 @@ def _last_batch(chunk: Any) -> tuple[Tensor, ...]:
 
 
 def adapt(callback: Any) -> Callback:
-    """Return `callback` itself if it is a `Callback`, or an adapter for a `mindspore.train.Callback`.
+    """Return a `Callback` itself, or an adapter of a `mindspore.train.Callback`.
 
     The adapter's class has the name of the callback's class, so that snapshots and error reports show the user's name.
 

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: decides when to take snapshots and which ones to keep; the trainer writes them."""
+"""`ModelCheckpoint`: when to take snapshots, and which to keep."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class ModelCheckpoint(Callback):
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
-        """The given folder, or from `setup` on the run's folder; declared features read it earlier than that."""
+        """The given folder, or from `setup` on the run's."""
         return self.root or self.dirpath
 
     # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder, prove that it can be written, and become its one writer for this run."""
+        """Find the folder, test writing, and become its only writer for this run."""
         if self.dirpath is None and trainer.run_dir is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
         root = trainer.claim(self.dirpath or Path(trainer.run_dir) / "checkpoints")
@@ -179,7 +179,7 @@ class ModelCheckpoint(Callback):
         return len(ranked) < self.keep_best or self.watched.better(value, ranked[self.keep_best - 1]["value"])
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Point at the best snapshot and remove those no longer kept, now that the new one is durable."""
+        """Point at the best snapshot; the new one is durable, so remove old ones."""
         path = trainer.state.snapshot
         if path is None or Path(path).parent != self.root:
             return
@@ -211,7 +211,7 @@ class ModelCheckpoint(Callback):
         self._records = [record for record in self._records if record not in dropped]
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
-        """Count the snapshot the run goes on from among this callback's, when it lies in its folder."""
+        """Adopt the restored snapshot if it lies in this callback's folder."""
         path = trainer.state.snapshot
         if path is None or self.root is None or Path(path).parent != self.root:
             return

@@ -1,4 +1,4 @@
-"""`TerminateOnNaN` and `SkipNonFinite`: handle a loss or gradient that is NaN or infinite.
+"""`TerminateOnNaN` and `SkipNonFinite`: handle NaN or infinite updates.
 
 The compiled step makes the decision: with one of these callbacks it never applies such an update and counts it on the
 device. The callbacks only request one of the two (`non_finite`) and read the counters at a cadence, so a healthy step
@@ -29,7 +29,7 @@ _SCALING = 32
 
 
 class _NonFinite(Callback):
-    """Reads the device's counters when due, and at the end of each epoch and of the run."""
+    """Reads the device's counters when due and at each end of an epoch or run."""
 
     order = 90
     non_finite: str
@@ -67,7 +67,9 @@ class _NonFinite(Callback):
 
 
 class TerminateOnNaN(_NonFinite):
-    """Ends the run at the first loss or gradient that is NaN or infinite; that update is never applied.
+    """Ends the run at the first NaN or infinite loss or gradient.
+
+    That update is never applied.
 
     With a loss scale, the scaler handles gradients that overflow while the loss is finite, unless 32 consecutive steps
     overflow.
@@ -95,7 +97,9 @@ class TerminateOnNaN(_NonFinite):
 
 
 class SkipNonFinite(_NonFinite):
-    """Skips updates whose loss or gradient is NaN or infinite; rolls back to a snapshot after too many in a row.
+    """Skips updates whose loss or gradient is NaN or infinite.
+
+    After too many in a row it rolls back to a snapshot.
 
     A rollback restores weights, optimizer and step state; the data continues from its current position.
 

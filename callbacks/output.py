@@ -1,4 +1,4 @@
-"""Output helpers of callbacks: terminal lines, writable folders, the gauges of a run."""
+"""Output of callbacks: terminal lines, writable folders, a run's gauges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEPARATOR = ", "
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print one line to `file` (standard output), above any progress bar on the terminal.
+    """Print one line to `file` (standard output), above any progress bar.
 
     Raises:
         OSError: the disk is full, or the reader of a pipe is gone.
@@ -36,7 +36,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
-    """Return ``"loss 0.1234, auc 0.7"``: names and values with four significant digits."""
+    """Return ``"loss 0.1234, auc 0.7"``: values have four significant digits."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
@@ -77,7 +77,7 @@ class Throughput:
         self._time, self._samples, self._rate = time.monotonic(), samples_seen, 0.0
 
     def read(self, samples_seen: int) -> float:
-        """Return samples per second since the last reading; without new samples, as at the run's end, the last rate."""
+        """Return samples per second since the last reading; without any the last rate."""
         if samples_seen != self._samples:
             now = time.monotonic()
             self._rate = (samples_seen - self._samples) / max(now - self._time, 1e-9)
@@ -86,7 +86,7 @@ class Throughput:
 
 
 def gauges(trainer: Trainer) -> dict[str, float]:
-    """Return the counters, the latest loss (a host copy), and the latest validation and window values by name."""
+    """Return counters, latest loss (a host copy), validation and window values."""
     state = trainer.state
     progress = state.progress
     values: dict[str, Any] = {
@@ -131,7 +131,7 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def monitored_metric(trainer: Trainer) -> str | None:
-    """Return the metric that a callback of the run monitors, or None; the bar always shows it.
+    """Return the metric that a callback monitors, or None; the bar shows it.
 
     If several are monitored together, it is the first.
     """
@@ -156,7 +156,7 @@ class Panel:
         self._handle: Any = None
 
     def draw(self, title: str, text: str, share: float | None) -> None:
-        """Show the bar at `share` (0 to 1, or None for endless work) between `title` and `text`."""
+        """Show the bar at `share` (0 to 1, None: endless) between `title` and `text`."""
         from IPython.display import display
 
         bar = "" if share is None else f'<progress value="{share:.4f}" max="1" style="width:9em"></progress> '

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class PredictionWriter(Callback):
-    """Writes a CSV file with one line per evaluated row: the network's output, then the labels.
+    """Writes a CSV line per evaluated row: the network's output, then the labels.
 
     In `evaluate(dataset, callbacks=[PredictionWriter(path)])` it writes one file; in training, one per validation,
     ``<folder>/step_<global_step>.csv``. Columns are prediction and label; with several values per row, prediction_0,
@@ -106,7 +106,7 @@ class PredictionWriter(Callback):
             self._fail(trainer, error)
 
     def _fail(self, trainer: Trainer, error: OSError) -> None:
-        """Drop the file and go on without it in a training; an `evaluate` with a writer is there for its file."""
+        """Drop the file; training goes on, an `evaluate` with a writer fails."""
         self._drop()
         if trainer.state.phase == "evaluate":
             raise error

@@ -1,4 +1,4 @@
-"""`Profiler`: the time of a step by waiting, preparing, callbacks, operators and layers."""
+"""`Profiler`: where the time of a step goes."""
 
 from __future__ import annotations
 

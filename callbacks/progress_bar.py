@@ -26,7 +26,7 @@ _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "windo
 
 
 class ProgressBar(Callback):
-    """Shows epoch, loss, samples per second and metrics; online, window metrics (AUC, lag) instead of epochs.
+    """Shows epoch, loss, speed and metrics; online, window metrics (AUC, lag).
 
     If the line is too narrow, the metric that a callback monitors stays, else the first metric.
 
@@ -115,7 +115,7 @@ class ProgressBar(Callback):
         self._eval_start = time.monotonic()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Leave validation out of the samples per second; from now on there are results to show."""
+        """Leave validation out of the speed; from now on there are results to show."""
         if self._running:
             self._times.add("evaluation")
             self._validated = True
@@ -157,7 +157,7 @@ class ProgressBar(Callback):
         self._ended = self._saving = True
 
     def teardown(self, trainer: Trainer) -> None:
-        """Leave the terminal in order, whatever happened; after a run that ended well, say what it came to."""
+        """Leave the terminal in order; after a run that ended well, print results."""
         ended, self._running, self._ended = self._ended, False, False
         self._close_bar()
         if ended and self._on_terminal and self._panel is None and trainer.history is not None:
@@ -267,7 +267,7 @@ class ProgressBar(Callback):
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
-    """Return the name in `values` that is shown at any width: the monitored metric, else the first one."""
+    """Return the metric shown at any width: the monitored one, else the first."""
     for name in (monitored, f"window_{monitored}"):
         if name in values:
             return name

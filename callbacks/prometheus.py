@@ -1,4 +1,4 @@
-"""`PrometheusMonitor`: the state of a run on an HTTP endpoint that Prometheus scrapes."""
+"""`PrometheusMonitor`: the state of a run, for Prometheus to scrape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _HELP = {
 
 
 class PrometheusMonitor(Callback):
-    """Serves gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ...
+    """Serves a run's counters, losses and metrics to Prometheus.
+
+    Gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ...
 
     It uses its own registry, so it serves nothing else of the process; the endpoint is closed at teardown.
 

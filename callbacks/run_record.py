@@ -20,7 +20,7 @@ FLUSH_SECONDS = 1.0
 
 
 class RunRecord(JSONLinesLogger):
-    """Writes ``<run_dir>/record.jsonl``, from which `trainer report` and `trainer watch` create their page.
+    """Writes ``<run_dir>/record.jsonl``, the data of `trainer report` and `watch`.
 
     The commands `trainer fit` and `trainer online` add it automatically. Besides the values of every `Logger` it holds
     the time of each line, event time of windows, rows of sparse tables, calibration and distribution of binary scores,

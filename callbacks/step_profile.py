@@ -1,4 +1,4 @@
-"""`StepProfile`: the times that `Profiler` measured, as tables, numbers and a Chrome trace."""
+"""`StepProfile`: a measured step as tables, numbers and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StepProfile:
     operators: list[tuple[str, str, bool, float, float]] = field(default_factory=list)
 
     def add_operators(self, times: Iterable[Any], clock: float) -> None:
-        """Add the runs of operators in the training program, and not those of a validation.
+        """Add the operators of the training program, and not those of a validation.
 
         Args:
             times: `trainer.mindspore_internals.operator_times.OperatorTimes` of each operator.
@@ -91,7 +91,7 @@ class StepProfile:
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def parts(self, phase: Phase | None = None) -> dict[str, float]:
-        """Return milliseconds per step by part on the training thread; their sum is the time of a step.
+        """Return milliseconds per step by part; their sum is the time of a step.
 
         Work inside other work (preparing while the program waits for data) is counted once, as the inner one.
         """
@@ -204,7 +204,7 @@ class StepProfile:
     # -- Chrome trace ------------------------------------------------------------------------------------------------
 
     def trace(self) -> dict[str, Any]:
-        """Return the spans and operators in the trace event format (JSON), which Perfetto reads."""
+        """Return spans and operators in the trace event format, for Perfetto."""
         start = self.phase.began
         threads = {self.training_thread: 1}
         names = {1: "training thread", 3: "operators"}

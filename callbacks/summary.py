@@ -1,4 +1,4 @@
-"""A readable summary of a run: metrics with best values, time breakdown, a curve as a picture."""
+"""A run in words, tables and curves: last and best metrics, time by part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("setting up", "waiting for data", "preparing data", "training", "evalua
 
 
 class Times:
-    """Seconds of a run: set-up, waiting for data, preparing it, training, evaluation, saving; the rest is callbacks.
+    """Seconds of a run by part; the rest is callbacks.
 
     Data that a thread prepares beside the training takes no time of the run; it is counted apart.
     """
@@ -49,7 +49,7 @@ class Times:
         self.ahead = preparing["preparing ahead"]
 
     def describe(self) -> str:
-        """Return the total time, the share of each part of at least 1 %, and what was prepared beside it."""
+        """Return the total time and the shares of parts of at least 1 %."""
         whole = max(time.perf_counter() - self.start_time, 1e-9)
         shares = {**self.seconds, "other": whole - sum(self.seconds.values())}
         text = f"{whole:,.1f} s: " + ", ".join(
@@ -59,7 +59,7 @@ class Times:
 
 
 def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:
-    """Return (metric, last value, best value, its step, its snapshot) of each metric; validation metrics first."""
+    """Return (metric, last, best, step, snapshot) rows; validation metrics first."""
     best = history.best
     rows = []
     for name, values in history.history.items():
@@ -71,7 +71,7 @@ def results(history: History) -> list[tuple[str, float, float | None, int | None
 
 
 def lines(history: History, columns: int) -> list[str]:
-    """Return the last and best value of the metrics as lines, broken only between words."""
+    """Return last and best values as lines, broken only between words."""
     ranked = results(history)[:SHOWN_METRICS]
     width = max((len(name) for name, *_ in ranked), default=0)
     shown: list[str] = []
@@ -84,7 +84,7 @@ def lines(history: History, columns: int) -> list[str]:
 
 
 def wrapped(text: str, columns: int, indent: int = 2) -> list[str]:
-    """Wrap `text` to lines of at most `columns`, breaking only between words; all but the first are indented."""
+    """Wrap `text` between words to `columns`; all lines but the first are indented."""
     return textwrap.wrap(
         text,
         max(columns - 1, 20),
@@ -115,7 +115,7 @@ def curve_svg(steps: Sequence[int], values: Sequence[float], label: str, width: 
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table; cells that start with an SVG picture are inserted unescaped."""
+    """Return an HTML table; SVG pictures in cells are not escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -127,7 +127,7 @@ def _cell(value: object) -> str:
 
 
 def facts_html(title: str, facts: Mapping[str, object]) -> str:
-    """Return a heading and a table of names and values; those that are None are left out."""
+    """Return a heading and a table of the facts that are not None."""
     rows = [[name, value] for name, value in facts.items() if value is not None]
     return f"<div><b>{html.escape(title)}</b>" + table_html(("", "value"), rows) + "</div>"
 

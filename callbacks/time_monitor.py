@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TimeMonitor(Callback):
-    """Measures epochs: training seconds, seconds per step, samples per second, share of time waiting for data.
+    """Measures epochs: seconds, samples per second, share of waiting for data.
 
     Training seconds exclude validation. Streams have no epochs: the whole run is one record, closed at its end.
     Steps are dispatched asynchronously, so only sums over many steps are meaningful.

@@ -1,4 +1,4 @@
-"""`Watched`: the metric or weighted sum that a callback follows; `Patience`: counts its improvements."""
+"""`Watched`: a monitored metric or sum; `Patience`: counts improvements."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
 
 
 def is_window_name(name: str) -> bool:
-    """Return whether `name` is the full name of a window value: "decayed_auc" or "lag", but not "auc"."""
+    """Return whether `name` is a window value's full name: "lag", not "auc"."""
     return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_"))
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
-    """Return the metric `name` of a closed window, or None; "auc" also matches "window_auc"."""
+    """Return metric `name` of a window, or None; "auc" matches "window_auc"."""
     for key in (name, f"window_{name}"):
         if window and key in window:
             return float(window[key])
@@ -36,7 +36,7 @@ def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
 
 
 class Watched:
-    """A metric, or several with weights, with its direction and the least change that counts.
+    """A metric, or several with weights: direction and least change that counts.
 
     Names: "loss" and, of several tasks, "<task>_loss" (means of the training epoch), "val_*" (validation), all others
     online windows ("window_auc", "lifetime_auc", "lag", "window_<task>_loss").
@@ -124,7 +124,7 @@ class Watched:
         return None if value is None else float(value)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` beats `best` by more than `min_delta`; NaN never does, and any number beats None."""
+        """Return whether `value` beats `best` by `min_delta`; NaN never, None loses."""
         if math.isnan(value):
             return False
         if best is None:
@@ -164,7 +164,7 @@ def _weights(owner: str, monitor: str | Mapping[str, float]) -> dict[str, float]
 
 
 class Patience(Callback):
-    """Follows a metric, its best value and the number of consecutive measurements without an improvement.
+    """Follows a metric: its best value, and measurements without improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss"); a
     subclass responds to it in `measured`.
@@ -202,7 +202,7 @@ class Patience(Callback):
         raise NotImplementedError
 
     def out_of_patience(self, good: bool) -> bool:
-        """Count a measurement and return whether the patience is used up; a `good` one resets the count."""
+        """Count a measurement; return whether patience ran out. A `good` one resets."""
         self.wait = 0 if good else self.wait + 1
         return self.wait >= self.patience
 

@@ -1,4 +1,4 @@
-"""`EMA` and `SWA`: average the weights of many steps; evaluate and publish the average."""
+"""`EMA` and `SWA`: averaged weights, for evaluation and publishing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class WeightAveraging(Callback):
-    """Base of `EMA` and `SWA`: validation and publishing use the averages, training continues with the weights.
+    """Base of `EMA` and `SWA`.
+
+    Validation and publishing use the averages, training continues with the weights.
 
     The averages are updated inside the training program, after every optimizer update, even if a call trains many
     steps. They are float32, one value for each weight and each moving statistic of normalisation; rows of sparse tables
@@ -65,14 +67,16 @@ class WeightAveraging(Callback):
         self._ended = True
 
     def teardown(self, trainer: Trainer) -> None:
-        """Put the weights back, whatever happened; with `replace_at_end` the averages instead."""
+        """Put the weights back; with `replace_at_end` the averages instead."""
         self._applied.close()
         if self.replace_at_end and self._ended:
             trainer.use_averaged_weights()
 
 
 class EMA(WeightAveraging):
-    """Keeps an exponential moving average of the weights: avg = d avg + (1 - d) w after every optimizer update.
+    """Keeps an exponential moving average of the weights.
+
+    After every optimizer update, avg = d avg + (1 - d) w.
 
     d is min(decay, n / (9 + n)) after n updates, so that a short run has an average of its own weights too.
 
@@ -97,7 +101,9 @@ class EMA(WeightAveraging):
 
 
 class SWA(WeightAveraging):
-    """Keeps the mean of the weights at every `every`-th step from `start` on (Izmailov et al. 2018).
+    """Keeps the mean of the weights at every n-th step (Izmailov et al. 2018).
+
+    It averages every `every`-th step from `start` on.
 
     Moving statistics of normalisation are averaged with the weights. It works best with a learning rate that stays
     high: constant, or cyclical with one cycle per `every` steps.

@@ -1,1 +1,1 @@
-"""Loggers: send the numbers of a run to a backend. `logger.py` holds the contract; each backend is one file."""
+"""Loggers send a run's numbers to a backend; `logger.py` has the contract."""

@@ -24,7 +24,7 @@ LEAST_POINTS = 200
 
 
 class Logger(Callback):
-    """Logs a run: losses, learning rate, speed, validation, windows, hyperparameters, snapshots.
+    """Logs a run: losses, speed, validation, windows, hyperparameters, snapshots.
 
     A backend subclasses it and overrides `open`, `log_metrics` and `close`; the other methods do nothing by default. A
     run can have several loggers. The x-axis is the optimizer step.
@@ -67,10 +67,10 @@ class Logger(Callback):
         raise NotImplementedError
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log the hyperparameters once, after the first program call; `metrics` names the results."""
+        """Log the hyperparameters after the first call; `metrics` names the results."""
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Log the last value of every metric, and the best as ``best_<name>``, at the end of the run."""
+        """Log the last value of every metric and, as ``best_<name>``, the best."""
 
     def log_snapshot(self, path: Path, step: int) -> None:
         """Log a snapshot that has become durable."""
@@ -131,7 +131,7 @@ class Logger(Callback):
         return due
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Log the epoch's mean loss; with a cadence in epochs the other training values too."""
+        """Log the epoch's mean loss; with a cadence in epochs the rest of train/*."""
         if not self._is_open:
             return
         state = trainer.state

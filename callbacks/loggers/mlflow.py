@@ -21,7 +21,7 @@ CLOSE_SECONDS = 60.0
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether a failed request may succeed later: the server or its database is unavailable."""
+    """Return whether a failed request may succeed later: server unavailable."""
     from requests import exceptions
 
     if isinstance(error, ConnectionError | TimeoutError | exceptions.ConnectionError | exceptions.Timeout):
@@ -121,7 +121,7 @@ class MLflowLogger(Logger):
         self._send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log parameters; MLflow does not allow changing those of an earlier attempt, so they stay."""
+        """Log new parameters; MLflow does not let those of an earlier attempt change."""
 
         def send() -> None:
             from mlflow.entities import Param

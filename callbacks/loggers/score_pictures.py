@@ -1,4 +1,4 @@
-"""Pictures of binary scores (ROC curve, calibration) as PNG, where matplotlib is installed."""
+"""Pictures of binary scores (ROC, calibration) as PNG, by matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def can_draw() -> bool:
 
 
 def roc(table: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return false and true positive rates for the thresholds of a score table, from 1 down to 0."""
+    """Return false and true positive rates for thresholds from 1 down to 0."""
     rates = []
     for counts in (table["above"]["negatives"], table["above"]["positives"]):
         rates.append([count / (counts[0] or 1.0) for count in reversed(counts)])

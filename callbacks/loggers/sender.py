@@ -1,4 +1,4 @@
-"""`Sender`: sends log requests to a server from its own thread, so that training never waits for the server."""
+"""`Sender`: sends log requests to a server from a thread of its own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sender:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all requests are done; return early while the server fails."""
+        """Wait up to `seconds` for all requests; return early if the server fails."""
         with self._changed:
             self._changed.wait_for(lambda: self._failing or not (self._waiting or self._busy), seconds)
             return not (self._waiting or self._busy)

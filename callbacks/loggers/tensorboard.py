@@ -1,4 +1,4 @@
-"""`TensorBoard`: logs a run as TensorBoard event files, written by the calling thread.
+"""`TensorBoard`: writes event files from the calling thread.
 
 tensorboardX's own writer passes events to a thread through a queue of ten. After a failed write the thread is dead, and
 the eleventh event blocks the caller forever. Only its messages and checksums are used here, not its writer.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorBoard(Logger):
-    """Logs a run for TensorBoard: scalars, the HPARAMS tab with last and best metrics, histograms, norms, curves.
+    """Logs a run for TensorBoard: scalars, HPARAMS tab, histograms, norms, curves.
 
     A resumed run continues in the same folder and discards what was written after the step it resumes from. Windows of
     a stream are there twice: window/* over steps, and window_by_event_time/*, for which "Wall" is the time that their
@@ -129,7 +129,7 @@ class TensorBoard(Logger):
             self._add_norms(trainer, self.norms)
 
     def _add_norms(self, trainer: Trainer, every: Every) -> None:
-        """Write the norms of this call, if they were computed; ask for those of the next one when due."""
+        """Write this call's norms, if computed; ask for the next ones when due."""
         assert trainer.run is not None
         if self._norms_wanted and trainer.state.outputs.chunk.num_steps:  # a call of micro-batches alone has no norms
             self._norms_wanted = False
@@ -150,7 +150,7 @@ class TensorBoard(Logger):
             self._add_curves(trainer, "val")
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Log the window over steps and over event time, and the curves twice a minute at most."""
+        """Log the window over steps and event time; the curves every 30 s at most."""
         super().on_window_end(trainer)
         if not self._is_open:
             return
@@ -167,7 +167,10 @@ class TensorBoard(Logger):
             self._add_curves(trainer, "window")
 
     def _add_curves(self, trainer: Trainer, group: str) -> None:
-        """Add the curves; a failure to draw them is logged. Raises OSError as `EventFile.add` does."""
+        """Add the curves; log a failure to draw them.
+
+        Raises OSError as `EventFile.add` does.
+        """
         if self._curves_failed:
             return
         try:
@@ -232,7 +235,7 @@ CURVE_SECONDS = 30.0
 
 
 def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
-    """Return the summary of TensorBoard's PR curves: counts and rates for thresholds from 0 to 1."""
+    """Return the summary of a PR curve: counts and rates by threshold."""
     import numpy as np
     from tensorboardX.summary import pr_curve_raw
 
@@ -291,7 +294,7 @@ class EventFile:
         self.add(summary(name, text), step)
 
     def add(self, summary: Any, step: int, wall_time: float | None = None) -> None:
-        """Add a summary; `wall_time` in seconds since the epoch, None: now. OSError as `scalar`."""
+        """Add a summary; `wall_time` in epoch seconds, None: now. OSError as `scalar`."""
         from tensorboardX.proto.event_pb2 import Event
 
         self._events += _record(Event(step=step, summary=summary), wall_time)
@@ -344,7 +347,7 @@ class EventFile:
 
 
 def _record(event: Any, wall_time: float | None = None) -> bytes:
-    """Return the record of an event stamped with a time, by default now: length and data with checksums."""
+    """Return an event's record, with its time (by default now) and checksums."""
     from tensorboardX.record_writer import masked_crc32c
 
     event.wall_time = time.time() if wall_time is None else wall_time

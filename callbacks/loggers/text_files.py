@@ -55,7 +55,7 @@ class _FileLogger(Logger):
         writable(f"{type(self).__name__}(path=...)", self.path.parent)
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Open the file; a new run replaces it, a resumed one drops what came after `step`."""
+        """Open the file: replace it, or after a resume drop what came after `step`."""
         assert self.path is not None
         kept = self._kept(step) if step and self.path.is_file() else ""
         aside = self.path.with_name(self.path.name + ".new")
@@ -78,7 +78,9 @@ class _FileLogger(Logger):
 
 
 class JSONLinesLogger(_FileLogger):
-    """Logs a run to ``<run_dir>/log.jsonl``: ``{"step": 20, "train/loss": 0.3}``, one object per line.
+    """Logs a run to ``<run_dir>/log.jsonl``, one JSON object per line.
+
+    A line looks like ``{"step": 20, "train/loss": 0.3}``.
 
     Hyperparameters, results and snapshots have their own lines: "hyperparameters", "results", "snapshot". NaN and
     infinities are null.

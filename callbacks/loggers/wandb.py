@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WandbLogger(Logger):
-    """Logs a run to Weights & Biases: metrics, configuration, summary, snapshots as artifacts.
+    """Logs a run to Weights & Biases: metrics, configuration, snapshots.
 
     A resumed run continues the same W&B run if it is online. Offline it starts another with the same id; `wandb sync`
     merges the two.

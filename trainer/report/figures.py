@@ -1,4 +1,4 @@
-"""Bokeh figures of a page: lines over steps or event time, calibration, distributions, bars."""
+"""Bokeh figures: lines over steps or event time, calibration, bars."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _finish(plot: Any) -> Any:
 
 
 def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False) -> Any | None:
-    """Plot the values `names` of every run, one color per run and one dash per name; None without values.
+    """Plot values of runs: a color per run, a dash per name; None without values.
 
     Args:
         title: of the figure.
@@ -152,7 +152,7 @@ def _hover(plot: Any, tooltips: Sequence[tuple[str, str]]) -> None:
 
 
 def calibration(runs: Sequence[RunData], task: str) -> Any | None:
-    """Plot the share of positives over the mean prediction of groups of rows, one line per run."""
+    """Plot the share of positives over the mean prediction, a line per run."""
 
     def rows(table: Mapping[str, Any]) -> dict[str, list[Any]]:
         return {"x": table["predicted"], "y": table["observed"], "weight": table["weight"]}
@@ -212,7 +212,7 @@ def _of_scores(
 
 
 def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
-    """Plot a number of each sparse table over the steps: "rows", "bytes", "admitted", ...
+    """Plot a number of each sparse table over steps: "rows", "admitted", ...
 
     More than `MOST_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
     tables.
@@ -240,7 +240,7 @@ def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
 
 
 def parallel_coordinates(sweep: SweepData) -> Any | None:
-    """Plot one line per trial through an axis per varied value and one for the metric; the best is warmest."""
+    """Plot a line per trial through an axis per varied value; the best is red."""
     from bokeh.models import ColumnDataSource
 
     rows = [row for row in sweep.rows if row[3] is not None]
@@ -275,7 +275,7 @@ def _values(row: tuple[str, str, Sequence[Any], float | None]) -> list[Any]:
 
 
 def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
-    """Return a function from a value to its height on the axis, 0 to 1, and the axis labels with heights."""
+    """Return a function to heights on an axis, 0 to 1, and its labels."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         low, high = min(values), max(values)
         logs = low > 0 and high / low >= 100

@@ -24,7 +24,7 @@ _HINT = "Drag to zoom or pan, hover for values. With the focus on a figure: arro
 def page(
     runs: Sequence[RunData], title: str, refresh_seconds: int | None = None, sweep: SweepData | None = None
 ) -> str:
-    """Return a report of `runs`, overlaid, as HTML that loads nothing from the network.
+    """Return a report of `runs`, overlaid, as HTML that needs no network.
 
     Args:
         runs: the runs, one or more, with different names.
@@ -123,7 +123,7 @@ def _text(value: Any) -> str:
 
 
 def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row per name and a column per run; differing rows come first, highlighted."""
+    """Return a table with a column per run; rows that differ come first, bold."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows = [[name, *(side.get(name) for side in sides)] for name in names]
     rows.sort(key=lambda row: len({_text(value) for value in row[1:]}) == 1 or len(runs) == 1)

@@ -1,4 +1,4 @@
-"""`RunData`: the data of a run's page; `read_record`: reads the values written by `callbacks.RunRecord`."""
+"""`RunData`: the data of a run's page; `read_record`: reads a record file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _SPECIAL = ("time", "directions", "step", "event_time", "tables", "scores", "tas
 
 
 def read_record(path: Path) -> Record:
-    """Read a ``record.jsonl``; skips a truncated last line; a missing file gives an empty record."""
+    """Read a ``record.jsonl`` up to a truncated line; missing: an empty record."""
     record = Record()
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
@@ -158,7 +158,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
 
 
 def series_of_history(history: Mapping[str, Any]) -> dict[str, Series]:
-    """Return the values of a ``history.json`` by the record's names, for runs without a record."""
+    """Return values of a ``history.json`` by the record's names."""
     records = {}
     curve = history.get("curve", {})
     if curve.get("steps"):
