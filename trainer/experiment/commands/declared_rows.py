@@ -52,7 +52,7 @@ class DeclaredRows:
             )
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
-        """Yield the good rows as columns by name, at most `size` rows at a time; a warning tells of the others.
+        """Yield blocks of up to `size` good rows as columns; warn of the others.
 
         Args:
             columns: the columns to read.
@@ -82,7 +82,7 @@ class DeclaredRows:
 
 
 def columns_of_all(declared: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    """Return the columns that several features read; as text where they differ and one reads text.
+    """Return the columns that several features read; as text if types differ.
 
     Args:
         declared: raw columns by name, of each.

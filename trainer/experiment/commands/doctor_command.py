@@ -1,4 +1,4 @@
-"""`trainer doctor`: describes the machine and the installation, and finds what would prevent a run."""
+"""`trainer doctor`: describes machine and installation, and what prevents a run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _job() -> Iterator[Finding]:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """Return the installed package's requirements by extra; "" holds the unconditional ones."""
+    """Return the package's requirements by extra; "" holds the unconditional ones."""
     needed: dict[str, list[Requirement]] = {}
     for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
         requirement = Requirement(text)
@@ -132,7 +132,7 @@ def _architecture() -> Iterator[Finding]:
 
 
 def elf_machine(path: Path) -> str | None:
-    """Return the machine of an ELF library as `platform.machine` names it; None if it is not ELF."""
+    """Return an ELF library's machine as `platform.machine` names it, else None."""
     with open(path, "rb") as file:
         head = file.read(20)
     if len(head) < 20 or head[:4] != b"\x7fELF":

@@ -85,7 +85,7 @@ def _publish(trainer: Any, rows: Any, root: Path, batch: int, step: int) -> int:
 
 
 def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
-    """Return the ids and raw rows of a file, read as in training; None if `path` is None.
+    """Return ids and raw rows of a file, as in training; None without a path.
 
     Args:
         trainer: has the features.

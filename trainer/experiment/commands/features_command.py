@@ -1,4 +1,4 @@
-"""`trainer features`: feature values of the first rows, column statistics and drift."""
+"""`trainer features`: values of the first rows, column statistics, drift."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
 
 
 def restore_features(features: Features, path: Path) -> str | None:
-    """Restore fitted features from the newest snapshot below `path`; return its path, or None without one."""
+    """Restore features from the newest snapshot below `path`; return it or None."""
     from ... import checkpoint
     from ...checkpoint.capture import part_states
     from ...checkpoint.saver import snapshots_of
@@ -154,7 +154,7 @@ def _time(seconds: float) -> str:
 
 
 def _unseen(feature: Feature, ids: Any, values: Any) -> str:
-    """Return the share of values outside the feature's vocabulary; empty if it has none."""
+    """Return the share of values outside the vocabulary; empty if it has none."""
     if not isinstance(feature, IdFeature) or feature.vocabulary is None:
         return ""
     ids = ids[:].values if isinstance(ids, Ragged) else ids

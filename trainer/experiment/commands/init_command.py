@@ -1,4 +1,4 @@
-"""`trainer init`: writes a commented, runnable first experiment for a table, based on its contents."""
+"""`trainer init`: writes a commented, runnable first experiment for a table."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _text_label(column: ColumnSummary) -> str:
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
-    """Return the list column that is a history and the scalar column with the same values; else None for both."""
+    """Return (history, item): a list column and the one with its values, or Nones."""
     best: tuple[float, str | None, str | None] = (0.2, None, None)
     for column in table.columns:
         if column.kind != "list" or not (wanted or _HISTORIES.search(column.name)):
@@ -176,7 +176,10 @@ def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> t
 
 
 def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
-    """Return the feature arguments and a description of a column; `table` is the column whose table it shares."""
+    """Return feature arguments and description of a column.
+
+    `table` is the column whose table it shares.
+    """
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
     if column.kind == "empty":
@@ -275,7 +278,7 @@ _COLUMNS = 80
 
 
 def _commands(file: str, name: str) -> str:
-    """Return the commands for the file as comments, those with an explanation in two columns."""
+    """Return the file's commands as comments, with explanations in a column."""
     lines = [(command.format(file=file, name=name), about) for command, about in _COMMANDS]
     width = max(len(command) for command, about in lines if about)
     return "\n".join(f"#   trainer {command:<{width if about else 0}}  {about}".rstrip() for command, about in lines)
@@ -329,7 +332,7 @@ def _training(table: TableSummary, proposal: Proposal) -> str:
 
 
 def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
-    """Return the arguments of the stream, which may set aside all rows without a label or time."""
+    """Return the stream's arguments; it may set aside rows without label or time."""
     required = [*proposal.labels, *([proposal.event_time] if proposal.event_time else [])]
     share = sum(table.column(name).missing_share for name in required)
     arguments: dict[str, Any] = {"path": str(table.path), "end": "at_last"}
@@ -372,7 +375,7 @@ def _published(proposal: Proposal, name: str) -> str:
 
 
 def _block(value: dict[str, Any], indent: int) -> str:
-    """Return a mapping as the YAML value of a key: on its line if that is short enough, else its entries below."""
+    """Return a mapping as a YAML value: on one line if short, else indented."""
     flow = f" {_flow(value)}\n"
     if indent + len(flow) <= _COLUMNS - 8:
         return flow

@@ -1,4 +1,4 @@
-"""What `trainer doctor` finds in a job of several processes: whether they reach each other and are the same."""
+"""`trainer doctor` in a job: are processes connected, and are they the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRIES = 5
 
 
 def examine_job(finding: Callable[..., Any]) -> Iterator[Any]:
-    """Yield the findings about the job that this process belongs to; none outside of one. All processes call it.
+    """Yield findings about this process's job, if any. A collective call.
 
     Args:
         finding: makes a finding of name, value, state ("ok" or "WRONG") and advice.
@@ -68,7 +68,7 @@ def own_facts() -> dict[str, str | None]:
 
 
 def compare(facts: Sequence[Mapping[str, str | None]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, value, state, advice) of what differs between ranks, or one that says that nothing does."""
+    """Yield (name, value, state, advice) of differences between ranks, or one "ok"."""
     differing = [name for name in facts[0] if len({of_rank[name] for of_rank in facts}) > 1]
     for name in differing:
         values = collections.defaultdict(list)
@@ -94,7 +94,7 @@ def _gathering_takes(group: Group) -> float:
 
 
 def _exchange(group: Group) -> tuple[float, bool]:
-    """Return (seconds of an exchange between all pairs, at best; whether all bytes arrived on all processes)."""
+    """Return (best seconds of an exchange of all pairs; whether all bytes arrived)."""
     least, sound = float("inf"), True
     parts = [bytes([16 * group.rank + rank & 0xFF]) * _MESSAGE_BYTES for rank in range(group.size)]
     for _ in range(_TRIES):

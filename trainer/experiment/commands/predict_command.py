@@ -1,4 +1,4 @@
-"""The command ``trainer predict --to``: predictions for any number of rows, with kept input columns."""
+"""``trainer predict --to``: predictions for any number of rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the combination of arguments; configure features to keep the columns of --keep.
+    """Check the arguments; let features keep the columns of --keep.
 
     Raises:
         ConfigurationError: incompatible arguments.
@@ -74,7 +74,9 @@ def predict_to(
     part_rows: int = PART_ROWS,
     set_aside: bool = False,
 ) -> tuple[str, int]:
-    """Write predictions and the columns of `Features(keep=...)` to a file of any size; see `PredictionFile`.
+    """Write predictions and kept columns to a file of any size.
+
+    See `PredictionFile` and `Features(keep=...)`.
 
     Args:
         config, checkpoint, split: as in `evaluate`.
@@ -118,7 +120,7 @@ def predict_to(
 
 
 def _data_identity(config: ExperimentConfig, split: str, data: Any) -> dict[str, Any]:
-    """Return an identity of the data: their specification, and sizes and times of files."""
+    """Return an identity of the data: specification, sizes and times of files."""
     from ...features.raw_files import RawFiles
 
     about: dict[str, Any] = {"spec": repr(getattr(config.data, split))}
@@ -131,7 +133,7 @@ def _data_identity(config: ExperimentConfig, split: str, data: Any) -> dict[str,
 def _prediction_batches(
     trainer: Trainer, data: Any, size: int, done: int, keep: bool, set_aside: bool
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the kept columns and predictions of batches, skipping the first `done` rows."""
+    """Yield kept columns and predictions of batches after the first `done` rows."""
     from ...data.finite.datasets import is_arrays
     from ...features.feature_arguments import PREDICTION
     from ...features.raw_files import RawFiles

@@ -1,4 +1,6 @@
-"""A prediction file of any size (Parquet, CSV or JSON lines) whose writing is atomic and can be resumed.
+"""A prediction file of any size: Parquet, CSV, JSON lines.
+
+Writing is atomic and can be resumed.
 
 Rows are written in parts, each atomically, to a folder beside the file; at the end the parts become the file. After a
 kill the same command continues after the existing parts.
@@ -187,7 +189,7 @@ def _json(value: Any) -> str:
 
 
 def _values(column: np.ndarray | Ragged) -> list[Any]:
-    """Return the values of rows as JSON has them, lists of several; it has no numbers that are not finite."""
+    """Return rows' values as JSON has them; those that are not finite become null."""
     rows = [column[row].tolist() for row in range(len(column))] if isinstance(column, Ragged) else column.tolist()
     return [_finite(row) for row in rows] if column.dtype.kind in "fO" else rows
 

@@ -1,4 +1,7 @@
-"""Arguments of `trainer report RUN...` and `trainer watch RUN...`; `run_pages.py` renders the page."""
+"""`trainer report RUN...` and `trainer watch RUN...`: their arguments.
+
+`run_pages.py` renders the page.
+"""
 
 from __future__ import annotations
 

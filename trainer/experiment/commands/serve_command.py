@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def published_folder(source: Path, wait: bool = False) -> Path:
-    """Return the folder of a published model: `source` itself, or the publish folder of the run in `source`.
+    """Return the folder of a published model: `source` or its run's.
 
     If the run does not publish, its snapshot is exported as a version to the run's folder "served".
 
@@ -105,7 +105,10 @@ def _publishing(run_dir: Path) -> Path | None:
 
 
 def _published_snapshot(run_dir: Path) -> Path:
-    """Export the run's snapshot as a version, in a subprocess: MindSpore runs graphs on one thread only."""
+    """Export the snapshot as a version, in a process of its own.
+
+    MindSpore runs graphs on one thread only.
+    """
     root = run_dir / "served"
     logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)
     command = [sys.executable, "-m", "mindspore_trainer", "export", str(run_dir), "--publish", str(root)]

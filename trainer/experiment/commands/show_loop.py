@@ -1,4 +1,4 @@
-"""`trainer show-loop`: the training loop as text, with the active callbacks in their places."""
+"""`trainer show-loop`: the training loop, with callbacks in their places."""
 
 from __future__ import annotations
 

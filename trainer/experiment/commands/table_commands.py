@@ -1,4 +1,4 @@
-"""The commands ``init``, ``features`` and ``schema``, and ``--data`` of ``evaluate`` and ``predict``."""
+"""``init``, ``features``, ``schema``, and ``--data`` of other commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Summarizes a table's columns from its first rows: types, distinct and missing values, ranges."""
+"""Summarizes a table's columns from its first rows.
+
+Of each: type, distinct and missing values, range.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return the columns of the first rows, whether these are all rows, and their share of the file."""
+    """Return (first rows' columns; whether these are all; their share of the file)."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = iter(file.readline, "")
         if kind_of(path.name, None) == "csv":

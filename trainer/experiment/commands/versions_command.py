@@ -1,4 +1,4 @@
-"""The command ``trainer versions``: list, pin, roll back, promote and compare the versions of a published model."""
+"""``trainer versions``: list, pin, roll back, promote and compare versions."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
 
 
 def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of a network's own inputs by name, with their labels or None, for a model without features.
+    """Yield blocks of inputs by name, and labels or None, without features.
 
     Args:
         path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
