@@ -1,5 +1,7 @@
+import json
 import struct
 import time
+import urllib.request
 from collections import defaultdict
 
 import numpy as np
@@ -169,6 +171,35 @@ def test_tensorboards_own_reader_reads_all_of_it(fit, tmp_path):
     assert "precision_recall/val" in tags["tensors"]
     assert any(tag.startswith("weights/") for tag in tags["histograms"])
     assert events.Scalars("val/auc")[-1].value == pytest.approx(trainer.state.metrics["val_auc"])
+
+
+def test_tensorboards_server_lists_hyperparameters_with_final_and_best_metrics(fit, tmp_path, caplog):
+    from tensorboard import program
+
+    trainer = fit(TensorBoard(), epochs=2)
+    server = program.TensorBoard()
+    server.configure(argv=["tensorboard", "--logdir", str(tmp_path), "--port", "0", "--load_fast", "false"])
+    url = server.launch()
+
+    def ask(path, body=None):
+        request = urllib.request.Request(f"{url}data/{path}", None if body is None else json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    deadline = time.monotonic() + 60
+    while not (plugins := ask("plugins_listing"))["hparams"]["enabled"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert plugins["scalars"]["enabled"]
+    experiment = ask("plugin/hparams/experiment", {"experimentName": ""})
+    names = [info["name"] for info in experiment["metricInfos"]]
+    wanted = {"experimentName": "", "allowedStatuses": ["STATUS_SUCCESS"], "startIndex": 0, "sliceSize": 10}
+    wanted["colParams"] = [{"metric": name} for name in names]
+    (group,) = ask("plugin/hparams/session_groups", wanted)["sessionGroups"]
+    assert (group["hparams"]["optimizer"], group["hparams"]["batch_size"]) == ("Adam", 64)
+    values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+    assert values["hparam/val_auc"] == pytest.approx(trainer.state.metrics["val_auc"])
+    assert values["hparam/best_val_auc"] == pytest.approx(trainer.history.best["val_auc"].value)
 
 
 def test_calls_without_an_update_have_no_norms(cancer, tmp_path, monkeypatch):
