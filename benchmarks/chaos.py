@@ -295,7 +295,7 @@ def whole(snapshot: checkpoint.Snapshot, group: str) -> dict[str, np.ndarray]:
         return snapshot.tensors(group)
     tables: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for link in snapshot.chain():
-        tensors = link.tensors(group)
+        tensors = {name: np.asarray(array) for name, array in link.tensors(group).items()}
         for table in {name.rpartition("/")[0] for name in tensors}:
             columns = {n.rpartition("/")[2]: array for n, array in tensors.items() if n.rpartition("/")[0] == table}
             ids, rows = columns.pop("ids"), tables.setdefault(table, {})

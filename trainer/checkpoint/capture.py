@@ -20,12 +20,14 @@ from ..errors import CheckpointError, TrainerError
 from ..mindspore_internals.cell_structure import parameters_of
 from .ckpt_files import compare
 from .content import AVERAGES, NORMS, Content, Cursor
+from .parts import Parts
 from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
 TABLES = "tables"  # the part of the sparse tables
+TABLES_GROUP = f"part.{TABLES}"
 ACCUMULATION = "window"  # group of accumulated gradients, in snapshots taken inside an accumulation
 NOT_OF_THE_STEP = (BEFORE, AVERAGES, NORMS)  # parameters in the step's program that are no state of it
 DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
@@ -51,10 +53,14 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
     return groups
 
 
-def take(content: Content) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """Return the arrays of a run by group, and everything else.
 
     On CPU the arrays of parameters are live views, to be written or copied before the next step.
+
+    Args:
+        content: what the snapshot is taken of.
+        files: where each process writes the rows of tables that it has; None: all of them are taken.
     """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
@@ -64,8 +70,12 @@ def take(content: Content) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, 
     if content.accumulation.is_open:
         gradients = content.accumulation.parameters()
         groups[ACCUMULATION] = {name: parameter.asnumpy() for name, parameter in gradients.items()}
-    parts = {name: part.state_dict() for name, part in content.parts.items()}
+    parts = {name: part.state_dict() for name, part in content.parts.items() if files is None or name != TABLES}
+    if files is not None and content.tables is not None:
+        parts[TABLES] = content.tables.state_dict(own_rows=True)
     groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
+    if files is not None:
+        groups[files.own(0)] = groups.pop(TABLES_GROUP)
     state = {
         **content.state.state_dict(),
         "callbacks": content.callbacks.state_dict(),

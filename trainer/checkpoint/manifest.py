@@ -34,6 +34,7 @@ from . import durable, strict_json
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+PARTS_VERSION = 2  # of a snapshot that several processes wrote; earlier versions of this package refuse it
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 _CRC = re.compile("[0-9a-f]{8}")
@@ -45,7 +46,7 @@ FileSums = Mapping[str, tuple[int, int]]
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return `body` (plain JSON) as a document of a kind; the format's version is added."""
+    """Return `body` (plain JSON) as a document of a kind; the format's version is added if it has none."""
     body = {"format_version": FORMAT_VERSION, **body}
     return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
 
@@ -69,8 +70,8 @@ def unseal(path: Path, kind: str) -> dict[str, Any]:
     version = body.get("format_version") if isinstance(body, dict) else None
     if type(version) is not int or version < 1:
         raise CheckpointDamagedError(f"{path} is no {kind}: format_version is {version!r}")
-    if version > FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format {version}; this package reads up to {FORMAT_VERSION}: update it")
+    if version > PARTS_VERSION:
+        raise CheckpointError(f"{path} has format {version}; this package reads up to {PARTS_VERSION}: update it")
     return body
 
 
@@ -230,10 +231,17 @@ class FolderWriter:
         self.path = durable.temporary_name(final, "tmp")
         self._sums: dict[str, tuple[int, int]] = {}
         self._lock: int | None = None
+        self._is_open = False
+
+    def open(self) -> None:
+        """Make the folder; the ``with`` block does it otherwise."""
+        self.path.mkdir()
+        self._is_open = True
+        self._lock = durable.lock_folder(self.path)
 
     def __enter__(self) -> FolderWriter:
-        self.path.mkdir()
-        self._lock = durable.lock_folder(self.path)
+        if not self._is_open:
+            self.open()
         return self
 
     def write(self, name: str, blocks: Iterable[durable.Buffer]) -> None:
@@ -243,6 +251,15 @@ class FolderWriter:
     def adopt(self, name: str) -> None:
         """Take in a file that somebody else wrote into the folder, and force it to the disk."""
         self._sums[name] = durable.sum_and_sync(self.path / name)
+
+    def enlist(self, name: str, size: int, crc: int) -> None:
+        """Take in a file that another process wrote and forced to the disk.
+
+        Raises:
+            CheckpointDamagedError: it is not there with this size.
+        """
+        _check_size(self.path / name, size)
+        self._sums[name] = size, crc
 
     def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:
         """Write the manifest, force the folder to the disk and return the manifest's body.
@@ -258,6 +275,10 @@ class FolderWriter:
         return body
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what has not been renamed."""
         if self._lock is not None:
             os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)

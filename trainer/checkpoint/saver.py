@@ -20,6 +20,7 @@ from . import capture, catalog, durable
 from .ckpt_files import load_ckpt
 from .content import Content, Cursor
 from .folder_lock import FolderLock, claim
+from .parts import Parts, PartWriter, open_parts
 from .snapshot import Snapshot
 from .snapshot_writer import BackgroundWriter
 
@@ -64,6 +65,7 @@ class Saver:
         self._group = group
         self._owner = owner
         self._writer = BackgroundWriter()
+        self._part_writer = PartWriter()
         self.newest: Path | None = None
         self.config: str | None = None
         self.written: set[str] = set()
@@ -113,33 +115,62 @@ class Saver:
         average_statistics(self._group, content.network)
         merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
         position = None if content.cursor is None else content.cursor.shared_position()
-        if not self._group.is_main:  # rank 0 writes; all but the rows of tables is the same here
-            if content.tables is not None:
-                content.tables.contribute_rows(path)
+        is_divided = content.tables is not None and content.tables.is_divided
+        parts = open_parts(self._group, path, capture.TABLES_GROUP) if is_divided else None
+        if not self._group.is_main:  # all but the rows of tables is the same here
+            self._contribute(content, path, parts, background)
             if position is not None:
                 self._uncommitted.append(position)
             self._report_path(path)
             return path
+        with contextlib.ExitStack() as stack:
+            if parts is not None and parts.folder is not None:
+                stack.callback(parts.folder.close)  # unless its writer has taken it over
+            self._write(root, step, content, position, parts, background)
+            stack.pop_all()
+        return path
+
+    def _contribute(self, content: Content, path: Path, parts: Parts | None, background: bool) -> None:
+        """Give this process's rows to the snapshot that rank 0 writes: as a part, or sent to rank 0."""
+        if content.tables is None:
+            return
+        content.tables.delta_policy.base_of(path)
+        state = content.tables.state_dict(own_rows=parts is not None)
+        if parts is not None:
+            self._part_writer.submit(parts, self._group.rank, state["arrays"])
+            if not background:
+                self._part_writer.wait()
+
+    def _write(
+        self,
+        root: Path,
+        step: int,
+        content: Content,
+        position: Mapping[str, Any] | None,
+        parts: Parts | None,
+        background: bool,
+    ) -> None:
+        """Write a snapshot, or start to; on rank 0."""
+        path = root / checkpoint.step_name(step)
         policy = content.tables.delta_policy if content.tables is not None else None
         base = None
         if policy is not None:
             self._wait()  # a delta needs a base that is on the disk
             name = policy.base_of(path)
             base = None if name is None else (name, self._identities[root / name])
-        groups, state = capture.take(content)
+        groups, state = capture.take(content, parts)
         self._positions[path] = position
         identity = uuid.uuid4().hex
         write: Callable[..., Any] = self._writer.submit if background else checkpoint.write
         with self._failing_breaks_the_chain():
             if not background:
                 self._wait()
-            write(root, step, groups, state, config=self.config, base=base, identity=identity)
+            write(root, step, groups, state, config=self.config, base=base, identity=identity, parts=parts)
         self._identities = {path: identity}
         if policy is not None:
             policy.written(path)
         if not background:
             self._became_durable(path)
-        return path
 
     def _sole_writer(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
         """Lock `root` against other writers: for the rest of a run, or outside of one for this snapshot."""
@@ -192,6 +223,7 @@ class Saver:
         Raises:
             CheckpointError: on all of them; the write has failed.
         """
+        self._part_writer.wait()
         self._group.from_main(self._wait)
 
     def _wait(self) -> None:
@@ -202,6 +234,7 @@ class Saver:
     def close(self) -> None:
         """Wait for the background write in flight; report it; give buffers and folders back."""
         try:
+            self._part_writer.wait()
             with self._failing_breaks_the_chain():
                 self._writer.close()
             self._report()

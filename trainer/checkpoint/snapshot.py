@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ TENSOR_SUFFIX = ".safetensors"
 RESERVED = (MANIFEST, STATE, CONFIG, VERSIONS)
 KIND = "snapshot"
 STEP_NAME = re.compile(r"step_(\d{8,18})")
+
+
+def part_of(group: str, rank: int) -> str:
+    """Return the name of the part of a tensor group that a rank writes."""
+    return f"{group}.{rank}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Manifest:
         id: unique to this write, so that a base that was replaced is noticed.
         base: the snapshot this one builds on, or None.
         files: file name -> (bytes, CRC-32).
+        parts: tensor group -> number of files that hold it, for groups that several processes wrote.
         digest: SHA-256 of all this.
     """
 
@@ -60,6 +67,7 @@ class Manifest:
     id: str
     base: Base | None
     files: FileSums
+    parts: Mapping[str, int]
     digest: str
 
     @classmethod
@@ -87,12 +95,19 @@ class Manifest:
                 manifest.text(base["id"]),
                 None if known is None else manifest.text(known),
             )
+        files = manifest.files_of(body)
+        parts = {str(group): manifest.count(number) for group, number in body.get("parts", {}).items()}
+        for group, number in parts.items():
+            names = [part_of(group, rank) + TENSOR_SUFFIX for rank in range(min(number, len(files) + 1))]
+            if not names or not files.keys() >= set(names):
+                raise ValueError(f"not all parts of {group!r} are listed")
         return cls(
             manifest.count(body["step"]),
             manifest.count(body["sequence"]),
             manifest.text(body["id"]),
             base,
-            manifest.files_of(body),
+            files,
+            parts,
             manifest.digest(body),
         )
 
@@ -130,6 +145,12 @@ class Snapshot:
                 self._tensors[file.removesuffix(TENSOR_SUFFIX)] = tensor_file.parse(content, str(path / file))
             elif file in RESERVED:
                 documents[file] = bytes(content)
+        for group, number in contents.parts.items():
+            pieces = [self._tensors.pop(part_of(group, rank)) for rank in range(number)]
+            try:
+                self._tensors[group] = tensor_file.join(pieces)
+            except (ValueError, TypeError) as error:
+                raise CheckpointDamagedError(f"the parts of {group} in {path} do not fit together: {error}") from None
         self.state = _document(path / STATE, documents[STATE])
         self.versions = _document(path / VERSIONS, documents[VERSIONS])
         self.config = _utf8(path / CONFIG, documents[CONFIG]) if CONFIG in documents else None
@@ -137,10 +158,10 @@ class Snapshot:
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of the tensor groups, sorted."""
-        return tuple(self._tensors)
+        return tuple(sorted(self._tensors))
 
     def tensors(self, group: str) -> dict[str, np.ndarray]:
-        """Return name -> array of one group.
+        """Return name -> array of one group; of a group in parts the arrays of all, one after another.
 
         The arrays are read-only views of a copy that was compared with its checksum; the files may change.
 

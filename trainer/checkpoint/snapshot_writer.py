@@ -8,6 +8,8 @@ A snapshot is a folder ``root/step_00001000/``:
     versions.json         versions of Python, NumPy, MindSpore and this package
     manifest.json         sizes and CRC-32 sums of all of them, and of itself; written last
 
+Of the rows of sparse tables each of several processes writes its part, ``part.tables.<rank>.safetensors``; see `parts`.
+
 It is written under a hidden temporary name in the same root, every file and the folder forced to the disk, and only
 then renamed, so a name ``step_*`` is either complete or was damaged later. ``root/last`` and ``root/best`` are text
 files with the name of a snapshot. Nothing in the format is code: no pickle, and names never lead out of the folder.
@@ -39,6 +41,7 @@ from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
 from .manifest import FILE_NAME, FolderWriter
+from .parts import Parts
 from .snapshot import CONFIG, KIND, STATE, STEP_NAME, TENSOR_SUFFIX, VERSIONS, Manifest
 from .tensor_file import Frozen
 
@@ -56,6 +59,7 @@ class Contents:
     documents: Mapping[str, bytes]
     base: str | tuple[str, str] | None
     id: str | None = None
+    parts: Parts | None = None
 
 
 def step_name(step: int) -> str:
@@ -73,6 +77,7 @@ def prepare(
     config: str | None = None,
     base: str | tuple[str, str] | None = None,
     identity: str | None = None,
+    parts: Parts | None = None,
 ) -> Contents:
     """Check the content and encode all but the tensors.
 
@@ -85,6 +90,7 @@ def prepare(
         base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
             was replaced since; it is kept as long as this one.
         identity: the snapshot's id, unique to this write; None makes one.
+        parts: folder into which the other processes write their parts; that of this process is among `tensors`.
 
     Raises:
         CheckpointError: a name that is no plain file name, or a value that cannot be stored; the message names it.
@@ -105,7 +111,7 @@ def prepare(
             documents[CONFIG] = config.encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"state or config of {name} cannot be stored: {error}") from error
-    return Contents(int(step), tensors, documents, base, identity)
+    return Contents(int(step), tensors, documents, base, identity, parts)
 
 
 def write(
@@ -133,20 +139,23 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
     """Write prepared contents; the second half of `write`, with its errors."""
     root = Path(root)
     final = root / step_name(contents.step)
+    folder = contents.parts.folder if contents.parts is not None else None
     try:
         if not root.is_dir():
             root.mkdir(parents=True, exist_ok=True)
             durable.sync_folder(root.parent)
-        recover(root)
-        entries = available(root)
-        body = {
-            "step": contents.step,
-            "sequence": 1 + max((entry.sequence for entry in entries), default=0),
-            "base": _base_of(contents, entries, root),
-        }
-        with FolderWriter(final) as folder:
+        with folder or FolderWriter(final) as folder:
+            recover(root)
+            entries = available(root)
+            body: dict[str, Any] = {
+                "step": contents.step,
+                "sequence": 1 + max((entry.sequence for entry in entries), default=0),
+                "base": _base_of(contents, entries, root),
+            }
             for name, blocks in _file_contents(contents):
                 folder.write(name, blocks)
+            if contents.parts is not None:
+                body |= contents.parts.collect()
             folder.seal(KIND, body, contents.id)
             _install(folder.path, final, entries)
     except OSError as error:

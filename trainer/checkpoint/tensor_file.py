@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,52 @@ def _bfloat16() -> np.dtype:
         return np.dtype(np_dtype.bfloat16)
     except (ImportError, AttributeError, TypeError):
         raise ValueError("is bfloat16, which needs MindSpore with bfloat16 support for NumPy") from None
+
+
+class Joined:
+    """Arrays that follow each other along axis 0; numpy joins them when it needs one array.
+
+    Attributes:
+        dtype: type of the elements.
+        shape: of the joined array.
+    """
+
+    def __init__(self, pieces: Sequence[np.ndarray]) -> None:
+        first = pieces[0]
+        self._pieces = list(pieces)
+        self._starts = np.cumsum([0, *map(len, pieces)])
+        self.dtype = first.dtype
+        self.shape = (int(self._starts[-1]), *first.shape[1:])
+        for piece in pieces:
+            if piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:]:
+                raise ValueError(f"{piece.dtype} {list(piece.shape)} beside {first.dtype} {list(first.shape)}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = np.concatenate(self._pieces)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return the items at ascending `indices`, int [n], without joining the rest."""
+        bounds = np.searchsorted(indices, self._starts)
+        spans = zip(self._pieces, self._starts, bounds, bounds[1:], strict=False)
+        return np.concatenate([piece[indices[first:last] - start] for piece, start, first, last in spans])
+
+
+def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """Return the arrays of several files by name; those of several dimensions stay `Joined`, as they are large.
+
+    Raises:
+        ValueError, TypeError: two arrays of one name differ in dtype or in more than the length of axis 0.
+    """
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for piece in pieces for name in piece):
+        own = [piece[name] for piece in pieces if name in piece]
+        one = own[0] if len(own) == 1 else Joined(own)
+        joined[name] = np.asarray(one) if len(one.shape) == 1 else one
+    return joined
 
 
 class Frozen:

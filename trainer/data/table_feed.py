@@ -167,21 +167,28 @@ class TableFeed(ChunkTransform, Stateful):
         """Release chunks prepared for training and not trained."""
         self.tables.rollback()
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def is_divided(self) -> bool:
+        """Whether there are tables whose rows are divided among processes."""
+        return self.tables.group.size > 1 and bool(self.tables.tables)
+
+    def state_dict(self, *, own_rows: bool = False) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters, sketches.
 
         All of them, or the changes since the last snapshot, as `delta_policy` decided; and the gradients of an open
         accumulation. All processes call it; rank 0 returns the state of all.
+
+        Args:
+            own_rows: every process returns the arrays of its own rows instead, to be joined in the order of ranks; the
+                accumulation is rank 0's.
         """
         policy = self.delta_policy
-        state = self.tables.take(DeltaPolicy.CONSUMER, full=not policy.delta, folder=policy.folder)
-        state["arrays"] |= open_accumulation.take(self.tables)
+        options: dict[str, Any] = {"own_rows": True} if own_rows else {"folder": policy.folder}
+        state = self.tables.take(DeltaPolicy.CONSUMER, full=not policy.delta, **options)
+        accumulated = open_accumulation.take(self.tables)
+        if self.tables.group.is_main:
+            state["arrays"] |= accumulated
         return state
-
-    def contribute_rows(self, path: Path) -> None:
-        """Give rank 0, which writes a snapshot to `path`, the rows of this process."""
-        self.delta_policy.base_of(path)
-        self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore one full state that `state_dict` returned; errors of `check_states`."""

@@ -203,10 +203,10 @@ class TestDamage:
             checkpoint.find(tmp_path / "step_00000021")
 
     def test_a_newer_format_asks_for_an_update(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("trainer.checkpoint.manifest.FORMAT_VERSION", 2)
+        monkeypatch.setattr("trainer.checkpoint.manifest.FORMAT_VERSION", 3)
         write(tmp_path, 1)
         monkeypatch.undo()
-        with pytest.raises(CheckpointError, match=r"format 2.*update"):
+        with pytest.raises(CheckpointError, match=r"format 3.*update"):
             checkpoint.find(tmp_path)
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

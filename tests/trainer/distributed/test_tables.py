@@ -82,6 +82,7 @@ def test_a_run_cut_inside_an_accumulation_window_goes_on_with_its_rows(folder, t
     """And comes to what one process does undisturbed: see "window" above."""
     snapshot = checkpoint.find(folder / "window_2")
     assert snapshot.state["loop"]["position"]["fill"] == 1
+    assert snapshot.manifest.parts == {"part.tables": 2}, "each process has written its rows"
     assert len(snapshot.tensors("part.tables")["items/accumulated_rows"]) > 10
 
 

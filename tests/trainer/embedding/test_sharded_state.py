@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
+from trainer.checkpoint import tensor_file
 from trainer.distributed.world import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
-from trainer.embedding.planning.sharded_state import gather_table, own_states, renumbered
+from trainer.embedding.planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
 from trainer.embedding.planning.sparse_plan import SortingIndexer, UniqueIndexer
 from trainer.embedding.tables.hashing import Shards
 from trainer.embedding.tables.table import SparseTable, TableSpec
@@ -106,6 +107,26 @@ def gather(tables, *, full, sketches=(None,) * 9):
     return {"json": {"t": about}, "arrays": {f"t/{key}": np.array(value) for key, value in arrays.items()}}
 
 
+def join(tables, *, full, sketches=(None,) * 9):
+    """Return the whole state that all ranks write in parts; as their files would be read."""
+
+    def give(group):
+        table = tables[group.rank]
+        table.follow("snapshot")
+        arrays, about = take(table, "snapshot", full=full)
+        own = own_part(table, arrays, sketches[group.rank])
+        return {f"t/{key}": np.array(value) for key, value in own.items()}, joined_json(group, {"t": about})
+
+    found = everyone(len(tables), give)
+    about = json.loads(json.dumps(found[0][1]["t"])) | {"updates": 0}
+    return {"json": {"t": about}, "arrays": tensor_file.join([arrays for arrays, _ in found])}
+
+
+def total(sketch):
+    """The counts of all ranks, which parts hold one after another."""
+    return np.asarray(sketch).sum(0, dtype=sketch.dtype) if len(sketch.shape) > 2 else sketch
+
+
 def load(states, size):
     """Return the tables of `size` processes, restored."""
     tables = [make(rank, size) for rank in range(size)]
@@ -117,15 +138,15 @@ def load(states, size):
     return tables
 
 
-@pytest.fixture(scope="module")
-def chain():
+@pytest.fixture(scope="module", params=[gather, join])
+def chain(request):
     """A full state and two deltas of three processes, with rows given and taken in between; and the tables."""
     tables = [make(rank, 3) for rank in range(3)]
     states = []
     for turn in (20, 24, 27):
         for table in tables:
             run(table, 0 if turn == 20 else turn - 4, turn)
-        states.append(gather(tables, full=turn == 20))
+        states.append(request.param(tables, full=turn == 20))
     assert tables[0].counters["evicted"], "the table was full"
     assert tables[0].counters["expired"] == 0
     assert len(states[1]["arrays"]["t/removed"]), "ids lost their rows"
@@ -164,7 +185,7 @@ def test_a_chain_of_snapshots_loads_on_any_number_of_processes(chain, size):
         held = table.map.items()[0]
         assert len(held) == len(table)
         assert table.shards.owned(held).all()
-        np.testing.assert_array_equal(table.admission.sketch, states[-1]["arrays"]["t/sketch"])
+        np.testing.assert_array_equal(table.admission.sketch, total(states[-1]["arrays"]["t/sketch"]))
 
 
 def test_as_many_processes_go_on_exactly_as_the_interrupted_ones(chain):
@@ -194,22 +215,23 @@ def test_another_number_of_processes_goes_on_within_the_capacity(chain, size):
     assert content(again) == content(restored)
 
 
-def test_sightings_are_counted_once_by_the_owner_of_the_id(chain):
+@pytest.mark.parametrize("collect", [gather, join])
+def test_sightings_are_counted_once_by_the_owner_of_the_id(collect):
     """The sum of what all have counted is what one process counts, however often snapshots changed hands."""
     # wide enough that no two ids share their cells: then the owner's estimates are those of one process
     options = {"eviction": None, "capacity": None, "admission": MinSightings(2, width=1 << 16)}
     alone, tables = make(**options), [make(rank, 2, **options) for rank in range(2)]
     for table in (alone, *tables):
         run(table, 0, 10)
-    state = gather(tables, full=True)
-    np.testing.assert_array_equal(state["arrays"]["t/sketch"], alone.admission.sketch)
+    state = collect(tables, full=True)
+    np.testing.assert_array_equal(total(state["arrays"]["t/sketch"]), alone.admission.sketch)
     for table in tables:
-        table.admission.sketch[...] = state["arrays"]["t/sketch"]
+        table.admission.sketch[...] = total(state["arrays"]["t/sketch"])
     before = [table.admission.sketch.copy() for table in tables]
     for table in (alone, *tables):
         run(table, 10, 15)
-    state = gather(tables, full=True, sketches=before)
-    np.testing.assert_array_equal(state["arrays"]["t/sketch"], alone.admission.sketch)
+    state = collect(tables, full=True, sketches=before)
+    np.testing.assert_array_equal(total(state["arrays"]["t/sketch"]), alone.admission.sketch)
 
 
 def test_large_arrays_are_put_together_in_a_file_block_by_block(chain, monkeypatch):

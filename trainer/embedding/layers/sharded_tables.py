@@ -28,7 +28,7 @@ from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
 from ..planning.sharded_planner import ShardedPlanner, ShardedTable
 from ..planning.sharded_planner import exchange as exchange_all
-from ..planning.sharded_state import gather_table, own_states, renumbered
+from ..planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
 from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
 from .network_tables import SparseTables
@@ -112,7 +112,9 @@ class ShardedTables(SparseTables):
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
-    def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
+    def take(
+        self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None, own_rows: bool = False
+    ) -> dict[str, Any]:
         """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
 
         The processes send their rows block by block while all of them wait.
@@ -121,8 +123,16 @@ class ShardedTables(SparseTables):
             consumer: see `SparseTables.take`.
             full: see `SparseTables.take`; the same on all processes.
             folder: where rank 0 joins large arrays, in unnamed files.
+            own_rows: send counters only: every process returns the arrays of its own rows, as `Frozen`. Joined in the
+                order of ranks they are the arrays of all, with the sketches stacked.
         """
         own = super().take(consumer, full=full)
+        if own_rows:
+            parts: dict[str, Any] = {}
+            for name, table in self.tables.items():
+                part = own_part(table, arrays_of(own["arrays"], name), self._sketches.get(name))
+                parts |= {f"{name}/{key}": value for key, value in part.items()}
+            return {"json": joined_json(self.group, own["json"]), "arrays": parts}
         whole: dict[str, Any] = {"json": {}, "arrays": {}}
         for name, table in self.tables.items():
             before = self._sketches.get(name)

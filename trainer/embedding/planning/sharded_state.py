@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint.tensor_file import Frozen
+from ...checkpoint.tensor_file import Frozen, Joined
 from ...distributed.group import Group
 from ..tables.id_map import find
 from ..tables.spec import DEFAULT_ROW
@@ -67,6 +67,46 @@ def gather_table(
     counters = dict(zip(json["counters"], heads[:, 3:].sum(axis=0).tolist(), strict=True))
     next_row = 1 + int(heads[:, 2].max() - 1) * group.size
     return joined, {**json, "processes": group.size, "next_row": next_row, "counters": counters}
+
+
+def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.ndarray | None) -> dict[str, Any]:
+    """Return the arrays of this process's part of a snapshot; joined in the order of ranks they are the whole table's.
+
+    Rows have their global numbers, and rank 0 alone has the default row. A sketch is [1, depth, width], and the sum
+    over ranks is what the group has counted. Nothing is copied until a writer reads the arrays.
+
+    Args:
+        table: this process's part.
+        arrays: its state, as `table_state.take` returned it.
+        sketch_before: admission sketch that every process started with.
+    """
+    is_main = table.shards.rank == 0
+
+    def column(name: str) -> np.ndarray:
+        rows, own = np.asarray(arrays["rows"]), np.asarray(arrays[name])
+        own = table.shards.numbers(rows) if name == "rows" else own
+        has_default = len(rows) > 0 and rows[0] == DEFAULT_ROW  # rows are ascending
+        return own[1:] if has_default and not is_main else own
+
+    part: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name == "sketch":
+            part[name] = (array if is_main or sketch_before is None else array - sketch_before)[None]
+        else:
+            part[name] = array if name == "removed" else Frozen(functools.partial(column, name), array.dtype)
+    return part
+
+
+def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the JSON of the states of whole tables from those of each process's rows; all call it together."""
+    own = [number for about in json.values() for number in (about["next_row"], *about["counters"].values())]
+    heads = iter(group.gather(np.array(own, np.int64)).T)  # one message for all tables
+    joined = {}
+    for name, about in json.items():
+        next_row = 1 + int(next(heads).max() - 1) * group.size
+        counters = {counter: int(next(heads).sum()) for counter in about["counters"]}
+        joined[name] = {**about, "processes": group.size, "next_row": next_row, "counters": counters}
+    return joined
 
 
 def _join(group: Group, own: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
@@ -144,7 +184,7 @@ class _Chain:
         else:
             own = self._number(ids, rows)
             next_row = self._next
-        part = {name: np.asarray(arrays[name])[chosen] for name in self.names}
+        part = {name: _items(arrays[name], chosen) for name in self.names}
         part |= {"rows": own, "ids": ids, "removed": removed[shards.owned(removed)]}
         if "sketch" in arrays:
             part["sketch"] = arrays["sketch"]
@@ -163,6 +203,11 @@ class _Chain:
         self._next += len(new)
         self._ids, self._rows = np.concatenate((self._ids, ids[new])), np.concatenate((self._rows, own[new]))
         return own
+
+
+def _items(array: Any, chosen: np.ndarray) -> np.ndarray:
+    """Return the items at ascending `chosen` of an array, or of one in parts."""
+    return array.take(chosen) if isinstance(array, Joined) else np.asarray(array)[chosen]
 
 
 def renumbered(

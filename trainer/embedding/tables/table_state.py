@@ -197,7 +197,8 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
     wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
     wanted["removed"] = (np.int64, (arrays["removed"].size,))
     if table.admission.sketch is not None:
-        wanted["sketch"] = (table.admission.sketch.dtype, table.admission.sketch.shape)
+        parts = arrays["sketch"].shape[:-2]  # of a state that several processes have written
+        wanted["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
     check_forms(arrays, wanted)
     if count and not 0 <= rows.min() <= rows.max() < json["next_row"]:
         raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not below next_row {json['next_row']}")
@@ -247,7 +248,8 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
             table.columns[meta][rows] = arrays[meta]
         table.mark_changed(rows)
         if table.admission.sketch is not None:
-            table.admission.sketch[...] = arrays["sketch"]
+            sketch = np.asarray(arrays["sketch"])
+            table.admission.sketch[...] = sketch.sum(0, dtype=sketch.dtype) if sketch.ndim > 2 else sketch
         table.step, table.next_row = int(json["step"]), int(json["next_row"])
         table.last_sweep, table.plans = float(json["last_sweep"]), int(json["plans"])
         table.counters.update(json["counters"])

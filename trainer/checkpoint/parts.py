@@ -1,0 +1,178 @@
+"""Snapshots in parts: every process writes its own rows into one folder on a shared file system.
+
+Rank 0 makes the snapshot's temporary folder and tells the others its name. Rank r writes
+``<group>.<r>.safetensors`` there on a thread of its own, then ``<group>.<r>.json`` with the size and CRC-32, or the
+error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and renames the folder: the
+manifest closes the whole, and before it there is no snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..distributed.group import Group
+from ..errors import CheckpointError
+from . import durable, tensor_file
+from .manifest import PARTS_VERSION, FolderWriter
+from .snapshot import TENSOR_SUFFIX, part_of
+
+IDLE_SECONDS = 120.0  # without a sign of life of the process that a part is missing of
+POLL_SECONDS = 0.02
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A snapshot's temporary folder, into which every process writes its part of one tensor group.
+
+    Attributes:
+        group: name of the tensor group; the tensors of rank r are the group `own(r)`.
+        path: where the folder stands until it is renamed.
+        writers: machine and process id of each rank.
+        folder: on rank 0, what seals it; None on the others.
+    """
+
+    group: str
+    path: Path
+    writers: Sequence[tuple[str, int]]
+    folder: FolderWriter | None
+
+    def own(self, rank: int) -> str:
+        """Return the name of a rank's part: a tensor group of its own on the disk."""
+        return part_of(self.group, rank)
+
+    def collect(self) -> dict[str, Any]:
+        """Wait for the parts of the other processes and list them; return what the manifest says of them.
+
+        Raises:
+            CheckpointError: a process could not write its part, or has ended before it did.
+        """
+        assert self.folder is not None
+        for rank in range(1, len(self.writers)):
+            size, crc = self._sums_of(rank)
+            self.folder.enlist(self.own(rank) + TENSOR_SUFFIX, size, crc)
+        return {"format_version": PARTS_VERSION, "parts": {self.group: len(self.writers)}}
+
+    def _sums_of(self, rank: int) -> tuple[int, int]:
+        """Return size and CRC-32 of a part, once it is written."""
+        part, note = self.files(rank)
+        host, process = self.writers[rank]
+        seen, idle_since = -1, time.monotonic()
+        while True:
+            # The order matters: a process that has ended may have written its note just before.
+            has_ended = host == _machine() and not durable.process_alive(process)
+            if note.exists():
+                break
+            size = part.stat().st_size if part.exists() else -1
+            if size != seen:
+                seen, idle_since = size, time.monotonic()
+            if has_ended or time.monotonic() - idle_since > IDLE_SECONDS:
+                reason = "has ended" if has_ended else f"shows no progress for {IDLE_SECONDS:g} s"
+                raise CheckpointError(f"rank {rank} {reason} before its part {part} was written")
+            time.sleep(POLL_SECONDS)
+        found = json.loads(durable.read_bytes(note))
+        note.unlink()
+        if "error" in found:
+            raise CheckpointError(f"rank {rank}: {found['error']}")
+        return found["size"], found["crc32"]
+
+    def files(self, rank: int) -> tuple[Path, Path]:
+        """Return a rank's part, and the note by which it reports it, which is gone before the folder is renamed."""
+        return self.path / (self.own(rank) + TENSOR_SUFFIX), self.path / f"{self.own(rank)}.json"
+
+
+def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
+    """Make the temporary folder of a snapshot on rank 0; all processes call it together.
+
+    Args:
+        processes: all of them.
+        final: what the snapshot is to be called.
+        group: the tensor group that is written in parts.
+
+    Returns:
+        The folder; None where a process does not see it, because its file system is not shared.
+
+    Raises:
+        CheckpointError: on all processes; rank 0 cannot make it.
+    """
+    folder = FolderWriter(final) if processes.is_main else None
+
+    def make() -> str:
+        assert folder is not None
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            folder.open()
+        except OSError as error:
+            raise durable.write_error("snapshot", final, error) from error
+        return str(folder.path)
+
+    path = Path(processes.from_main(make))
+    found = processes.gather_json([_machine(), os.getpid(), path.is_dir()])
+    blind = [rank for rank, (_, _, sees) in enumerate(found) if not sees]
+    if not blind:
+        return Parts(group, path, [(host, process) for host, process, _ in found], folder)
+    if folder is not None:
+        folder.close()
+        _logger.warning(
+            "rank %d does not see %s, which rank 0 made: rank 0 collects the rows of all processes while they wait; "
+            "keep snapshots on a file system that all processes share",
+            blind[0],
+            path,
+        )
+    return None
+
+
+def _machine() -> str:
+    """Return where process ids of this process mean the same process: the host, and its PID namespace."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()} {os.readlink(namespace) if namespace.exists() else ''}"
+
+
+class PartWriter:
+    """Writes one process's parts, one at a time, on a thread; for all ranks but 0."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def submit(self, parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
+        """Start writing a part; `tensors` hold arrays that do not change any more. Waits for the part before."""
+        self.wait()
+        # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
+        self._thread = threading.Thread(target=write_part, args=(parts, rank, tensors), name="part-writer")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no part is being written; rank 0 reports what failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
+    """Write a part and its note; a failure is in the note, or in the log if rank 0 has given the folder up."""
+    part, note = parts.files(rank)
+    try:
+        size, crc = durable.write_file(part, tensor_file.blocks(tensors))
+        found: dict[str, Any] = {"size": size, "crc32": crc}
+    except Exception as error:
+        _logger.warning("the part %s of a snapshot cannot be written: %s", part, error)
+        is_write_error = isinstance(error, OSError)
+        problem = durable.write_error("part of a snapshot", part, error) if is_write_error else repr(error)
+        found = {"error": str(problem)}
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # on a full disk this makes room for the note
+    try:
+        durable.replace_file(note, json.dumps(found).encode())
+    except OSError as error:
+        _logger.warning("rank 0 cannot be told of the part %s: %s", part, error)
