@@ -197,7 +197,7 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
     wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
     wanted["removed"] = (np.int64, (arrays["removed"].size,))
     if table.admission.sketch is not None:
-        parts = arrays["sketch"].shape[:-2]  # of a state that several processes have written
+        parts = arrays["sketch"].shape[-3:-2]  # of a state that several processes have written
         wanted["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
     check_forms(arrays, wanted)
     if count and not 0 <= rows.min() <= rows.max() < json["next_row"]:

@@ -1,0 +1,102 @@
+"""Snapshots of sparse tables on several processes: how long training waits, and what rank 0 takes.
+
+    python benchmarks/scaling_snapshots.py [--processes 1 2] [--ids 1000000]
+
+A table of 16 numbers with Adam's two columns beside each sees every id once. Then a snapshot is written in the
+background: the time of `Trainer.save` is what training waits, and "durable" is when it is on the disk for good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+ROWS, PER_ROW, DIM, CALL = 1024, 64, 16, 16  # rows of a step, ids of a row, numbers of an id, steps of a call
+
+
+def main() -> int:
+    """Measure, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ids", type=int, nargs="+", default=[1_000_000])
+    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        measure(Path(given.worker), given.ids[0])
+        return 0
+    print("| ids | processes | training waits | durable after | rank 0 grows by | bytes |\n|---:|" + "---:|" * 5)
+    for ids in given.ids:
+        for count in given.processes:
+            with tempfile.TemporaryDirectory() as scratch:
+                own = [str(Path(__file__).resolve()), "--worker", scratch, "--ids", str(ids)]
+                launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python"]
+                command = [*launch, *own] if count > 1 else [sys.executable, *own]
+                environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    print(done.stdout + done.stderr, file=sys.stderr)
+                    return 1
+                found = json.loads((Path(scratch) / "found.json").read_text())
+            cells = [f"{found['ids']:,}", str(count), f"{1000 * found['waits']:,.0f} ms", f"{found['durable']:.2f} s"]
+            print(f"| {' | '.join(cells)} | {found['grown'] / 1e6:,.0f} MB | {found['bytes'] / 1e6:,.0f} MB |")
+    return 0
+
+
+def memory(key: str) -> int:
+    """Return a number of bytes that Linux reports of this process: VmRSS, or VmHWM for the peak."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def measure(folder: Path, count: int) -> None:
+    """Train on `count` ids, each seen once, save, and write down on rank 0 what the snapshot took."""
+    from mindspore import nn
+
+    from trainer import Trainer
+    from trainer.distributed.group import join
+    from trainer.embedding import Embedding
+
+    class Network(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids = Embedding(DIM, mode="sparse", name="ids")
+            self.head = nn.Dense(DIM, 1)
+
+        def construct(self, x):
+            return self.head(self.ids(x).sum(axis=1))
+
+    group, network = join(), Network()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.001), seed=1)
+    rows = max(CALL * ROWS, count // PER_ROW // ROWS * ROWS)
+    for first in range(0, rows, CALL * ROWS):  # so that the data take no memory worth counting
+        last = min(rows, first + CALL * ROWS)
+        ids = np.arange(PER_ROW * first, PER_ROW * last).reshape(-1, PER_ROW)
+        arrays = {"x": ids, "y": np.zeros((last - first, 1), np.float32)}
+        trainer.fit(arrays, 1, batch_size=ROWS // group.size, sink_size=8, shuffle=False, callbacks=[])
+    group.wait_for_all()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
+    before, started = memory("VmRSS"), time.perf_counter()
+    path = trainer.save(folder / "snapshots", background=True)
+    waits = time.perf_counter() - started
+    trainer.saver.wait()
+    durable = time.perf_counter() - started
+    if group.is_main:
+        size = sum(file.stat().st_size for file in path.iterdir())
+        found = {"ids": PER_ROW * rows, "waits": waits, "durable": durable, "bytes": size}
+        found["grown"] = memory("VmHWM") - before
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
