@@ -101,7 +101,7 @@ def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
         group: the tensor group that is written in parts.
 
     Returns:
-        The folder; None where a process does not see it, because its file system is not shared.
+        The folder; None where a process cannot write to it, as on a file system that is not shared.
 
     Raises:
         CheckpointError: on all processes; rank 0 cannot make it.
@@ -118,16 +118,16 @@ def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
         return str(folder.path)
 
     path = Path(processes.from_main(make))
-    found = processes.gather_json([_machine(), os.getpid(), path.is_dir()])
-    blind = [rank for rank, (_, _, sees) in enumerate(found) if not sees]
-    if not blind:
+    found = processes.gather_json([_machine(), os.getpid(), os.access(path, os.W_OK | os.X_OK)])
+    without = [rank for rank, (_, _, may_write) in enumerate(found) if not may_write]
+    if not without:
         return Parts(group, path, [(host, process) for host, process, _ in found], folder)
     if folder is not None:
         folder.close()
         _logger.warning(
-            "rank %d does not see %s, which rank 0 made: rank 0 collects the rows of all processes while they wait; "
+            "rank %d cannot write to %s, which rank 0 made: rank 0 collects the rows of all processes while they wait; "
             "keep snapshots on a file system that all processes share",
-            blind[0],
+            without[0],
             path,
         )
     return None
@@ -167,9 +167,9 @@ def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
         found: dict[str, Any] = {"size": size, "crc32": crc}
     except Exception as error:
         _logger.warning("the part %s of a snapshot cannot be written: %s", part, error)
-        is_write_error = isinstance(error, OSError)
-        problem = durable.write_error("part of a snapshot", part, error) if is_write_error else repr(error)
-        found = {"error": str(problem)}
+        if isinstance(error, OSError):
+            error = durable.write_error("part of a snapshot", part, error)
+        found = {"error": str(error) if isinstance(error, CheckpointError) else repr(error)}
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk this makes room for the note
     try:

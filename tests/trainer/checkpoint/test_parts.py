@@ -189,10 +189,10 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path):
         checkpoint.read(finish(tmp_path, 1, shared))
 
 
-def test_a_folder_that_one_rank_does_not_see_is_named_and_left_alone(tmp_path, caplog):
+def test_a_folder_that_one_rank_cannot_write_to_is_named_and_left_alone(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert begin(tmp_path, 1, (os.getpid(), True), (os.getpid(), False)) is None
-    assert "rank 2 does not see" in caplog.text
+    assert "rank 2 cannot write to" in caplog.text
     assert names(tmp_path) == []
 
 
