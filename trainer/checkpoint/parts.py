@@ -74,7 +74,9 @@ class Parts:
             has_ended = host == _machine() and not durable.process_alive(process)
             if note.exists():
                 break
-            size = part.stat().st_size if part.exists() else -1
+            size = -1
+            with contextlib.suppress(FileNotFoundError):  # not begun yet, or removed after an error
+                size = part.stat().st_size
             if size != seen:
                 seen, idle_since = size, time.monotonic()
             if has_ended or time.monotonic() - idle_since > IDLE_SECONDS:
