@@ -1,4 +1,4 @@
-"""Snapshots of sparse tables on several processes: how long training waits, and what rank 0 takes.
+"""Measure how long training waits for snapshots of tables on several processes.
 
     python benchmarks/scaling_snapshots.py [--processes 1 2] [--ids 1000000]
 
@@ -54,13 +54,13 @@ def main() -> int:
 
 
 def memory(key: str) -> int:
-    """Return a number of bytes that Linux reports of this process: VmRSS, or VmHWM for the peak."""
+    """Return the VmRSS of this process in bytes, or VmHWM, its peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
 def measure(folder: Path, count: int) -> None:
-    """Train on `count` ids, each seen once, save, and write down on rank 0 what the snapshot took."""
+    """Train on `count` ids, each seen once, save, and note the cost on rank 0."""
     from mindspore import nn
 
     from trainer import Trainer

@@ -46,7 +46,7 @@ FileSums = Mapping[str, tuple[int, int]]
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return `body` (plain JSON) as a document of a kind; the format's version is added if it has none."""
+    """Return `body` (plain JSON) as a document; adds the format version it lacks."""
     body = {"format_version": FORMAT_VERSION, **body}
     return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
 

@@ -1,4 +1,4 @@
-"""Snapshots in parts: every process writes its own rows into one folder on a shared file system.
+"""Snapshots in parts: every process writes its own rows into one shared folder.
 
 Rank 0 makes the snapshot's temporary folder and tells the others its name. Rank r writes
 ``<group>.<r>.safetensors`` there on a thread of its own, then ``<group>.<r>.json`` with the size and CRC-32, or the
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """A snapshot's temporary folder, into which every process writes its part of one tensor group.
+    """A snapshot's temporary folder, into which all processes write one tensor group.
 
     Attributes:
         group: name of the tensor group; the tensors of rank r are the group `own(r)`.
@@ -53,7 +53,7 @@ class Parts:
         return part_of(self.group, rank)
 
     def collect(self) -> dict[str, Any]:
-        """Wait for the parts of the other processes and list them; return what the manifest says of them.
+        """Wait for the other parts and list them; return the manifest's entries.
 
         Raises:
             CheckpointError: a process could not write its part, or has ended before it did.
@@ -90,12 +90,12 @@ class Parts:
         return found["size"], found["crc32"]
 
     def files(self, rank: int) -> tuple[Path, Path]:
-        """Return a rank's part, and the note by which it reports it, which is gone before the folder is renamed."""
+        """Return a rank's part, and the note that reports it until `collect`."""
         return self.path / (self.own(rank) + TENSOR_SUFFIX), self.path / f"{self.own(rank)}.json"
 
 
 def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
-    """Make the temporary folder of a snapshot on rank 0; all processes call it together.
+    """Make the temporary folder of a snapshot on rank 0; all processes call it.
 
     Args:
         processes: all of them.
@@ -136,7 +136,7 @@ def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
 
 
 def _machine() -> str:
-    """Return where process ids of this process mean the same process: the host, and its PID namespace."""
+    """Return the host and PID namespace, within which process ids are unique."""
     namespace = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()} {os.readlink(namespace) if namespace.exists() else ''}"
 
@@ -148,7 +148,7 @@ class PartWriter:
         self._thread: threading.Thread | None = None
 
     def submit(self, parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-        """Start writing a part; `tensors` hold arrays that do not change any more. Waits for the part before."""
+        """Start writing a part, of arrays that no longer change, after the last one."""
         self.wait()
         # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
         self._thread = threading.Thread(target=write_part, args=(parts, rank, tensors), name="part-writer")
@@ -162,7 +162,7 @@ class PartWriter:
 
 
 def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-    """Write a part and its note; a failure is in the note, or in the log if rank 0 has given the folder up."""
+    """Write a part and its note; a failure goes into the note and the log."""
     part, note = parts.files(rank)
     try:
         size, crc = durable.write_file(part, tensor_file.blocks(tensors))

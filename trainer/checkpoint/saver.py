@@ -131,7 +131,7 @@ class Saver:
         return path
 
     def _contribute(self, content: Content, path: Path, parts: Parts | None, background: bool) -> None:
-        """Give this process's rows to the snapshot that rank 0 writes: as a part, or sent to rank 0."""
+        """Write this process's rows as a part of the snapshot, or send them to rank 0."""
         if content.tables is None:
             return
         content.tables.delta_policy.base_of(path)

@@ -161,7 +161,7 @@ class Snapshot:
         return tuple(sorted(self._tensors))
 
     def tensors(self, group: str) -> dict[str, np.ndarray]:
-        """Return name -> array of one group; of a group in parts the arrays of all, one after another.
+        """Return name -> array of one group; parts are joined in the order of ranks.
 
         The arrays are read-only views of a copy that was compared with its checksum; the files may change.
 

@@ -166,7 +166,7 @@ def _bfloat16() -> np.dtype:
 
 
 class Joined:
-    """Arrays that follow each other along axis 0; numpy joins them when it needs one array.
+    """Arrays that follow each other along axis 0, joined when NumPy needs one array.
 
     Attributes:
         dtype: type of the elements.
@@ -198,7 +198,7 @@ class Joined:
 
 
 def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the arrays of several files by name; those of several dimensions stay `Joined`, as they are large.
+    """Return the arrays of several files by name, those of 2 or more axes `Joined`.
 
     Raises:
         ValueError, TypeError: two arrays of one name differ in dtype or in more than the length of axis 0.

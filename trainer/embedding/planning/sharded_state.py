@@ -70,10 +70,11 @@ def gather_table(
 
 
 def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.ndarray | None) -> dict[str, Any]:
-    """Return the arrays of this process's part of a snapshot; joined in the order of ranks they are the whole table's.
+    """Return the arrays of this process's part of a snapshot.
 
-    Rows have their global numbers, and rank 0 alone has the default row. A sketch is [1, depth, width], and the sum
-    over ranks is what the group has counted. Nothing is copied until a writer reads the arrays.
+    Joined in the order of ranks they are those of the whole table. Rows have their global numbers, and rank 0 alone has
+    the default row. A sketch is [1, depth, width], and the sum over ranks is what the group has counted. Nothing is
+    copied until a writer reads the arrays.
 
     Args:
         table: this process's part.
@@ -98,7 +99,10 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
 
 
 def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the JSON of the states of whole tables from those of each process's rows; all call it together."""
+    """Return the JSON of whole tables from that of each process's rows.
+
+    All processes call it together.
+    """
     own = [number for about in json.values() for number in (about["next_row"], *about["counters"].values())]
     heads = iter(group.gather(np.array(own, np.int64)).T)  # one message for all tables
     joined = {}
