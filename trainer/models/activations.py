@@ -67,7 +67,9 @@ class Dice(nn.Cell):
         alpha = as_float32(self.alpha)
         if self.training:
             counted = as_float32(counted)
-            activated, mean, variance, _, _, _ = self.of_batch(x, alpha, counted / ops.clamp(counted.sum(), 1.0, None))
+            activated, mean, variance, _, _, _, _ = self.of_batch(
+                x, alpha, counted / ops.clamp(counted.sum(), 1.0, None)
+            )
             ops.assign(self.moving_mean, moved(self.moving_mean, mean))
             ops.assign(self.moving_variance, moved(self.moving_variance, variance))
             return ops.cast(activated, dtype)
@@ -83,7 +85,7 @@ class _DiceOfBatch(Float32Cell):
         x float32 [N, width]; alpha float32 [width]; share float32 [1, N]: weight of a row in mean and variance.
 
     Outputs:
-        activations, mean, variance, 1 / deviation, normalized x, gate.
+        activations, mean, variance, 1 / deviation, normalized x, gate, activations / x.
     """
 
     def __init__(self) -> None:
@@ -96,16 +98,18 @@ class _DiceOfBatch(Float32Cell):
         inverse = ops.rsqrt(variance + EPSILON)
         normalized = centered * inverse
         gate = ops.sigmoid(normalized)
-        return x * (alpha + gate * (1 - alpha)), mean, variance, inverse, normalized, gate
+        slope = 1 - (1 - gate) * (1 - alpha)  # p + (1 - p) alpha, with one array that is repeated per row
+        return x * slope, mean, variance, inverse, normalized, gate, slope
 
     def bprop(self, x, alpha, share, out, dout):
-        inverse, normalized, gate, gradient = out[3], out[4], out[5], dout[0]
-        of_input = x * gradient
-        of_gate = of_input * (1 - alpha) * gate * (1 - gate)
+        inverse, normalized, gate, slope, gradient = out[3], out[4], out[5], out[6], dout[0]
+        of_alpha = x * gradient * (1 - gate)
+        of_gate = of_alpha * gate  # times 1 - alpha
+        scale = (1 - alpha) * inverse
         # Through mean and variance a row receives its share of these sums.
-        common = column_sums(of_gate) + normalized * column_sums(of_gate * normalized)
-        of_x = gradient * (alpha + gate * (1 - alpha)) + inverse * (of_gate - share.reshape(-1, 1) * common)
-        return of_x, column_sums(of_input * (1 - gate)), ops.zeros_like(share)
+        common = scale * column_sums(of_gate) + normalized * (scale * column_sums(of_gate * normalized))
+        of_x = gradient * slope + of_gate * scale - share.reshape(-1, 1) * common
+        return of_x, column_sums(of_alpha), ops.zeros_like(share)
 
 
 def moved(average, value):

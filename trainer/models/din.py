@@ -12,7 +12,7 @@ from mindspore.common.initializer import HeNormal
 from ..features import FeatureEmbedding, Features
 from .activations import activation_of
 from .layers import check_hidden, flat, flat_width
-from .sequences import candidate_and_history, candidates_of
+from .sequences import PairLayer, candidate_and_history, candidates_of
 
 
 class ActivatedPerceptron(nn.Cell):
@@ -40,28 +40,14 @@ class ActivatedPerceptron(nn.Cell):
 
     def construct(self, x, counted):
         """Return the last layer's output."""
-        for index in range(len(self.layers)):
+        return self.from_first(self.layers[0](x), counted)
+
+    def from_first(self, x, counted):
+        """Return the last layer's output, given the first layer's; graph code."""
+        x = self.activations[0](x, counted)
+        for index in range(1, len(self.layers)):
             x = self.activations[index](self.layers[index](x), counted)
         return self.last(x)
-
-
-class _Pairs(nn.Cell):
-    """Join each item, the candidate, their difference and their product."""
-
-    def __init__(self) -> None:
-        super().__init__(auto_prefix=False)
-        self.parts = ops.Split(2, 4)
-
-    def construct(self, history, candidate):
-        candidate = ops.broadcast_to(ops.expand_dims(candidate, 1), history.shape)
-        return ops.concat((history, candidate, history - candidate, history * candidate), 2)
-
-    def bprop(self, history, candidate, out, dout):
-        of_item, of_candidate, of_difference, of_product = self.parts(dout)
-        of_history = of_item + of_difference + of_product * ops.expand_dims(candidate, 1)
-        ones = ops.ones((history.shape[0], 1, history.shape[1]), dout.dtype)  # a product sums faster on CPU
-        of_candidates = ops.matmul(ones, of_candidate - of_difference + of_product * history)
-        return of_history, of_candidates.reshape(candidate.shape)
 
 
 class ActivationUnit(nn.Cell):
@@ -84,14 +70,16 @@ class ActivationUnit(nn.Cell):
 
     def __init__(self, dim: int, hidden: Sequence[int], activation: str = "dice") -> None:
         super().__init__()
-        self.pairs = _Pairs()
+        self.pairs = PairLayer()
         self.weight = ActivatedPerceptron(4 * dim, hidden, activation)
 
     def construct(self, candidate, history, mask):
         """Return the interest in the candidate."""
         batch, length, dim = history.shape
         counted = ops.cast(mask, mstype.float32).reshape(1, batch * length)
-        weights = self.weight(self.pairs(history, candidate).reshape(batch * length, 4 * dim), counted)
+        first = self.weight.layers[0]
+        kernel, bias = ops.cast(first.weight, history.dtype), ops.cast(first.bias, history.dtype)
+        weights = self.weight.from_first(self.pairs(history, candidate, kernel, bias), counted)
         weights = weights.reshape(batch, 1, length) * ops.cast(ops.expand_dims(mask, 1), history.dtype)
         return ops.matmul(weights, history).reshape(batch, dim)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspore import ops
+from mindspore import nn, ops
 
 from ..errors import ConfigurationError, did_you_mean
 from ..features import Features, ListFeature, WeightedList
 from ..features.feature import Kind, Output
+from .layers import column_sums
 
 
 def candidates_of(features: Features, model: str, candidate: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -97,3 +98,57 @@ def candidate_and_history(fields, sequences, candidates):
         chosen += (fields[:, candidates[index]],)
         vectors += (sequences[index][0],)
     return ops.concat(chosen, 1), ops.concat(vectors, 2), sequences[0][1]
+
+
+class PairLayer(nn.Cell):
+    """Apply a dense layer to (item, candidate, item - candidate, item * candidate) without joining them.
+
+    The layer's kernel falls into four blocks: items take the first and third, the candidate the second less the third,
+    and is projected once for all its items; products take the fourth. This is half the work of the joined form.
+
+    Inputs:
+        history float [N, L, dim]; candidate float [N, dim]; kernel float [hidden, 4 * dim]; bias float [hidden].
+
+    Outputs:
+        float [N * L, hidden].
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.product = ops.MatMul()
+        self.product_with_transposed = ops.MatMul(transpose_b=True)
+        self.product_of_transposed = ops.MatMul(transpose_a=True)
+        self.blocks = ops.Split(1, 4)
+
+    def construct(self, history, candidate, kernel, bias):
+        """Return the layer's output."""
+        batch, length, dim = history.shape
+        of_item, of_candidate, of_difference, of_product = self.blocks(kernel)
+        items = history.reshape(batch * length, dim)
+        products = (history * ops.expand_dims(candidate, 1)).reshape(batch * length, dim)
+        of_items = self.product_with_transposed(items, of_item + of_difference)
+        of_items = of_items + self.product_with_transposed(products, of_product)
+        of_candidates = self.product_with_transposed(candidate, of_candidate - of_difference) + bias
+        return (of_items.reshape(batch, length, -1) + ops.expand_dims(of_candidates, 1)).reshape(batch * length, -1)
+
+    def bprop(self, history, candidate, kernel, bias, out, dout):
+        """Return the gradients of the inputs."""
+        batch, length, dim = history.shape
+        of_item, of_candidate, of_difference, of_product = self.blocks(kernel)
+        items = history.reshape(batch * length, dim)
+        products = history * ops.expand_dims(candidate, 1)
+        # Sums over the items of a row by products, which are faster on CPU.
+        ones = ops.ones((batch, 1, length), dout.dtype)
+        of_rows = ops.matmul(ones, dout.reshape(batch, length, -1)).reshape(batch, -1)
+        from_products = self.product(dout, of_product).reshape(batch, length, dim)
+        from_items = self.product(dout, of_item + of_difference).reshape(batch, length, dim)
+        from_candidates = ops.matmul(ones, from_products * history).reshape(batch, dim)
+        item_kernel = self.product_of_transposed(dout, items)
+        candidate_kernel = self.product_of_transposed(of_rows, candidate)
+        product_kernel = self.product_of_transposed(dout, products.reshape(batch * length, dim))
+        return (
+            from_items + from_products * ops.expand_dims(candidate, 1),
+            from_candidates + self.product(of_rows, of_candidate - of_difference),
+            ops.concat((item_kernel, candidate_kernel, item_kernel - candidate_kernel, product_kernel), 1),
+            column_sums(of_rows),
+        )
