@@ -53,10 +53,13 @@ class _WeightedValues(nn.Cell):
     def _join(self, x):
         return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
+    def _scaled(self, x):
+        return x if self.scale == 1.0 else x * self.scale
+
     def construct(self, query, key, value, kept):
         query, key, value = self._split(query), self._split(key), self._split(value)
         # Scaling the query costs less than scaling the scores, of which there are L / head_dim times as many.
-        scores = ops.cast(self.product_with_transposed(query * self.scale, key), mstype.float32)
+        scores = ops.cast(self.product_with_transposed(self._scaled(query), key), mstype.float32)
         if self.masked:
             scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))
         weights = ops.cast(self.softmax(scores), value.dtype)
@@ -70,8 +73,8 @@ class _WeightedValues(nn.Cell):
         mean = (attended * gradient).sum(-1, keepdims=True)
         of_scores = weights * (of_weights - mean)
         return (
-            self._join(self.product(of_scores, key) * self.scale),
-            self._join(self.product_of_transposed(of_scores, query * self.scale)),
+            self._join(self._scaled(self.product(of_scores, key))),
+            self._join(self.product_of_transposed(of_scores, self._scaled(query))),
             self._join(self.product_of_transposed(weights, gradient)),
             ops.zeros_like(kept),
         )
