@@ -200,6 +200,12 @@ def time_column(required: bool) -> Column:
     return replace(number_column(required), times=True)
 
 
+def to_float32(values: np.ndarray) -> np.ndarray:
+    """Return the values as float32, infinite where float32 cannot hold them."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
 def text_column(required: bool) -> Column:
     """Return a raw column of text; missing values are "" unless `required`."""
     return Column(np.str_, default=None if required else "", coerce=True)

@@ -15,7 +15,7 @@ from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
-from .feature import NO_ID, Feature, Kind, Output, RawColumns, list_column, text_column
+from .feature import NO_ID, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
 
 POOLINGS = ("mean", "sum", "sqrtn")
 PADDING = np.iinfo(np.int64).min + 1  # the id that pads lists
@@ -150,7 +150,7 @@ class WeightedList(_Aligned):
         row = np.repeat(np.arange(len(lists)), lists.lengths)
         within = np.arange(len(values)) - np.repeat(lists.offsets[:-1], lists.lengths)
         known = within < weights.lengths[row]
-        given = weights.values[(weights.offsets[:-1][row] + within)[known]]
+        given = to_float32(weights.values[(weights.offsets[:-1][row] + within)[known]])
         values[known] = np.where(np.isfinite(given), given, 1)
         return [
             self._output(self.ids_of(lists.values, statistic), lists.offsets),

@@ -12,7 +12,7 @@ import numpy as np
 from ..checks import choice, number, refuse, whole
 from ..errors import ConfigurationError
 from ..streams.formats.column import Column
-from .feature import MISSING_ROW, Feature, Kind, NumberVector, Output, RawColumns, Table, number_column
+from .feature import MISSING_ROW, Feature, Kind, NumberVector, Output, RawColumns, Table, number_column, to_float32
 from .statistics import Moments, Quantiles
 
 TRANSFORMS = {
@@ -27,8 +27,8 @@ VECTORS = ("autodis", "mlp")
 class Numeric(Feature):
     """A number, optionally with an indicator of missing values: float32 [N, 1 or 2].
 
-    Applied in this order: clip, transform, normalize, fill in missing values; values that are not finite by then count
-    as missing.
+    Applied in this order: clip, transform, normalize, fill in missing values; a value that is not finite in float32 by
+    then counts as missing.
 
     Args:
         clip: (lowest, highest) value; either may be None.
@@ -111,7 +111,6 @@ class Numeric(Feature):
 
     def _normalized(self, values: np.ndarray, scale: _Scale | None) -> np.ndarray:
         """Return float32 [..., N, 1 or 2] of transformed values, [..., N]."""
-        missing = ~np.isfinite(values)
         fill: Any = self.missing
         if scale is not None:
             if self.missing == "mean":
@@ -122,6 +121,8 @@ class Numeric(Feature):
             elif self.normalize == "min_max":
                 values = (values - scale.least) / scale.extent
                 fill = (scale.mean - scale.least) / scale.extent if self.missing == "mean" else fill
+        values = to_float32(values)
+        missing = ~np.isfinite(values)
         values = np.where(missing, fill, values).astype(np.float32)
         return np.stack([values, missing.astype(np.float32)], -1) if self._has_indicator else values[..., None]
 
@@ -259,7 +260,7 @@ class Vector(Feature):
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, width]."""
-        return [np.nan_to_num(np.asarray(raw[self.source]), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)]
+        return [np.nan_to_num(to_float32(np.asarray(raw[self.source])), nan=0.0, posinf=0.0, neginf=0.0)]
 
 
 @dataclass(frozen=True)
@@ -313,5 +314,5 @@ class Expression(Feature):
         """Return float32 [N, 1]."""
         with np.errstate(all="ignore"):
             value = self._parsed.evaluate({name: np.asarray(raw[name], np.float64) for name in self._parsed.names})
-        value = np.where(np.isfinite(value), value, self.missing)
-        return [value.astype(np.float32)[:, None]]
+        value = to_float32(np.asarray(value))
+        return [np.where(np.isfinite(value), value, np.float32(self.missing))[:, None]]

@@ -28,6 +28,7 @@ from .feature import (
     list_column,
     number_column,
     text_column,
+    to_float32,
 )
 from .lists import _WORD, PADDING, POOLINGS, split, without
 
@@ -70,7 +71,8 @@ class Lookup(Feature):
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, 1]."""
         pairs, inverse = np.unique(np.stack([raw[self.source], raw[self.key]], 1), axis=0, return_inverse=True)
-        values = np.array([self._find(text, key) for text, key in pairs.tolist()], np.float32)
+        numbers = to_float32(np.array([self._find(text, key) for text, key in pairs.tolist()]))
+        values = np.where(np.isfinite(numbers), numbers, np.float32(self.missing))
         return [values[inverse.reshape(-1)][:, None]]
 
     def _find(self, text: str, key: str) -> float:
@@ -78,10 +80,9 @@ class Lookup(Feature):
             name, assign, value = entry.partition(self.assign)
             if assign and name.strip() == key:
                 try:
-                    result = float(value)
+                    return float(value)
                 except ValueError:
                     return self.missing
-                return result if np.isfinite(result) else self.missing
         return self.missing
 
 
@@ -219,7 +220,7 @@ class Custom(Feature):
             values, wanted = to_ids(values), (rows,)
         else:
             wanted = (rows, self.width)
-            values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+            values = np.nan_to_num(to_float32(values), nan=0.0, posinf=0.0, neginf=0.0)
             values = values.reshape(wanted) if values.size == rows * self.width else values
         if values.shape != wanted:
             raise DataError(

@@ -56,6 +56,19 @@ def test_numeric():
     np.testing.assert_array_equal(empty["numbers"][:, 0], np.float32([1000, 0]))
 
 
+def test_a_number_that_float32_cannot_hold_counts_as_missing():
+    features = Features(
+        [
+            Numeric("x", missing=-1, indicator=True),
+            Expression("scaled", expression="x * 1e38", missing=-2),
+            Lookup("l", column="m", key="k", missing=-3),
+        ]
+    )
+    found = features.transform({"x": [1e39, -1e39, 2.0], "m": ["a:1e39", "a:3", "b:1"], "k": ["a", "a", "a"]})
+    expected = [[-1, 1, -2, -3], [-1, 1, -2, 3], [2, 0, 2e38, -3]]
+    np.testing.assert_array_equal(found["numbers"], np.float32(expected))
+
+
 def test_bucketized():
     data = {"x": [NAN, -5.0, 0, 0.5, 1, 7]}
     given = transformed(Bucketized("x", boundaries=[0, 1]), data)
