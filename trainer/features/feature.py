@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..checks import refuse, whole
+from ..errors import CheckpointMismatchError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 
@@ -163,6 +164,10 @@ class Feature:
         """
         return {}
 
+    def number_source(self) -> dict[str, Any] | None:
+        """Return the arguments that decide the scale of its numbers, as JSON; None if it has none."""
+        return None
+
     @property
     def alike(self) -> Hashable | None:
         """Return a key equal for features that `apply_alike` can apply together, or None."""
@@ -302,10 +307,30 @@ def id_problems(
     return problems
 
 
+def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None:
+    """Check that numbers have the scale that they have in a state.
+
+    Raises:
+        CheckpointMismatchError: clip, transform, normalization or expression of a feature differ.
+    """
+    saved = state["json"].get("numbers") or {}
+    for feature in features:
+        declared, before = feature.number_source(), saved.get(feature.name)
+        if declared is not None and before is not None and declared != before:
+            raise CheckpointMismatchError(
+                f"the snapshot is of other features: feature {feature.name!r} is declared with "
+                f"{_arguments(declared)}, and the network was trained on {_arguments(before)}: the same value would "
+                "be another number. Declare it as it was"
+            )
+
+
+def _arguments(source: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in source.items() if name != "kind")
+
+
 def _named(other: str, name: str) -> str:
     return "the same feature" if other == name else f"feature {other!r}"
 
 
 def _shown(source: Mapping[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in source.items() if name != "kind")
-    return arguments if source["kind"] == "values" else f"{source['kind']}: {arguments}"
+    return _arguments(source) if source["kind"] == "values" else f"{source['kind']}: {_arguments(source)}"

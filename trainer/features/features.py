@@ -27,6 +27,7 @@ from .feature import (
     Statistic,
     alike_features,
     apply_features,
+    check_numbers,
     id_problems,
     id_sources,
     text_column,
@@ -401,17 +402,20 @@ class Features(Stateful):
     def published_state(self) -> dict[str, Any]:
         """Return the learned state in use, without recent values."""
         state = self.learned.state_dict()
-        facts = {"fitted": self.is_fitted, "ids": id_sources(self.features)}
+        sources = {feature.name: feature.number_source() for feature in self.features}
+        numbers = {name: source for name, source in sources.items() if source is not None}
+        facts = {"fitted": self.is_fitted, "ids": id_sources(self.features), "numbers": numbers}
         return {"json": {**facts, **state["json"]}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` or `published_state` returned.
 
         Raises:
-            CheckpointMismatchError: the state belongs to other features, or to features with other ids.
+            CheckpointMismatchError: the state belongs to other features, or to features with other ids or numbers.
         """
         for problem in id_problems(self.features, state).values():
             raise CheckpointMismatchError(f"the snapshot is of other features: {problem}")
+        check_numbers(self.features, state)
         learned = self.learned.copy()
         learned.load_state_dict(state)
         self.recent = Recent.of_state(state)

@@ -78,6 +78,11 @@ class Numeric(Feature):
     def _has_indicator(self) -> bool:
         return self.indicator or self.embedding is not None
 
+    def number_source(self) -> dict[str, Any]:
+        """Return what is done to a value."""
+        clip = None if self.clip is None else list(self.clip)
+        return {"clip": clip, "transform": self.transform, "normalize": self.normalize}
+
     def statistic(self) -> Moments:
         """Return the moments of the clipped and transformed values."""
         return Moments()
@@ -309,6 +314,10 @@ class Expression(Feature):
     def outputs(self) -> list[Output]:
         """Return the number."""
         return [Output(self.name, Kind.NUMBERS, 1)]
+
+    def number_source(self) -> dict[str, Any]:
+        """Return the expression."""
+        return {"expression": self.expression}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         """Return float32 [N, 1]."""

@@ -111,6 +111,27 @@ def test_what_was_learned_is_restored_exactly(fitted):
         Features([Numeric("other", normalize="standard")]).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        Numeric("age", normalize="min_max"),
+        Numeric("age", normalize="standard", transform="log1p"),
+        Numeric("age", normalize="standard", clip=(0, 80)),
+    ],
+    ids=["normalize", "transform", "clip"],
+)
+def test_numbers_of_another_scale_are_refused(now):
+    before = Features([Numeric("age", normalize="standard")])
+    before.fit({"age": [20.0, 30, 40]})
+    state = before.state_dict()
+    state = {"json": json.loads(json.dumps(state["json"])), "arrays": state["arrays"]}
+    Features([Numeric("age", normalize="standard", missing=5)]).load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match=r"'age' is declared with .*trained on .*'standard'.*as it was"):
+        Features([now]).load_state_dict(state)
+    del state["json"]["numbers"]  # of an earlier version
+    Features([now]).load_state_dict(state)
+
+
 def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
     data = {"x": [1.0, None, 3, 4, None], "c": ["a", "", "b", None, None], "y": [1, 0, 1, 1, None]}
     strict = Features([Numeric("x", required=True), Categorical("c")], label="y")
