@@ -1,7 +1,7 @@
-"""Snapshots: taking them from a trainer, on disk, and putting them back.
+"""Save a trainer's state as snapshots on disk, and restore it.
 
-`snapshot_writer` writes, `snapshot` reads one, `catalog` knows the folder of all; `capture` and `saver` stand between
-them and a trainer. When to write and what to keep is decided by callbacks.
+`snapshot_writer` writes a snapshot, `snapshot` reads it, `catalog` lists a folder of snapshots; `capture` and `saver`
+connect them to a trainer. Callbacks decide when to write and which snapshots to keep.
 """
 
 from ..errors import (

@@ -1,4 +1,4 @@
-"""Collects the content of a snapshot and restores it; `snapshot_writer` and `snapshot` handle the files."""
+"""Collect and restore the content of a snapshot, without touching files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
-TABLES = "tables"  # the part of the sparse tables
+TABLES = "tables"  # name of the part that holds the sparse tables
 TABLES_GROUP = f"part.{TABLES}"
-ACCUMULATION = "window"  # group of accumulated gradients, in snapshots taken inside an accumulation
-NOT_OF_THE_STEP = (BEFORE, AVERAGES, NORMS)  # parameters in the step's program that are no state of it
-DROPOUT_COUNTER = "dropout_forwards"  # what the counters of stateless dropout are called in a network
+ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accumulation
+NOT_OF_THE_STEP = (BEFORE, AVERAGES, NORMS)  # parameters of the step that snapshots leave out
+DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 
 def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
-    """Return the parameters of a run by group: the network, what the optimizer adds, what the step adds."""
+    """Return the parameters of a run by group: network, optimizer, step."""
     groups: dict[str, dict[str, Parameter]] = {MODEL: {}, OPTIMIZER: {}, STEP: {}}
     for parameter in parameters_of(content.network):
-        # counters of stateless dropout belong to the run: the weights fit a network without them too
+        # Dropout counters belong to the run, so that the weights also fit a network without dropout.
         groups[STEP if parameter.name.endswith(DROPOUT_COUNTER) else MODEL][parameter.name] = parameter
     seen = {id(parameter) for group in groups.values() for parameter in group.values()}
     cells: list[tuple[str, nn.Cell | None]] = [(OPTIMIZER, content.optimizer), (STEP, content.step)]
@@ -54,13 +54,13 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
 
 
 def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Return the arrays of a run by group, and everything else.
+    """Return the arrays of a run by group, and the rest of its state.
 
-    On CPU the arrays of parameters are live views, to be written or copied before the next step.
+    On CPU the arrays are live views of the parameters: write or copy them before the next step.
 
     Args:
-        content: what the snapshot is taken of.
-        files: where each process writes the rows of tables that it has; None: all of them are taken.
+        content: content of the snapshot.
+        files: folder into which each process writes its own table rows; None returns all rows here.
     """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
@@ -89,10 +89,10 @@ def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[s
 def fitting_tensors(
     content: Content, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
 ) -> list[tuple[Parameter, np.ndarray]]:
-    """Return which parameter takes which saved tensor; nothing is changed.
+    """Return pairs of parameter and saved tensor; change nothing.
 
     Raises:
-        CheckpointMismatchError: parameters are missing, unexpected or differently shaped and `strict` is set.
+        CheckpointMismatchError: with `strict`, parameters are missing, unexpected or differ in shape.
     """
     expected = named_parameters(content)
     if weights_only:
@@ -118,9 +118,9 @@ def fitting_tensors(
 
 
 def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
-    """Put saved tensors into their parameters."""
+    """Assign saved tensors to their parameters."""
     for parameter, value in tensors:
-        # A compiled step with a branch in it keeps the old value after `set_data`.
+        # After `set_data`, a compiled step that contains a branch keeps the old value.
         ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
 
 
@@ -131,13 +131,13 @@ def restore_all(
     load_tables: Callable[[list[dict[str, Any]]], None],
     cursor: Cursor | None,
 ) -> None:
-    """Restore everything that a snapshot holds, or, when any of it is unusable, nothing.
+    """Restore a whole snapshot, or nothing if any part is unusable.
 
-    Tensors and tables, which are large, are checked first and changed last; what comes in between is small, and is put
-    back as it was when something in it turns out to be unusable.
+    Large tensors and tables are checked first and changed last. Small parts are restored in between; if one is
+    unusable, all of them are reset to their former state.
 
     Raises:
-        CheckpointError: a part of the state is not what its owner saves; the message names the part.
+        CheckpointError: a part of the state is unusable; the message names the part.
         CheckpointMismatchError: it belongs to other tables.
     """
     tables = table_states(content, snapshot)
@@ -165,7 +165,7 @@ def restore_all(
 def _small_parts(
     content: Content, snapshot: Snapshot, cursor: Cursor | None
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield (name for messages, function that restores it) of every part that is neither tensor nor table."""
+    """Yield (name for messages, restoring function) of the other parts."""
     saved, state = snapshot.state, content.state
     for name, part in content.parts.items():
         if name == TABLES:
@@ -190,9 +190,9 @@ def _small_parts(
 
 
 def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return the checked states of the sparse tables, the oldest first; empty without tables.
+    """Return the checked states of the sparse tables, oldest first.
 
-    Before the first data says which columns feed the tables, they are checked later, by `Trainer.use_tables`.
+    `Trainer.use_tables` checks them later if the columns that feed the tables are still unknown.
 
     Raises:
         CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
@@ -207,7 +207,7 @@ def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
-    """Return the states of one part in a snapshot and those that it builds on, the oldest first."""
+    """Return the states of a part in a snapshot and its bases, oldest first."""
     group = f"part.{name}"
     states = []
     for link in snapshot.chain():
@@ -220,7 +220,7 @@ def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
 
 
 def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """Return the groups of a snapshot, averages of weights in place of those weights where it has any."""
+    """Return the groups of a snapshot, with averaged weights where it has any."""
     states = part_states(snapshot, "averages")
     if not states:
         return dict(groups)
@@ -230,7 +230,7 @@ def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return all parameters by name; those outside the network are prefixed with their group's name."""
+    """Return all parameters by name, prefixed with the group if not the model's."""
     return {
         name if group == MODEL else f"{group}: {name}": value
         for group, values in groups.items()
@@ -238,26 +238,26 @@ def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-# Parts of stateful objects that have no `load_state_dict` of their own, by the module of their class.
+# Modules whose objects may be parts of stateful objects although they have no `load_state_dict`.
 _ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "mindspore_trainer.callbacks.")
 
 
 class Undo:
-    """Undoes changes of stateful objects: keeps their attributes, containers and arrays, recursively.
+    """Undo log of stateful objects: copies their attributes, containers and arrays.
 
-    Cells, data sources and whatever else has no `load_state_dict` are held by reference: their insides are not copied.
+    Cells, data sources and other objects without `load_state_dict` are kept by reference, not copied.
 
     Args:
-        leave: objects not to be looked into.
+        leave: objects to keep by reference.
     """
 
     def __init__(self, *leave: Any) -> None:
         self._seen = {id(value) for value in leave}
-        self._alive: list[Any] = list(leave)  # so that no number of `_seen` is given to another object
+        self._alive: list[Any] = list(leave)  # keeps the ids in `_seen` from being reused
         self._steps: list[Callable[[], Any]] = []
 
     def remember(self, value: Any) -> None:
-        """Remember `value` as it is now."""
+        """Record the present state of `value`."""
         if id(value) in self._seen or isinstance(value, nn.Cell | str | int | float | bytes | None):
             return
         self._seen.add(id(value))
@@ -286,7 +286,7 @@ class Undo:
         self._steps.append(lambda: (container.clear(), fill(content)))
 
     def put_back(self) -> None:
-        """Make everything what it was when it was remembered."""
+        """Restore every recorded state."""
         for step in reversed(self._steps):
             step()
 
@@ -311,7 +311,7 @@ def seed_everything(seed: int) -> None:
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the generator states of Python and NumPy and MindSpore's seed, JSON-able."""
+    """Return the states of Python's and NumPy's generators and MindSpore's seed."""
     version, internal, gauss = random.getstate()
     state: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, cached = state
@@ -323,16 +323,16 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Put back what `generator_states` returned.
+    """Restore the states that `generator_states` returned.
 
     Raises:
-        ValueError, TypeError, KeyError: it is not that.
+        ValueError, TypeError, KeyError: these are no such states.
     """
     version, internal, gauss = states["python"]
     name, keys, position, has_gauss, cached = states["numpy"]
     if name != "MT19937" or len(keys) != _WORDS:
         raise ValueError(f"the state of NumPy's generator is of {name!r} with {len(keys)} words, not of MT19937")
-    # NumPy takes any position, and reads beyond its words
+    # NumPy accepts any position and would read beyond its words
     position, has_gauss = whole("position", position, 0, most=_WORDS), whole("has_gauss", has_gauss, 0, most=1)
     words = np.array([whole("word", key, 0, most=2**32 - 1) for key in keys], np.uint32)
     seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, most=2**32 - 1, optional=True)

@@ -1,4 +1,4 @@
-"""A root of snapshots: list, find the one to resume from, prune, and the pointers `last` and `best`."""
+"""List, find and prune the snapshots of a root folder; read and set its pointers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A snapshot in a root, sound as far as manifest, names and sizes tell.
+    """A listed snapshot, of which manifest, file names and sizes were checked.
 
     Attributes:
         name: for example "step_00001000".
@@ -31,7 +31,7 @@ class Entry:
         path: its folder.
         sequence: position in the order of writing; -1 when the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
-        problem: why it cannot be used, or None.
+        problem: reason why it cannot be used, or None.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Entry:
 
 
 def available(root: str | os.PathLike[str]) -> list[Entry]:
-    """Return the snapshots of a root, oldest written first, without reading their tensors.
+    """Return the snapshots of a root, oldest first, without reading their tensors.
 
-    The order is that of writing, not of steps: after a run went back to an earlier step, what it wrote since is newest.
-    Those whose manifest cannot be read come first.
+    They are sorted by time of writing, not by step: a run that went back to an earlier step writes newer snapshots.
+    Snapshots with an unreadable manifest come first. A missing folder gives an empty list.
 
     Raises:
-        CheckpointError: the folder cannot be listed. A missing folder gives an empty list.
+        CheckpointError: the folder cannot be listed.
     """
     root = Path(root)
     try:
@@ -59,7 +59,7 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
     except OSError as error:
         raise CheckpointError(f"cannot list {root}: {error.strerror}; give a folder this user may read") from error
     folders: dict[str, Path] = {}
-    for name in names:  # hidden names sort first, so a finished snapshot wins over one that stands aside
+    for name in names:  # hidden names sort first, so a finished snapshot replaces one that was moved aside
         aside = durable.target_of(root / name)
         target = aside[0] if aside and aside[1] == "replaced" else name
         if STEP_NAME.fullmatch(target):
@@ -104,14 +104,13 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     """Return the snapshot to resume from.
 
     Args:
-        path: a snapshot, a pointer file (``root/best``), or a root. In a root the newest sound snapshot is taken,
-            newest in the order of writing; a warning names each damaged one that is passed over.
+        path: a snapshot, a pointer file (``root/best``), or a root, of which the sound snapshot written last is
+            returned; a warning names each damaged snapshot that is skipped.
 
     Raises:
-        CheckpointNotFoundError: nothing is there: the folder is missing, empty or without a finished snapshot.
-        CheckpointDamagedError: the snapshot named, or every one in the root, is damaged.
-        CheckpointError: one cannot be judged, for want of permission or because a newer version of this package wrote
-            it; an older one is not taken in its place.
+        CheckpointNotFoundError: the folder is missing, empty or without a finished snapshot.
+        CheckpointDamagedError: the named snapshot, or every snapshot in the root, is damaged.
+        CheckpointError: no permission, or written by a newer version of this package; no older snapshot replaces it.
     """
     path = Path(path)
     try:
@@ -150,7 +149,7 @@ def _named_snapshot(path: Path) -> Snapshot:
 
 
 def _newest_sound(root: Path) -> Snapshot | None:
-    """Return the newest sound snapshot; None when the listing was overtaken by a writer."""
+    """Return the newest sound snapshot; None if a writer changed the folder."""
     if not root.is_dir():
         raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is no folder")
     entries = available(root)
@@ -166,29 +165,28 @@ def _newest_sound(root: Path) -> Snapshot | None:
         except CheckpointDamagedError as error:
             if not os.path.lexists(entry.path):
                 return None
-            # As text: a handler that keeps the record must not keep what was read in memory through the traceback.
+            # As text: through the traceback, a handler that keeps the record would keep the content in memory.
             _logger.warning("snapshot %s is skipped: %s", entry.name, str(error))
             troubles.append(f"{entry.name}: {error}")
     raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))
 
 
 def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
-    """Remove the snapshots not in `keep`, and what interrupted writers left.
+    """Remove the snapshots not in `keep`, and the leftovers of interrupted writers.
 
-    Never removed: the newest sound snapshot, what ``last`` and ``best`` point at, any base of one that stays, and
-    whatever its manifest does not prove to be a snapshot and nothing else (see `unproven`). When no snapshot is sound,
-    none is removed.
+    Never removed: the newest sound snapshot, the targets of ``last`` and ``best``, the bases of snapshots that stay,
+    and folders that may be no snapshot (see `unproven`). Without a sound snapshot nothing is removed.
 
     Args:
         root: folder of snapshots.
         keep: names of the snapshots to keep.
-        trust: names known to be sound, as those this process just wrote: they are not read once more to make sure.
+        trust: names of snapshots known to be sound, such as those this process wrote; they are not verified again.
 
     Returns:
         The names removed.
 
     Raises:
-        CheckpointError: the folder cannot be listed or changed, or whether a snapshot is sound cannot be judged.
+        CheckpointError: the folder cannot be listed or changed, or a snapshot cannot be verified.
     """
     root = Path(root)
     entries = available(root)
@@ -204,14 +202,14 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
             wanted.add(base)
             base = bases.get(base)
     removed = []
-    for entry in reversed(entries):  # the newest first: a base goes after what builds on it
+    for entry in reversed(entries):  # newest first: a base is removed after the snapshots that build on it
         if entry.name in wanted:
             continue
         try:
             if (doubt := unproven(entry.path)) is not None:
                 _logger.warning("%s is not removed: %s", entry.path, doubt)
                 continue
-            # Renamed first, so that a kill in the middle leaves no half snapshot under a valid name.
+            # Renamed first, so that a kill leaves no partial snapshot under a valid name.
             aside = durable.temporary_name(root / entry.name, "removed")
             os.rename(entry.path, aside)
         except FileNotFoundError:
@@ -235,10 +233,10 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
 
 
 def unproven(path: Path) -> str | None:
-    """Return why a folder named like a snapshot must not be removed; None if its manifest proves it is one.
+    """Return why `path` is not provably a snapshot; None if it is one.
 
     Raises:
-        FileNotFoundError: nothing stands there.
+        FileNotFoundError: `path` does not exist.
     """
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return "it is no folder, or a link to one"
@@ -250,11 +248,11 @@ def unproven(path: Path) -> str | None:
 
 
 def recover(root: Path, *, alone: bool = False) -> None:
-    """Finish or undo the work of dead writers in a root, as far as possible; live writers are left alone.
+    """Finish or undo the work of dead writers in a root; best effort.
 
     Args:
         root: the folder.
-        alone: the caller holds the folder's lock (see `folder_lock`), so leftovers are not a live writer's.
+        alone: the caller holds the folder's lock (see `folder_lock`), so no other writer is alive.
     """
     for path in root.glob(".*"):
         aside = durable.target_of(path)
@@ -279,7 +277,7 @@ def delete(path: Path) -> None:
 
 
 def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
-    """Make ``root/last`` or ``root/best`` name a snapshot, atomically.
+    """Point ``root/last`` or ``root/best`` at a snapshot, atomically.
 
     Raises:
         CheckpointError: an unknown pointer, no such snapshot, or the folder cannot be written.
@@ -294,7 +292,7 @@ def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
 
 
 def read_pointer(root: str | os.PathLike[str], pointer: str) -> str | None:
-    """Return the snapshot name in the pointer ``last`` or ``best``; None if it is missing or damaged.
+    """Return the snapshot name in a pointer; None if it is missing or damaged.
 
     Raises:
         CheckpointError: an unknown pointer.

@@ -1,4 +1,4 @@
-"""Weights from plain MindSpore .ckpt files, and the comparison of expected with available parameters."""
+"""Load plain MindSpore .ckpt files, and compare expected with saved parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Signature = tuple[tuple[int, ...], Any]
 """Shape and dtype of a parameter; the dtype is anything `numpy.dtype` takes, MindSpore's dtypes included."""
 
 _LISTED = 10
-_LARGEST = 1 << 31  # of a message of protocol buffers
+_LARGEST = 1 << 31  # bytes of a protocol buffers message
 _DIMENSIONS = 32  # of a NumPy array
 _TEXT = "str"
 _DTYPES = {
@@ -48,10 +48,10 @@ def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Load a plain MindSpore checkpoint.
 
     The file holds values only (protocol buffers); loading runs no code. It usually has no checksum, so a file cut
-    exactly between two parameters looks like one with fewer of them: compare the names with `compare`.
+    between two parameters looks complete: check the names with `compare`.
 
     Returns:
-        Parameter name -> array, a copy. Text saved with `append_dict` is left out.
+        Parameter name -> copied array. Text saved with `append_dict` is left out.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -83,7 +83,7 @@ def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _array(path: Path, slices: Sequence[Piece]) -> np.ndarray:
-    """Return the parameter that successive pieces of one name make up."""
+    """Join the pieces of one parameter."""
     name, shape, kind, _ = slices[-1]
     if kind is None:
         raise CheckpointError(f"{path} holds {name!r} as a MapParameter; only dense parameters can be loaded")
@@ -104,14 +104,14 @@ def _array(path: Path, slices: Sequence[Piece]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How the parameters received differ from those expected. False when they do not.
+    """Differences between expected and received parameters; false if there are none.
 
     Attributes:
         missing: expected, not received.
         unexpected: received, not expected.
         reshaped: name -> (shape expected, shape received).
         retyped: name -> (dtype expected, dtype received); the shapes agree.
-        matching: names whose shape and dtype agree, in the order expected: what `strict=False` can load.
+        matching: names with equal shape and dtype, in the expected order; `strict=False` loads these.
         renamed: missing name -> the most similar unexpected name of the same shape.
     """
 
@@ -140,7 +140,7 @@ class Mismatch:
         return "\n".join(lines)
 
     def error(self, what: str = "the checkpoint", where: str = "the network") -> CheckpointMismatchError:
-        """Return the exception to raise, which says how to load the rest."""
+        """Return the exception, whose message says how to load the matching ones."""
         return CheckpointMismatchError(f"{self.message(what, where)}\n  strict=False loads those that agree")
 
 
@@ -156,8 +156,8 @@ def compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Mismatch:
     """Compare parameters by name, shape and dtype.
 
     Args:
-        expected: name -> (shape, dtype), or anything with these two attributes (array, Tensor, Parameter).
-        found: the same.
+        expected: name -> (shape, dtype), or an object with these attributes (array, Tensor, Parameter).
+        actual: the same for the parameters received.
     """
     want = {name: _signature(value) for name, value in expected.items()}
     have = {name: _signature(value) for name, value in actual.items()}

@@ -1,6 +1,6 @@
-"""`Content`: what a snapshot is taken of and restored into, as far as this package uses it."""
+"""Define `Content`, the objects that a snapshot saves and restores."""
 
-# ruff: noqa: D102 - the classes that are named describe the methods
+# ruff: noqa: D102 - the classes named in the docstrings document the methods
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from callbacks import CallbackList
 
 from ..state import State, Stateful
 
-AVERAGES = "trainer.average."  # begins the names of averages of weights; they are a part of their own
-NORMS = "trainer.norms."  # of parameters that hold norms, which are no state of a run
+AVERAGES = "trainer.average."  # prefix of weight averages, which are a separate part
+NORMS = "trainer.norms."  # prefix of norms, which are no state of a run
 
 
 class Accumulation(Protocol):
-    """Gradients gathered for an optimizer update to come (`trainer.graph.accumulation.OpenAccumulation`)."""
+    """Accumulated gradients (`trainer.graph.accumulation.OpenAccumulation`)."""
 
     @property
     def is_open(self) -> bool: ...
@@ -33,7 +33,7 @@ class Accumulation(Protocol):
 
 
 class Chain(Protocol):
-    """Which snapshot the next one of the tables builds on (`DeltaPolicy`)."""
+    """Choice of the base snapshot of the next table delta (`DeltaPolicy`)."""
 
     def base_of(self, path: Path) -> str | None: ...
     def written(self, path: Path) -> None: ...
@@ -41,7 +41,7 @@ class Chain(Protocol):
 
 
 class Tables(Protocol):
-    """Sparse tables, whose states build on each other (`trainer.data.table_feed.TableFeed`)."""
+    """Sparse tables, saved as deltas (`trainer.data.table_feed.TableFeed`)."""
 
     @property
     def delta_policy(self) -> Chain: ...
@@ -53,7 +53,7 @@ class Tables(Protocol):
 
 
 class Cursor(Protocol):
-    """Where a training is in its data (`trainer.run.cursor.Cursor`)."""
+    """Position of a run in its data (`trainer.run.cursor.Cursor`)."""
 
     source: Any
 
@@ -64,17 +64,17 @@ class Cursor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a snapshot is taken of and restored into.
+    """The objects that a snapshot saves and restores.
 
     Attributes:
         network, optimizer, step: cells whose parameters are saved; the step is None before it is built.
         scaler: loss scaler whose parameters are saved, or None.
-        accumulation: the gradients of an unfinished accumulation.
-        state: its counters and metrics are saved.
-        callbacks: those of the run under way, or of the last one.
+        accumulation: gradients of an unfinished accumulation.
+        state: holder of the saved counters and metrics.
+        callbacks: of the current or the last run.
         parts: name -> object with a state of its own.
-        tables: the part whose states build on each other, or None.
-        cursor: position in the data of the run under way, or None.
+        tables: the part that is saved as deltas, or None.
+        cursor: position of the current run in its data, or None.
     """
 
     network: nn.Cell

@@ -1,4 +1,4 @@
-"""Durable files: complete and synced, or absent; atomic replacement, and errors that say what to do."""
+"""Write files durably and atomically, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 Buffer = bytes | bytearray | memoryview
 
 BLOCK = 1 << 20
-"""Bytes written and summed at a time: small enough that the sum reads what the write left in the cache."""
+"""Bytes written and summed at a time; small enough to be still in the cache for the sum."""
 
 FRESH_SECONDS = 60.0
-"""An unlocked temporary younger than this is left alone when its writer's process may still live."""
+"""Age below which an unlocked temporary is kept if its writer may still be alive."""
 
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EINVAL, errno.ENXIO}
-"""What a damaged file or disk gives; anything else (permission, no more descriptors) says nothing about the content."""
+"""Error numbers of a damaged file or disk; others (permission, no descriptors) do not concern the content."""
 
 _ADVICE = {
     errno.ENOSPC: "free space on that file system, keep fewer snapshots, or choose another folder",
@@ -45,7 +45,7 @@ _ADVICE = {
 
 
 def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
-    """Return the `CheckpointError` for a failed write of `what` at `path`, with errno text and advice."""
+    """Return the error for a failed write of `what`, with errno text and advice."""
     code = errno.errorcode.get(error.errno or 0, "unknown")
     text = f"cannot write {what} {path}: {error.strerror or error} ({code})"
     if error.errno == errno.ENOSPC:
@@ -56,7 +56,7 @@ def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
 
 
 def read_error(path: Path, error: OSError) -> CheckpointError:
-    """Return the documented exception for a failed read of `path`, by whether the file itself is at fault."""
+    """Return the error for a failed read, by whether the file itself is at fault."""
     if error.errno == errno.ENOENT:
         return CheckpointDamagedError(f"{path} is missing")
     text = f"cannot read {path}: {error.strerror or error}"
@@ -69,10 +69,10 @@ def read_error(path: Path, error: OSError) -> CheckpointError:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder stands at `path`.
+    """Return whether `path` is a folder.
 
     Raises:
-        CheckpointError: this user may not look there.
+        CheckpointError: no permission.
     """
     try:
         return path.is_dir()
@@ -88,10 +88,10 @@ def existing_parent(path: Path) -> Path:
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute path without links: the one form in which folders are compared, kept and shown.
+    """Return the absolute path without links, for comparison and display.
 
     Raises:
-        ConfigurationError: no file system can hold such a path: it is too long, or has a byte that none allows.
+        ConfigurationError: the path is too long or has a byte that no file system allows.
     """
     try:
         real = Path(os.path.realpath(path))
@@ -105,7 +105,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
 
 
 def probe(folder: Path) -> float:
-    """Write and remove a small file in `folder`; return its time by the file system's clock.
+    """Write and remove a small file; return its time by the file system's clock.
 
     Raises:
         OSError: the file system refused.
@@ -124,12 +124,12 @@ def sync_file(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Force the entries of a folder to the disk, where the file system can."""
+    """Force the entries of a folder to the disk, if the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not offer it
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # unsupported on some network file systems
             raise
     finally:
         os.close(descriptor)
@@ -151,7 +151,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
             for start in range(0, len(view), BLOCK):
                 piece = view[start : start + BLOCK]
                 crc = zlib.crc32(piece, crc)
-                while len(piece):  # a raw write may take less than it was given
+                while len(piece):  # a raw write may be partial
                     written = file.write(piece) or 0
                     size += written
                     piece = piece[written:]
@@ -160,7 +160,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
 
 
 def sum_and_sync(path: Path) -> tuple[int, int]:
-    """Force a file written by other code to the disk and return its size and CRC-32.
+    """Force an existing file to the disk; return its size and CRC-32.
 
     Raises:
         OSError: the file system refused.
@@ -182,7 +182,7 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
     """
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
             raise CheckpointDamagedError(f"{path} is not a regular file")
         if status.st_size > limit:
             raise CheckpointDamagedError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are expected")
@@ -192,10 +192,10 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give `path` new content in one atomic step: readers and crashes see the old or the new, whole.
+    """Replace the content of `path` atomically.
 
     Raises:
-        OSError: the file system refused; the old content stands.
+        OSError: the file system refused; the old content stays.
     """
     aside = temporary_name(path, "tmp")
     try:
@@ -212,7 +212,7 @@ def _host() -> str:
 
 
 def temporary_name(path: Path, kind: str) -> Path:
-    """Return a hidden, unique name beside `path` that tells its writer: ``.name.host.pid.uuid.kind``."""
+    """Return a hidden, unique name beside `path`: ``.name.host.pid.uuid.kind``."""
     return path.parent / f".{path.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:12]}.{kind}"
 
 
@@ -220,19 +220,19 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.\d{1,10}\.[0-9a-f]{12}\.(tmp|repl
 
 
 def target_of(temporary: Path) -> tuple[str, str] | None:
-    """Return (final name, kind) of a name made by `temporary_name`, or None for any other name."""
+    """Return (final name, kind) of a `temporary_name`; None for any other name."""
     match = _TEMPORARY.fullmatch(temporary.name)
     return (match[1], match[2]) if match else None
 
 
 def lock_folder(path: Path, *, shared: bool = False) -> int | None:
-    """Lock `path`; return a descriptor to close, None where the file system has no locks.
+    """Lock `path`; return a descriptor to close, None if locks are unsupported.
 
-    The system drops the lock when the process ends however it ends, so a dead process never looks alive.
+    The kernel drops the lock at the end of the process, so a dead process holds none.
 
     Args:
         path: the folder.
-        shared: mark it as being read, together with others; else as being written.
+        shared: take a shared lock, for reading; otherwise an exclusive one.
 
     Raises:
         BlockingIOError: another process holds it, or this one by another descriptor.
@@ -250,10 +250,10 @@ def lock_folder(path: Path, *, shared: bool = False) -> int | None:
 
 
 def is_stale(temporary: Path, *, alone: bool = False) -> bool:
-    """Return whether a temporary's writer is gone: its lock is free, and its process is dead or long idle.
+    """Return whether a temporary is unlocked and its process dead or long idle.
 
     Args:
-        temporary: a path made by `temporary_name`.
+        temporary: a path from `temporary_name`.
         alone: the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
     """
     try:
@@ -270,7 +270,7 @@ def is_stale(temporary: Path, *, alone: bool = False) -> bool:
 
 
 def process_alive(pid: int) -> bool:
-    """Tell whether a process of this number runs on this machine."""
+    """Return whether a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,9 +1,9 @@
-"""A lock for one writer per folder; it names its holder and ends with its process.
+"""Lock a folder for one writer, with the holder's name, until its process ends.
 
-The lock is the file ``.lock`` in the folder; it names the process that took it. Between processes of one machine the
-kernel's advisory lock on that file decides, which ends with the process however that ends. Where the kernel's lock does
-not reach (another host on some network file systems) the record decides: its holder refreshes the file's time every
-`HEARTBEAT` seconds and counts as dead after `DEAD_AFTER`. Reading a folder needs no lock.
+The file ``.lock`` in the folder names the holder. On one machine the kernel's advisory lock on that file decides; the
+kernel drops it when the process ends. Where the kernel's lock does not reach (between hosts on some network file
+systems) the holder refreshes the file's time every `HEARTBEAT` seconds and counts as dead after `DEAD_AFTER`. Reading a
+folder needs no lock.
 
 Written here because `filelock` neither names the holder nor frees the lock of a dead host.
 """
@@ -35,7 +35,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
-    """The right to write in a folder; see `claim`.
+    """Exclusive right to write in a folder; see `claim`.
 
     Attributes:
         folder: the folder, free of links.
@@ -52,7 +52,7 @@ class FolderLock:
         """Take the lock.
 
         Raises:
-            FolderInUseError: another writer has it; the message says which.
+            FolderInUseError: another writer holds it; the message names it.
             OSError: the file system refused.
         """
         for _ in range(_TRIES):
@@ -62,7 +62,7 @@ class FolderLock:
             time.sleep(_PAUSE)  # another writer is creating, taking over or releasing the lock
         else:
             raise FolderInUseError(f"other writers keep taking and releasing the lock of {self.folder}")
-        self._descriptor = descriptor  # before it is written, which may fail: the lock is given back then
+        self._descriptor = descriptor  # set before the write, so that `release` closes it if the write fails
         os.write(descriptor, json.dumps(_own_record()).encode())
         _held.add(self)
         self._released = threading.Event()
@@ -83,7 +83,7 @@ class FolderLock:
         return None
 
     def _take_over(self) -> int | None:
-        """Remove the lock of a dead writer; always return None, because nothing is held yet."""
+        """Remove the lock of a dead writer; always return None, for no lock is held yet."""
         try:
             descriptor = os.open(self._path, os.O_RDWR)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class FolderLock:
         try:
             record, age = _read_record(descriptor), self._age(descriptor)
             if record is None and age < _PAUSE * _TRIES / 2:
-                return None  # it has been created and not yet written
+                return None  # created, but not yet written
             try:
                 by_kernel = _kernel_lock(descriptor)
             except BlockingIOError:
@@ -105,7 +105,7 @@ class FolderLock:
             os.close(descriptor)
 
     def _age(self, descriptor: int) -> float:
-        """Return the seconds since the last heartbeat, by the clock of the file system, which hosts share."""
+        """Return the seconds since the last heartbeat, by the file system's clock."""
         now = durable.probe(self.folder)
         return max(0.0, now - os.fstat(descriptor).st_mtime)
 
@@ -129,11 +129,11 @@ class FolderLock:
     def check(self) -> None:
         """Check that the lock is still held.
 
-        While this process was stopped, another host may have taken it for dead.
+        Another host may have taken it over while this process was stopped.
 
         Raises:
-            FolderInUseError: another writer has the lock.
-            CheckpointError: the folder cannot be written any more.
+            FolderInUseError: another writer holds the lock.
+            CheckpointError: the folder is no longer writable.
         """
         try:
             if self._descriptor is not None and not self._is_at_path(self._descriptor):
@@ -147,11 +147,11 @@ class FolderLock:
         _held.discard(self)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # the descriptor is closed all the same
+            with contextlib.suppress(OSError):  # the descriptor is closed nevertheless
                 os.close(descriptor)
 
     def release(self) -> None:
-        """Release the lock; remove the folder if it was created for the lock and stayed empty."""
+        """Release the lock; remove the folders created for it if they are empty."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 if self._is_at_path(self._descriptor):
@@ -169,22 +169,22 @@ class FolderLock:
         self.release()
 
     def _drop_after_fork(self) -> None:
-        """Drop the lock in a forked child: a copy would keep it after the parent's death."""
+        """Drop the lock in a forked child, which would hold it after the parent's death."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
-    """Create a folder where it is missing, check that it can be written, and take its lock.
+    """Create a folder if missing, check that it is writable, and take its lock.
 
     Args:
         folder: the folder; links in its path are resolved.
-        what: what it is for, for messages: "checkpoint folder".
+        what: its purpose, for messages: "checkpoint folder".
 
     Raises:
-        ConfigurationError: it cannot be made or written; the message says why and what to do.
-        FolderInUseError: another writer has it; the message says which.
+        ConfigurationError: it cannot be created or written; the message says why and what to do.
+        FolderInUseError: another writer holds it; the message names it.
     """
     path = durable.resolved(folder)
     lock = FolderLock(path)
@@ -204,7 +204,7 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
 
 
 def _kernel_lock(descriptor: int) -> bool:
-    """Take the kernel's lock; return whether the file system has locks.
+    """Take the kernel's lock; return whether the file system supports locks.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -219,7 +219,7 @@ def _kernel_lock(descriptor: int) -> bool:
 
 
 def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
-    """Return whether the writer of a record may still live, given that the kernel's lock was free."""
+    """Return whether the writer may be alive although the kernel's lock was free."""
     if record is None:
         return not by_kernel and age < DEAD_AFTER
     here = record["boot"] == _boot()
@@ -242,7 +242,7 @@ def _read_record(descriptor: int) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """Return an id of this boot of this machine, or at least of this machine."""
+    """Return an id of this boot, or at least of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

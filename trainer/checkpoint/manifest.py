@@ -1,9 +1,8 @@
-"""Manifests: documents that hold their own checksum and those of a folder's files.
+"""Read and write manifests, which hold their own checksum and those of a folder.
 
 A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose body
 has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
-that has one was written whole. Snapshots, published versions and published graphs differ in the kind and in what else
-the body says.
+with a manifest is complete. Snapshots, published versions and published graphs differ in kind and in further entries.
 
 CRC-32 finds damage, not forgery; see `snapshot_writer` for why it was chosen.
 """
@@ -34,7 +33,7 @@ from . import durable, strict_json
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-PARTS_VERSION = 2  # of a snapshot that several processes wrote; earlier versions of this package refuse it
+PARTS_VERSION = 2  # of snapshots written by several processes; earlier versions of this package refuse them
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 _CRC = re.compile("[0-9a-f]{8}")
@@ -46,16 +45,16 @@ FileSums = Mapping[str, tuple[int, int]]
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return `body` (plain JSON) as a document; adds the format version it lacks."""
+    """Return `body` (plain JSON) as a document, with a format version."""
     body = {"format_version": FORMAT_VERSION, **body}
     return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any]:
-    """Read a document of a kind and return its body, whose content is still to be checked.
+    """Read a document of a kind and return its body, with unchecked content.
 
     Raises:
-        CheckpointDamagedError: missing, cut, altered or no such document.
+        CheckpointDamagedError: missing, truncated, altered or no such document.
         CheckpointError: no permission, or written by a newer version of this package.
     """
     content = durable.read_bytes(path, _MAX_DOCUMENT)
@@ -76,7 +75,7 @@ def unseal(path: Path, kind: str) -> dict[str, Any]:
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a body in hexadecimal; by the checksums in it, it identifies a folder's content."""
+    """Return the SHA-256 of a body in hexadecimal, which identifies its folder."""
     return hashlib.sha256(_canonical({"format_version": FORMAT_VERSION, **body})).hexdigest()
 
 
@@ -100,7 +99,7 @@ def files_of(body: Mapping[str, Any]) -> FileSums:
     """Return the files a body lists.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: it lists none, or they are no plain names with sums.
+        ValueError, TypeError, KeyError, AttributeError: the list is missing or malformed.
     """
     return MappingProxyType(
         {
@@ -111,21 +110,21 @@ def files_of(body: Mapping[str, Any]) -> FileSums:
 
 
 def named(pattern: re.Pattern[str], value: Any) -> str:
-    """Return `value` if it is a string of this pattern, so that a name read from a file cannot leave its folder."""
+    """Return a string that matches the pattern, so that names stay in their folder."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{value!r} is not accepted as a name")
     return value
 
 
 def text(value: Any) -> str:
-    """Return `value` when it is a string."""
+    """Return `value` if it is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no string")
     return value
 
 
 def count(value: Any) -> int:
-    """Return `value` when it is a whole number from 0 to 2**62 - 1."""
+    """Return `value` if it is a whole number from 0 to 2**62 - 1."""
     if type(value) is not int or not 0 <= value < 2**62:
         raise ValueError(f"{value!r} is no count")
     return value
@@ -135,7 +134,7 @@ def count(value: Any) -> int:
 
 
 def problem(folder: Path, files: FileSums) -> str | None:
-    """Return the first problem in names and sizes of the listed files, or None."""
+    """Return the first problem with names and sizes of the files, or None."""
     for name, (size, _) in files.items():
         try:
             _check_size(folder / name, size)
@@ -150,14 +149,14 @@ def foreign(folder: Path, files: FileSums) -> list[str]:
 
 
 def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
-    """Return a copy of a file's content, whose size and checksum are right.
+    """Return a copy of a file's content after checking size and checksum.
 
-    A mapping would show what the file becomes afterwards, and end the process where it is cut. The copy belongs to this
-    process alone. It is summed while it is made, so what is used is what was verified.
+    A memory map would show later changes of the file and crash the process if the file is truncated. The checksum is
+    computed on the copy, so the bytes used are the bytes verified.
 
     Raises:
         CheckpointDamagedError: missing, of another size, altered or unreadable.
-        CheckpointError: no permission, no more files may be opened, or there is no room for the copy.
+        CheckpointError: no permission, too many open files, or no memory for the copy.
     """
     _check_size(path, size)
     if not size:
@@ -180,12 +179,12 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
 
 
 def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
-    """Fill `content` block by block; yield where each ends, while the next is being read."""
+    """Fill `content` by blocks; yield the end of each while reading the next."""
     at = file.readinto(content[: durable.BLOCK])
     if at >= len(content):
         yield at
         return
-    with ThreadPoolExecutor(1) as reader:  # neither reading nor summing holds the interpreter's lock
+    with ThreadPoolExecutor(1) as reader:  # reading and summing both release the interpreter's lock
         count = at
         while count:
             following = reader.submit(file.readinto, content[at : at + durable.BLOCK])
@@ -195,10 +194,10 @@ def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
 
 
 def _room(size: int) -> memoryview:
-    """Return so many bytes in memory; more than a quarter of the machine's in a file that has no name."""
+    """Return a buffer; above `MOST_IN_MEMORY`, map an unnamed file."""
     if size <= MOST_IN_MEMORY:
         return np.empty(size, np.uint8).data
-    with tempfile.TemporaryFile() as file:  # the mapping outlives it, and no other process can open it
+    with tempfile.TemporaryFile() as file:  # the mapping outlives the file, which no other process can open
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
         return memoryview(mmap.mmap(file.fileno(), size))
 
@@ -215,16 +214,15 @@ def _check_size(path: Path, size: int) -> None:
 
 
 class FolderWriter:
-    """Builds a folder under a hidden name beside `final`; a ``with`` block that is left before the folder has been
-    renamed, by an exception or otherwise, leaves nothing of it.
+    """Writer of a folder under a hidden name beside `final`.
 
-    Every method raises OSError when the file system refuses.
+    A ``with`` block removes the folder at its end unless it was renamed. All methods may raise OSError.
 
     Args:
-        final: what the folder is to be called.
+        final: final path of the folder.
 
     Attributes:
-        path: the folder as long as it is built; rename it when `seal` has returned.
+        path: hidden path of the folder; rename it after `seal`.
     """
 
     def __init__(self, final: Path) -> None:
@@ -234,7 +232,7 @@ class FolderWriter:
         self._is_open = False
 
     def open(self) -> None:
-        """Make the folder; the ``with`` block does it otherwise."""
+        """Create the folder, if not done by the ``with`` block."""
         self.path.mkdir()
         self._is_open = True
         self._lock = durable.lock_folder(self.path)
@@ -249,25 +247,25 @@ class FolderWriter:
         self._sums[name] = durable.write_file(self.path / name, blocks)
 
     def adopt(self, name: str) -> None:
-        """Take in a file that somebody else wrote into the folder, and force it to the disk."""
+        """Add a file that other code wrote into the folder; force it to the disk."""
         self._sums[name] = durable.sum_and_sync(self.path / name)
 
     def enlist(self, name: str, size: int, crc: int) -> None:
-        """Take in a file that another process wrote and forced to the disk.
+        """Add a file that another process wrote and forced to the disk.
 
         Raises:
-            CheckpointDamagedError: it is not there with this size.
+            CheckpointDamagedError: it is missing or of another size.
         """
         _check_size(self.path / name, size)
         self._sums[name] = size, crc
 
     def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:
-        """Write the manifest, force the folder to the disk and return the manifest's body.
+        """Write the manifest, sync the folder and return the manifest's body.
 
         Args:
-            kind: of the manifest.
-            body: what it says besides "id" and "files".
-            identity: the "id"; None makes one.
+            kind: kind of the manifest.
+            body: its entries other than "id" and "files".
+            identity: the "id"; None generates it.
         """
         body = {**body, "id": identity or uuid.uuid4().hex, "files": files_json(self._sums)}
         durable.write_file(self.path / MANIFEST, [seal(kind, body)])
@@ -278,7 +276,7 @@ class FolderWriter:
         self.close()
 
     def close(self) -> None:
-        """Remove what has not been renamed."""
+        """Remove the folder unless it was renamed."""
         if self._lock is not None:
             os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""Snapshots in parts: every process writes its own rows into one shared folder.
+"""Write snapshots in parts: each process writes its rows into one shared folder.
 
-Rank 0 makes the snapshot's temporary folder and tells the others its name. Rank r writes
-``<group>.<r>.safetensors`` there on a thread of its own, then ``<group>.<r>.json`` with the size and CRC-32, or the
-error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and renames the folder: the
-manifest closes the whole, and before it there is no snapshot.
+Rank 0 creates the snapshot's temporary folder and sends its path to the others. Rank r writes
+``<group>.<r>.safetensors`` there on a background thread, then ``<group>.<r>.json`` with the size and CRC-32, or the
+error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and renames the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from . import durable, tensor_file
 from .manifest import PARTS_VERSION, FolderWriter
 from .snapshot import TENSOR_SUFFIX, part_of
 
-IDLE_SECONDS = 120.0  # without a sign of life of the process that a part is missing of
+IDLE_SECONDS = 120.0  # without progress of the process that writes a missing part
 POLL_SECONDS = 0.02
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +33,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """A snapshot's temporary folder, into which all processes write one tensor group.
+    """Temporary folder into which all processes write one tensor group.
 
     Attributes:
         group: name of the tensor group; the tensors of rank r are the group `own(r)`.
-        path: where the folder stands until it is renamed.
+        path: the folder before it is renamed.
         writers: machine and process id of each rank.
-        folder: on rank 0, what seals it; None on the others.
+        folder: its writer on rank 0; None on the others.
     """
 
     group: str
@@ -49,14 +48,14 @@ class Parts:
     folder: FolderWriter | None
 
     def own(self, rank: int) -> str:
-        """Return the name of a rank's part: a tensor group of its own on the disk."""
+        """Return the name of a rank's part, stored as a tensor group."""
         return part_of(self.group, rank)
 
     def collect(self) -> dict[str, Any]:
         """Wait for the other parts and list them; return the manifest's entries.
 
         Raises:
-            CheckpointError: a process could not write its part, or has ended before it did.
+            CheckpointError: a process failed to write its part, or ended before.
         """
         assert self.folder is not None
         for rank in range(1, len(self.writers)):
@@ -65,17 +64,17 @@ class Parts:
         return {"format_version": PARTS_VERSION, "parts": {self.group: len(self.writers)}}
 
     def _sums_of(self, rank: int) -> tuple[int, int]:
-        """Return size and CRC-32 of a part, once it is written."""
+        """Wait for a part and return its size and CRC-32."""
         part, note = self.files(rank)
         host, process = self.writers[rank]
         seen, idle_since = -1, time.monotonic()
         while True:
-            # The order matters: a process that has ended may have written its note just before.
+            # Checked before the note: a process may write its note and then end.
             has_ended = host == _machine() and not durable.process_alive(process)
             if note.exists():
                 break
             size = -1
-            with contextlib.suppress(FileNotFoundError):  # not begun yet, or removed after an error
+            with contextlib.suppress(FileNotFoundError):  # not started, or removed after an error
                 size = part.stat().st_size
             if size != seen:
                 seen, idle_since = size, time.monotonic()
@@ -95,18 +94,18 @@ class Parts:
 
 
 def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
-    """Make the temporary folder of a snapshot on rank 0; all processes call it.
+    """Create the temporary folder of a snapshot on rank 0; a collective call.
 
     Args:
-        processes: all of them.
-        final: what the snapshot is to be called.
+        processes: all processes of the job.
+        final: final path of the snapshot.
         group: the tensor group that is written in parts.
 
     Returns:
-        The folder; None where a process cannot write to it, as on a file system that is not shared.
+        The folder; None if a process cannot write to it, as on a file system that is not shared.
 
     Raises:
-        CheckpointError: on all processes; rank 0 cannot make it.
+        CheckpointError: on all processes, if rank 0 cannot create it.
     """
     folder = FolderWriter(final) if processes.is_main else None
 
@@ -142,27 +141,27 @@ def _machine() -> str:
 
 
 class PartWriter:
-    """Writes one process's parts, one at a time, on a thread; for all ranks but 0."""
+    """Writer of one process's parts on a thread, for all ranks but 0."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def submit(self, parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-        """Start writing a part, of arrays that no longer change, after the last one."""
+        """Wait for the last part, then start writing one; the arrays must not change."""
         self.wait()
         # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
         self._thread = threading.Thread(target=write_part, args=(parts, rank, tensors), name="part-writer")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until no part is being written; rank 0 reports what failed."""
+        """Wait for the part in flight; rank 0 reports failures."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
 
 def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-    """Write a part and its note; a failure goes into the note and the log."""
+    """Write a part and its note; report a failure in the note and the log."""
     part, note = parts.files(rank)
     try:
         size, crc = durable.write_file(part, tensor_file.blocks(tensors))

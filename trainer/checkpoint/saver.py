@@ -1,4 +1,4 @@
-"""`Saver`: takes and restores snapshots; `ModelCheckpoint` decides when, and which to keep."""
+"""Take and restore snapshots; `ModelCheckpoint` decides when."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ FOLDER = "checkpoints"
 
 
 class Owner(Protocol):
-    """Whose snapshots a `Saver` takes: gives their content, and learns what became of them."""
+    """Object whose snapshots a `Saver` takes; it is notified of durable ones."""
 
     def snapshot_content(self) -> Content:
-        """Return what a snapshot is taken of now."""
+        """Return the present content for a snapshot."""
 
     def report_snapshot(self, path: Path) -> None:
-        """Take note of a durable snapshot."""
+        """Handle a durable snapshot."""
 
     def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Take note that everything before `position` is in a durable snapshot."""
+        """Commit the data before `position`, which a durable snapshot covers."""
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
         """Restore the sparse tables."""
 
 
 class Saver:
-    """Writes and reads snapshots.
+    """Writer and reader of snapshots.
 
-    Paths are resolved first, so that a link that changes later does no harm.
+    Paths are resolved first, so that later changes of links have no effect.
 
     Args:
         group: the processes; rank 0 writes.
-        owner: whose snapshots these are.
+        owner: object whose snapshots are taken.
 
     Attributes:
         newest: path of the snapshot that was written or restored last, or None.
         config: text stored as config.yaml in every snapshot, or None.
         written: names of the snapshots this process wrote, known to be sound.
-        durable_count: how many that is, one that was replaced included.
+        durable_count: number of durable snapshots, replaced ones included.
     """
 
     def __init__(self, group: Group, owner: Owner) -> None:
@@ -76,10 +76,10 @@ class Saver:
         self._locks: dict[Path, FolderLock | None] = {}
 
     def claim(self, root: str | Path) -> Path:
-        """Become the one writer of a folder of snapshots until the run ends; return its path, free of links.
+        """Lock a folder of snapshots until the run ends; return its resolved path.
 
         Raises:
-            ConfigurationError: it cannot be made or written. FolderInUseError: another run writes there.
+            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
         """
         path = durable.resolved(root)
         if path not in self._locks:
@@ -93,14 +93,14 @@ class Saver:
 
     @property
     def hold_seconds(self) -> Sequence[float]:
-        """How long each background snapshot held the step loop."""
+        """Seconds that each background snapshot blocked the step loop."""
         return self._writer.hold_seconds
 
     def save(self, root: Path, *, background: bool = False) -> Path:
-        """Write a snapshot of the present state to ``root/step_<global_step>`` and return that path.
+        """Write a snapshot to ``root/step_<global_step>`` and return that path.
 
         Raises:
-            CheckpointError: it cannot be written; earlier snapshots stay as they are.
+            CheckpointError: it cannot be written; earlier snapshots are unchanged.
         """
         root = durable.resolved(root)
         content = self._owner.snapshot_content()
@@ -110,14 +110,14 @@ class Saver:
     def _save(self, root: Path, background: bool, content: Content) -> Path:
         step = content.state.progress.global_step
         path = root / checkpoint.step_name(step)
-        if self._group.size > 1:  # all learn of a failed write before they wait for each other
+        if self._group.size > 1:  # report a failed write before the collectives
             self.wait()
         average_statistics(self._group, content.network)
         merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
         position = None if content.cursor is None else content.cursor.shared_position()
         is_divided = content.tables is not None and content.tables.is_divided
         parts = open_parts(self._group, path, capture.TABLES_GROUP) if is_divided else None
-        if not self._group.is_main:  # all but the rows of tables is the same here
+        if not self._group.is_main:  # everything but table rows is the same on all ranks
             self._contribute(content, path, parts, background)
             if position is not None:
                 self._uncommitted.append(position)
@@ -125,7 +125,7 @@ class Saver:
             return path
         with contextlib.ExitStack() as stack:
             if parts is not None and parts.folder is not None:
-                stack.callback(parts.folder.close)  # unless its writer has taken it over
+                stack.callback(parts.folder.close)  # unless the writer owns it already
             self._write(root, step, content, position, parts, background)
             stack.pop_all()
         return path
@@ -150,7 +150,7 @@ class Saver:
         parts: Parts | None,
         background: bool,
     ) -> None:
-        """Write a snapshot, or start to; on rank 0."""
+        """Write a snapshot on rank 0, or start a background write."""
         path = root / checkpoint.step_name(step)
         policy = content.tables.delta_policy if content.tables is not None else None
         base = None
@@ -173,7 +173,7 @@ class Saver:
             self._became_durable(path)
 
     def _sole_writer(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
-        """Lock `root` against other writers: for the rest of a run, or outside of one for this snapshot."""
+        """Lock `root` for the rest of a run; outside a run, for this snapshot."""
         lock = None
         try:
             if phase is not Phase.IDLE:
@@ -194,7 +194,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _failing_breaks_the_chain(self) -> Iterator[None]:
-        """Let the next snapshot hold the tables in full when one it could build on was not written."""
+        """After a failed write, let the next snapshot hold the tables in full."""
         try:
             yield
         except BaseException:
@@ -204,9 +204,9 @@ class Saver:
             raise
 
     def check(self) -> None:
-        """Report background snapshots that became durable; raise what a background write raised.
+        """Report durable background snapshots; raise the error of a background write.
 
-        Of several processes rank 0 would raise alone and leave the others in a collective: it keeps that for `wait`.
+        With several processes `wait` raises it, because rank 0 alone would leave the others in a collective.
         """
         if self._writer.has_news and not (self._group.size > 1 and self._writer.has_failed):
             self._report()
@@ -218,10 +218,10 @@ class Saver:
             self._became_durable(path)
 
     def wait(self) -> None:
-        """Wait for the background write in flight, if any, and report it; all processes call it together.
+        """Wait for the background write in flight and report it; a collective call.
 
         Raises:
-            CheckpointError: on all of them; the write has failed.
+            CheckpointError: on all processes, if the write has failed.
         """
         self._part_writer.wait()
         self._group.from_main(self._wait)
@@ -232,7 +232,7 @@ class Saver:
         self._report()
 
     def close(self) -> None:
-        """Wait for the background write in flight; report it; give buffers and folders back."""
+        """Wait for the background write in flight; free buffers and folder locks."""
         try:
             self._part_writer.wait()
             with self._failing_breaks_the_chain():
@@ -256,7 +256,7 @@ class Saver:
         self._owner.report_snapshot(path)
 
     def commit_durable(self, count: int) -> None:
-        """Commit the positions of the first `count` snapshots; for processes other than rank 0, which writes."""
+        """Commit the positions of the first `count` snapshots, on ranks other than 0."""
         while self._uncommitted and self.durable_count < count:
             self.durable_count += 1
             self._owner.commit(self._uncommitted.popleft())
@@ -276,18 +276,17 @@ class Saver:
         averaged: bool = False,
         cursor: Cursor | None = None,
     ) -> Snapshot | None:
-        """Restore the newest sound snapshot under `path`, or the weights of a MindSpore .ckpt file.
+        """Restore the newest sound snapshot, or the weights of a MindSpore .ckpt file.
 
         Args:
             path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
-            strict: refuse a snapshot whose parameters differ from those of the network; otherwise load what fits.
-            weights_only: take the network's parameters and nothing else.
-            averaged: take the averages of `EMA` or `SWA` in place of the weights, where the snapshot has them; with
-                `weights_only`.
-            cursor: position in the data of the training that is resumed.
+            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that match.
+            weights_only: load the network's parameters only.
+            averaged: with `weights_only`, load the averages of `EMA` or `SWA` instead, if the snapshot has any.
+            cursor: data position of the run to resume.
 
         Raises:
-            CheckpointError: nothing sound to load, or its content makes no sense; nothing has changed then.
+            CheckpointError: no sound snapshot, or unusable content; the state is unchanged.
             CheckpointMismatchError: it belongs to another network.
         """
         path = durable.resolved(path)
@@ -319,7 +318,7 @@ class Saver:
         return snapshot
 
     def resume(self, path: str | Path, cursor: Cursor, folders: Iterable[Path]) -> Snapshot | None:
-        """Restore a run; return None when `path` is "auto" and `folders` hold no snapshot.
+        """Restore a run; return None if `path` is "auto" and `folders` hold no snapshot.
 
         Raises:
             CheckpointError: `path` names something that holds no sound snapshot.
@@ -327,7 +326,7 @@ class Saver:
         return self._first(path, folders, lambda folder: self.load(folder, cursor=cursor))
 
     def part_to_resume(self, path: str | Path, name: str, folders: Iterable[Path]) -> dict[str, Any] | None:
-        """Return the state of one part in the snapshot that `resume` would restore; None where there is none.
+        """Return the state of a part that `resume` would restore, or None.
 
         Raises:
             CheckpointError: `path` names something that holds no sound snapshot.
@@ -339,7 +338,7 @@ class Saver:
     def _first(
         self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]
     ) -> Snapshot | None:
-        """Return what `read` makes of `path`; where that is "auto", of the first folder that holds a snapshot."""
+        """Read `path`; if it is "auto", the first of `folders` with a snapshot."""
         if str(path) != "auto":
             return read(path)
         candidates = dict.fromkeys(map(durable.resolved, folders))
@@ -355,7 +354,7 @@ class Saver:
         return None
 
     def rollback(self) -> None:
-        """Put weights, optimizer and step state back to the newest snapshot; the position in the data stays.
+        """Restore parameters and tables of the newest snapshot, not the data position.
 
         Raises:
             CheckpointError: no snapshot was written or restored in this run.
@@ -370,7 +369,7 @@ class Saver:
         states = capture.table_states(content, snapshot)
         if content.tables is not None:
             content.tables.rewind(states)
-        # The position in the data tells how far an accumulation is, and it stays where it is.
+        # The count of the accumulation belongs to the position in the data, which is kept.
         accumulation = content.accumulation
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
         accumulation.clear(keep_count=True)
@@ -382,5 +381,5 @@ def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 
 def snapshots_of(path: Path) -> Path:
-    """Return the folder of snapshots of a run folder, or `path` itself."""
+    """Return the folder of snapshots in a run folder, or `path` itself."""
     return path / FOLDER if durable.is_folder(path / FOLDER) else path

@@ -1,4 +1,4 @@
-"""One snapshot on disk: its manifest, its verification, its contents. Nothing here writes."""
+"""Read and verify one snapshot on disk."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ STEP_NAME = re.compile(r"step_(\d{8,18})")
 
 
 def part_of(group: str, rank: int) -> str:
-    """Return the name of the part of a tensor group that a rank writes."""
+    """Return the name of a rank's part of a tensor group."""
     return f"{group}.{rank}"
 
 
 @dataclass(frozen=True)
 class Base:
-    """The snapshot another one builds on.
+    """Reference to the snapshot that another one builds on.
 
     Attributes:
         name: its name.
         id: the id of its manifest.
-        digest: the digest of its manifest; None in snapshots written before there were digests.
+        digest: the digest of its manifest; None in old snapshots.
     """
 
     name: str
@@ -44,22 +44,22 @@ class Base:
     digest: str | None = None
 
     def matches(self, manifest: Manifest) -> bool:
-        """Return whether a snapshot of this name is the one that was built on, not one that replaced it."""
+        """Return whether a manifest is that of the base, not of a replacement."""
         return self.id == manifest.id and self.digest in (None, manifest.digest)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot consists of.
+    """Manifest of a snapshot.
 
     Attributes:
         step: optimizer steps done when it was taken.
-        sequence: position in the order of writing within its root; larger is newer, whatever the step.
-        id: unique to this write, so that a base that was replaced is noticed.
+        sequence: order of writing within its root; larger is newer, whatever the step.
+        id: unique to this write, to detect a replaced base.
         base: the snapshot this one builds on, or None.
         files: file name -> (bytes, CRC-32).
-        parts: tensor group -> number of files that hold it, for groups that several processes wrote.
-        digest: SHA-256 of all this.
+        parts: tensor group -> number of its files, for groups written by several processes.
+        digest: SHA-256 of the manifest.
     """
 
     step: int
@@ -75,7 +75,7 @@ class Manifest:
         """Read and check the manifest of a snapshot.
 
         Raises:
-            CheckpointDamagedError: missing, cut, altered or not a manifest.
+            CheckpointDamagedError: missing, truncated, altered or not a manifest.
             CheckpointError: no permission, or written by a newer version of this package.
         """
         path = folder / MANIFEST
@@ -113,16 +113,16 @@ class Manifest:
 
 
 class Snapshot:
-    """A verified snapshot; obtained from `read` or `find`. Everything was checked before it exists.
+    """A verified snapshot, from `read` or `find`.
 
     Attributes:
         path: its folder.
         name: the folder's name, for example "step_00001000".
         step: optimizer steps done when it was taken.
-        sequence: position in the order of writing within its root; larger is newer.
-        state: what was given to `write` as state, exactly (see `trainer.checkpoint.strict_json`).
+        sequence: order of writing within its root; larger is newer.
+        state: the state given to `write`, exactly (see `trainer.checkpoint.strict_json`).
         config: content of config.yaml, or None.
-        versions: package name -> version at the time of writing.
+        versions: package name -> version when written.
         base: the verified snapshot this one builds on, or None.
         groups: names of the tensor groups, sorted.
     """
@@ -161,9 +161,9 @@ class Snapshot:
         return tuple(sorted(self._tensors))
 
     def tensors(self, group: str) -> dict[str, np.ndarray]:
-        """Return name -> array of one group; parts are joined in the order of ranks.
+        """Return name -> array of one group, with parts joined in rank order.
 
-        The arrays are read-only views of a copy that was compared with its checksum; the files may change.
+        The arrays are read-only views of a verified copy in memory, so later changes of the files have no effect.
 
         Raises:
             CheckpointError: there is no such group.
@@ -174,7 +174,7 @@ class Snapshot:
         return dict(self._tensors[group])
 
     def chain(self) -> list[Snapshot]:
-        """Return the snapshots to apply in order: the one that builds on nothing first, this one last."""
+        """Return the snapshots to apply in order, from the first base to this one."""
         snapshots = [self]
         while snapshots[-1].base is not None:
             snapshots.append(snapshots[-1].base)
@@ -202,13 +202,13 @@ def _utf8(path: Path, content: bytes) -> str:
 
 
 def snapshot_name(path: Path) -> str:
-    """Return the name of the snapshot in the folder `path`, also while it is being replaced."""
+    """Return the name of the snapshot in `path`, also while it is being replaced."""
     aside = durable.target_of(path)
     return aside[0] if aside else path.name
 
 
 def locate(root: Path, name: str) -> Path:
-    """Return the folder of the snapshot `name`, also if a writer died while replacing it."""
+    """Return the folder of a snapshot, also if a writer died while replacing it."""
     path = root / name
     if not path.exists():
         for aside in sorted(root.glob(f".{name}.*.replaced")):
@@ -219,10 +219,10 @@ def locate(root: Path, name: str) -> Path:
 def read(path: str | os.PathLike[str]) -> Snapshot:
     """Read and verify the snapshot in the folder `path`, and those it builds on.
 
-    Every file is copied to memory and its checksum computed (about 0.5 s for 1 GB that the system has cached).
+    Every file is copied to memory and its checksum computed (about 0.5 s for 1 GB from the page cache).
 
     Raises:
-        CheckpointDamagedError: naming the file and the damage: missing, cut, altered, no manifest, a base gone.
+        CheckpointDamagedError: a file or base is missing, truncated or altered; the message names it.
         CheckpointError: no permission, or written by a newer version of this package.
     """
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Snapshots on disk: write, verify, list, prune. When to write and what to keep is decided elsewhere.
+"""Write snapshots to disk, in the calling thread or in the background.
 
 A snapshot is a folder ``root/step_00001000/``:
 
@@ -6,16 +6,16 @@ A snapshot is a folder ``root/step_00001000/``:
     state.json            everything else, as JSON that round-trips exactly (see `trainer.checkpoint.strict_json`)
     config.yaml           the resolved configuration, when there is one
     versions.json         versions of Python, NumPy, MindSpore and this package
-    manifest.json         sizes and CRC-32 sums of all of them, and of itself; written last
+    manifest.json         sizes and CRC-32 sums of all files, and its own sum; written last
 
-Of the rows of sparse tables each of several processes writes its part, ``part.tables.<rank>.safetensors``; see `parts`.
+Each of several processes writes its rows of sparse tables to ``part.tables.<rank>.safetensors``; see `parts`.
 
-It is written under a hidden temporary name in the same root, every file and the folder forced to the disk, and only
-then renamed, so a name ``step_*`` is either complete or was damaged later. ``root/last`` and ``root/best`` are text
-files with the name of a snapshot. Nothing in the format is code: no pickle, and names never lead out of the folder.
+A snapshot is written under a hidden name in the same root, forced to the disk, and only then renamed, so a folder
+``step_*`` is complete unless damaged later. ``root/last`` and ``root/best`` are text files with the name of a snapshot.
+Nothing in the format is code: no pickle, and names never lead out of the folder.
 
-CRC-32 finds damage, not forgery. It was chosen by measurement: 0.17 s for 1 GB against 0.58 s for SHA-256 with hardware
-support; it is taken while writing, so the sum costs no second pass.
+CRC-32 finds damage, not forgery. 1 GB takes 0.17 s, against 0.58 s for SHA-256 with hardware support. It is computed
+while writing, without a second pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Contents:
-    """A snapshot ready to be stored: all but the tensors is bytes already, so later changes do not show."""
+    """A snapshot to store, with everything but the tensors encoded already."""
 
     step: int
     tensors: TensorGroups
@@ -79,21 +79,20 @@ def prepare(
     identity: str | None = None,
     parts: Parts | None = None,
 ) -> Contents:
-    """Check the content and encode all but the tensors.
+    """Check the content and encode everything but the tensors.
 
     Args:
         step: optimizer steps done.
-        tensors: group -> name -> array; each group becomes one safetensors file. The arrays must not
-            change before `write` ends.
-        state: everything else (see `trainer.checkpoint.strict_json` for what it may hold).
+        tensors: group -> name -> array; one safetensors file per group. The arrays must not change during the write.
+        state: the other state (see `trainer.checkpoint.strict_json` for the accepted types).
         config: text for config.yaml.
-        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse one that
-            was replaced since; it is kept as long as this one.
-        identity: the snapshot's id, unique to this write; None makes one.
-        parts: folder into which the other processes write their parts; that of this process is among `tensors`.
+        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse a
+            replacement of it; it is kept as long as this one.
+        identity: the snapshot's id, unique to this write; None generates it.
+        parts: folder of the other processes' parts; this process's part is in `tensors`.
 
     Raises:
-        CheckpointError: a name that is no plain file name, or a value that cannot be stored; the message names it.
+        CheckpointError: a name is no plain file name, or a value cannot be stored; the message names it.
     """
     name = step_name(step)
     for group in tensors:
@@ -117,26 +116,25 @@ def prepare(
 def write(
     root: str | os.PathLike[str], step: int, tensors: TensorGroups, state: Mapping[str, Any], **options: Any
 ) -> Path:
-    """Write a snapshot, with the arguments of `prepare`; when this returns it is on the disk for good.
+    """Write a durable snapshot from the arguments of `prepare`.
 
-    A snapshot of the same step is replaced; at every moment one of the two is whole and found. Whatever fails, earlier
-    snapshots stay as they are.
+    A snapshot of the same step is replaced atomically. After a failure, earlier snapshots are unchanged.
 
     Args:
-        root: folder of snapshots; made when missing.
+        root: folder of snapshots; created if missing.
 
     Returns:
         The folder of the snapshot, ``root/step_00001000``.
 
     Raises:
-        CheckpointError: disk full, folder read-only, no permission, or something that cannot be stored; the message
-            names the path, what the system said and what to do.
+        CheckpointError: disk full, read-only folder, no permission, or a value that cannot be stored; the message
+            names the path, the system's error and what to do.
     """
     return store(root, prepare(step, tensors, state, **options))
 
 
 def store(root: str | os.PathLike[str], contents: Contents) -> Path:
-    """Write prepared contents; the second half of `write`, with its errors."""
+    """Write prepared contents; raise the errors of `write`."""
     root = Path(root)
     final = root / step_name(contents.step)
     folder = contents.parts.folder if contents.parts is not None else None
@@ -164,7 +162,7 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
 
 
 def _file_contents(contents: Contents) -> Iterator[tuple[str, Any]]:
-    # State first: on a full disk the small files fail as surely as the large ones, and sooner.
+    # State first: on a full disk the small files fail sooner.
     for name, content in contents.documents.items():
         yield name, [content]
     for group, tensors in contents.tensors.items():
@@ -204,11 +202,11 @@ def _install(aside: Path, final: Path, entries: list[Entry]) -> None:
 
 
 def _move_away(final: Path) -> Path:
-    """Rename what stands at a snapshot's name, and return what it is called now."""
+    """Move the file or folder at a snapshot's name aside; return its new path."""
     doubt = unproven(final)
     if doubt is None:
-        # A folder cannot be renamed over one that is not empty. Between the two renames `locate` and `available` find
-        # the old one under its name aside, and `recover` puts it back if this process dies here.
+        # A folder cannot replace a non-empty one by renaming. Until the second rename, `locate` and `available` find
+        # the old snapshot under its new name, and `recover` moves it back if this process dies.
         moved = durable.temporary_name(final, "replaced")
     else:
         kept = (final.with_name(f"{final.name}.kept-{number}") for number in itertools.count(1))
@@ -230,20 +228,20 @@ def _versions() -> dict[str, str | None]:
 
 
 class BackgroundWriter:
-    """Writes snapshots in a thread, at most one at a time.
+    """Writer of snapshots in a thread, at most one at a time.
 
-    The tensors are copied into buffers that are kept from one snapshot to the next, so their memory is held as long as
-    the writer. Touching fresh memory is what makes a copy slow: 1 GB took 2.5 s into new and 0.06 s into kept buffers.
+    The tensors are copied into buffers that are reused for the next snapshot and freed by `close`. Fresh memory makes a
+    copy slow: 1 GB took 2.5 s into new and 0.06 s into reused buffers.
 
     Attributes:
-        hold_seconds: for each of the newest 1000 snapshots, how long `submit` held its caller, waiting for the write
-            before included.
+        hold_seconds: seconds that `submit` took for each of the newest 1000 snapshots, with the wait for the former
+            write.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._durable: deque[Path] = deque()  # appended to by the thread, taken from by the caller's
+        self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
         self.hold_seconds: deque[float] = deque(maxlen=1000)
 
@@ -254,7 +252,7 @@ class BackgroundWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last write has failed and was not reported yet."""
+        """Whether the last write failed without a report yet."""
         return self._failure is not None
 
     def submit(
@@ -265,28 +263,27 @@ class BackgroundWriter:
         state: Mapping[str, Any],
         **options: Any,
     ) -> None:
-        """Copy the tensors, encode the state and start writing; waits first while a write is in flight.
+        """Wait for a write in flight, copy the content and start writing it.
 
-        Arguments as in `trainer.checkpoint.write`. On return the tensors and the state may change.
+        Arguments as in `trainer.checkpoint.write`. After the return the tensors and the state may change.
 
         Raises:
-            CheckpointError: the write before this one failed (this one is then not started), or something given cannot
-                be stored.
+            CheckpointError: the former write failed (this one does not start), or a value cannot be stored.
         """
         started = time.perf_counter()
         self.wait()
         copied = self._copied(tensors)
         contents = prepare(step, copied, state, **options)
-        # Not a daemon: an interpreter that exits finishes the write instead of leaving half of it.
+        # Not a daemon: the interpreter finishes the write before it exits.
         self._thread = threading.Thread(target=self._write, args=(Path(root), contents), name="snapshot-writer")
         self._thread.start()
         self.hold_seconds.append(time.perf_counter() - started)
 
     def check(self) -> list[Path]:
-        """Return the snapshots that became durable since the last call; never waits. Call it at every step.
+        """Return the snapshots that became durable since the last call; never wait.
 
         Raises:
-            CheckpointError: the last write failed. Raised once for each failure.
+            CheckpointError: the last write failed; raised once per failure.
         """
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -308,7 +305,7 @@ class BackgroundWriter:
             self.check()
 
     def close(self) -> None:
-        """Wait for the write in flight and give the buffers back. The writer may be used again.
+        """Wait for the write in flight and free the buffers; the writer stays usable.
 
         Raises:
             CheckpointError: the last write failed.
@@ -330,7 +327,7 @@ class BackgroundWriter:
         for group, arrays in tensors.items():
             copies[group] = {}
             for name, value in arrays.items():
-                if isinstance(value, Frozen):  # cannot change any more; becomes an array in the writing thread
+                if isinstance(value, Frozen):  # immutable; computed in the writing thread
                     copies[group][name] = value
                     continue
                 array = np.asarray(value)
@@ -339,5 +336,5 @@ class BackgroundWriter:
                     buffer = np.empty(array.shape, array.dtype)
                 np.copyto(buffer, array)
                 buffers[group, name] = copies[group][name] = buffer
-        self._buffers = buffers  # those of names that are gone are given back
+        self._buffers = buffers  # frees the buffers of names that are gone
         return copies

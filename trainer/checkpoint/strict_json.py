@@ -1,6 +1,6 @@
-"""JSON that round-trips NaN, tuples, integer keys and arrays, and never runs code.
+"""Encode NaN, tuples, integer keys and arrays as JSON, and decode them safely.
 
-Plain values are plain JSON. What JSON cannot hold is a mapping with one key that starts with ``$``:
+Plain values are plain JSON. Other values are mappings with a single key that starts with ``$``:
 
     {"$float": "nan" | "inf" | "-inf"}          a float that is not finite
     {"$tuple": [...]}                           a tuple
@@ -8,8 +8,7 @@ Plain values are plain JSON. What JSON cannot hold is a mapping with one key tha
     {"$bytes": "<base64>"}                      bytes
     {"$array": ["<dtype>", [shape], "<base64>"]}  a NumPy array of booleans or numbers, little-endian
 
-A string key of the user's own that starts with ``$`` is written with one more ``$``. NumPy scalars become Python
-numbers.
+A user's string key that starts with ``$`` is written with one more ``$``. NumPy scalars become Python numbers.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _KINDS = "biufc"
 
 
 def dumps(value: Any) -> str:
-    """Return `value` as JSON text, one key a line.
+    """Return `value` as JSON text, with one key per line.
 
     Args:
         value: None, bool, int, float, str, bytes, NumPy scalars, numeric arrays; lists, tuples and mappings of these.
 
     Raises:
         TypeError: another type; the message names its path.
-        ValueError: nested too deeply, or containing itself.
+        ValueError: nested too deeply, or recursive.
     """
     try:
         return json.dumps(_encode(value, ""), allow_nan=False, indent=1)
@@ -44,16 +43,16 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value `dumps` was given. Arrays are writable copies.
+    """Return the value encoded by `dumps`; arrays are writable copies.
 
     Raises:
-        ValueError: not such text; bare NaN or Infinity, repeated keys and unknown ``$`` tags included.
+        ValueError: not such text, with a bare NaN or Infinity, a repeated key or an unknown ``$`` tag.
     """
     return _decode(parse(text))
 
 
 def parse(text: str | bytes) -> Any:
-    """Return plain JSON, strictly: no NaN or Infinity, no key twice, UTF-8 only.
+    """Parse JSON strictly: no NaN or Infinity, no repeated key, UTF-8 only.
 
     Raises:
         ValueError: not strict JSON.
@@ -89,7 +88,7 @@ def _encode(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # an Enum of strings by its value
+        return str.__str__(value)  # converts an Enum of strings to its value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

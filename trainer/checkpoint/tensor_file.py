@@ -1,11 +1,11 @@
-"""The safetensors format for NumPy arrays.
+"""Read and write NumPy arrays in the safetensors format.
 
 A file is eight bytes of header length, a JSON header, and the raw little-endian values.
 
-Written and read here rather than by the safetensors package so that the checksum is taken while writing, arrays are
-views of what was read, and whatever bytes are found lead to one documented exception. The package was measured on
-128 MB: writing and reading take as long, but it reads by copying, takes all tables at once where `Frozen` ones are
-computed one by one, and has no bfloat16 for NumPy. The files are interchangeable with those of the package. Format: https://huggingface.co/docs/safetensors/index#format
+Implemented here so that the checksum is computed while writing, arrays are views of the bytes read, and any bytes lead
+to one documented exception. Measured on 128 MB, the safetensors package takes as long, but copies while reading, needs
+all tables at once (`Frozen` ones are computed one by one here), and has no bfloat16 for NumPy. The files are
+interchangeable. Format: https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _METADATA = "__metadata__"
 
 
 def blocks(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
-    """Yield the content of a safetensors file: the header, then each array's bytes, uncopied where possible.
+    """Yield the header and the arrays' bytes of a safetensors file.
 
     Args:
         tensors: name -> array of any shape; bool, (u)int8-64, float16/32/64, complex64 or MindSpore's bfloat16.
 
     Raises:
-        CheckpointError: a name or dtype the format cannot hold (raised before anything is yielded).
+        CheckpointError: a name or dtype that the format cannot hold; raised before the first block.
     """
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
-    # Large items first keeps every array aligned to its item size.
+    # Large items first: this aligns every array to its item size.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {}
     offset = 0
@@ -72,7 +72,7 @@ def _emit(head: bytes, arrays: list[np.ndarray]) -> Iterator[Any]:
         if array.size:
             if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
                 array = array.astype(array.dtype.newbyteorder("<"))
-            # reshape copies only what is not contiguous; the view as bytes makes every dtype writable.
+            # reshape copies only non-contiguous arrays; the view as bytes supports every dtype.
             yield array.reshape(-1).view(np.uint8).data
 
 
@@ -135,7 +135,7 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
 
 
 def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
-    """Return dtype, shape, first and last offset of a header entry; ValueError if they are wrong."""
+    """Return dtype, shape, begin and end of a header entry, or raise ValueError."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError("has no proper entry")
     tag, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -158,7 +158,7 @@ def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
 
 def _bfloat16() -> np.dtype:
     try:
-        from mindspore.common import np_dtype  # NumPy itself has no such type
+        from mindspore.common import np_dtype  # NumPy has no such type
 
         return np.dtype(np_dtype.bfloat16)
     except (ImportError, AttributeError, TypeError):
@@ -166,7 +166,7 @@ def _bfloat16() -> np.dtype:
 
 
 class Joined:
-    """Arrays that follow each other along axis 0, joined when NumPy needs one array.
+    """Arrays joined along axis 0 when NumPy needs a single array.
 
     Attributes:
         dtype: type of the elements.
@@ -191,17 +191,17 @@ class Joined:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return the items at ascending `indices`, int [n], without joining the rest."""
+        """Return the items at ascending `indices`, int [n], without joining all."""
         bounds = np.searchsorted(indices, self._starts)
         spans = zip(self._pieces, self._starts, bounds, bounds[1:], strict=False)
         return np.concatenate([piece[indices[first:last] - start] for piece, start, first, last in spans])
 
 
 def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the arrays of several files by name, those of 2 or more axes `Joined`.
+    """Return the arrays of several files by name, `Joined` from 2 axes on.
 
     Raises:
-        ValueError, TypeError: two arrays of one name differ in dtype or in more than the length of axis 0.
+        ValueError, TypeError: arrays of one name differ in dtype or in an axis other than 0.
     """
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for piece in pieces for name in piece):
@@ -212,7 +212,7 @@ def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
 
 
 class Frozen:
-    """An array as it is at one moment, computed at the first read, on any thread.
+    """An array frozen at one moment, computed at the first read on any thread.
 
     Attributes:
         dtype: type of its elements.
@@ -226,12 +226,12 @@ class Frozen:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape; computes the array."""
+        """Shape of the array, which this computes."""
         return np.asarray(self).shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         with self._lock:
             if self._array is None:
-                assert self._make is not None  # it is dropped once the array is there
+                assert self._make is not None  # dropped once the array is computed
                 self._array, self._make = self._make(), None
         return self._array if dtype is None else self._array.astype(dtype, copy=False)

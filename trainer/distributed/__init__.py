@@ -1,1 +1,1 @@
-"""Training on more than one process: who takes part, what they agree on, and how they are started."""
+"""Train on several processes: start them, connect them and let them agree."""

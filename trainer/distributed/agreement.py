@@ -1,4 +1,4 @@
-"""Collective decisions to stop: every rank sends one small message and computes the same result."""
+"""Agree to stop: every rank sends one message and computes the same result."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from ..state import StopReason
 from .group import Group
 
-# The first of these that any process gives is the reason of all.
+# In order of precedence: the first kind that any process reports is the common reason.
 _KINDS = ("signal", "non_finite", "callback", "user", "limit", "idle", "stream_end")
 NO_STOP = len(_KINDS)
 
 
 def stop_kind(requested: StopReason | None) -> int:
-    """Return the code of a requested stop for a message to the others; `NO_STOP` for None."""
+    """Return the code of a requested stop; `NO_STOP` for None."""
     if requested is None:
         return NO_STOP
     return _KINDS.index(requested.kind) if requested.kind in _KINDS else _KINDS.index("user")
 
 
 def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason | None:
-    """Return why all processes stop, or None; the same kind on all.
+    """Return the common reason to stop, or None; of the same kind on all processes.
 
     Args:
-        kinds: the codes of all processes (`stop_kind`), in the order of ranks.
+        kinds: the codes of all processes (`stop_kind`), in rank order.
         requested: the stop that this process requested.
     """
     first = int(np.argmin(kinds))
@@ -38,24 +38,24 @@ def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason
 
 
 def agree_to_stop(group: Group, requested: StopReason | None) -> StopReason | None:
-    """Return why all processes stop, if any of them requested it; the same kind on all."""
+    """Return the common reason to stop, or None; a collective call."""
     return first_stop(group.gather(np.array([stop_kind(requested)], np.int64))[:, 0].tolist(), requested)
 
 
 @dataclasses.dataclass(frozen=True)
 class StopHooks:
-    """Connects an agreement to the run.
+    """Connection of an agreement to the run.
 
     Attributes:
-        requested_stop: returns why this process wants the run to end, or None.
-        stop: called with the reason that all have agreed on.
+        requested_stop: returns the stop that this process requested, or None.
+        stop: called with the common reason.
     """
 
     requested_stop: Callable[[], StopReason | None]
     stop: Callable[[StopReason], None]
 
     def decide(self, kinds: Sequence[int]) -> bool:
-        """Return whether all stop, given the numbers of all processes; call `stop` if so."""
+        """Return whether to stop, given the codes of all ranks; call `stop` if so."""
         reason = first_stop(kinds, self.requested_stop())
         if reason is not None:
             self.stop(reason)

@@ -1,4 +1,4 @@
-"""Bytes from every process to every other one, over one TCP connection for each pair.
+"""Send bytes between all processes, over one TCP connection per pair.
 
 MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
 """
@@ -19,15 +19,15 @@ from .group import Group
 from .launched import enable_keepalive, own_address
 
 CONNECT_SECONDS = 60.0
-DEADLINE_SECONDS = 1800.0  # a process may compile that much longer than another
+DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
-_HEAD_BYTES = 8  # of each number in the head of a message
+_HEAD_BYTES = 8  # size of each number in the head of a message
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
 
 
 def _introduced(connection: socket.socket, word: bytes) -> int:
-    """Return the rank of the process that has connected, or -1 if it does not know the word."""
+    """Return the rank of a new connection, or -1 if it sends a wrong token."""
     connection.settimeout(_HANDSHAKE_SECONDS)
     head = b""
     try:
@@ -44,16 +44,16 @@ def _introduced(connection: socket.socket, word: bytes) -> int:
 
 
 class AllToAll:
-    """Exchanges messages between all processes; all of them call `exchange`, equally often.
+    """Exchange of messages between all processes, which call it equally often.
 
     Args:
-        group: the processes; all of them must create the exchange together, on the thread that runs graphs.
-        deadline: seconds that an exchange may take; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
-        address: how the others reach this machine; None takes the one that reaches the scheduler.
+        group: the processes; all of them create the exchange together, on the thread that runs graphs.
+        deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
+        address: address of this machine for the others; None takes the one that reaches the scheduler.
 
     Attributes:
-        bytes_sent: bytes handed to the network so far, with the heads of messages.
-        messages_sent: messages handed to the network so far.
+        bytes_sent: bytes sent so far, with the heads of messages.
+        messages_sent: messages sent so far.
 
     Raises:
         TrainerError: the processes do not reach each other.
@@ -76,13 +76,13 @@ class AllToAll:
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             enable_keepalive(connection)
-            # A process that compiles reads nothing for minutes: the kernel would take its full buffer for silence.
+            # A compiling process reads nothing for minutes; with this timeout its full buffer would end the connection.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
             connection.setblocking(False)
 
     def _connect(self, listener: socket.socket, addresses: Sequence[Sequence[Any]]) -> str | None:
-        """Connect to all lower ranks and accept all higher ones; return what went wrong, or None."""
+        """Connect to lower ranks and accept higher ones; return the problem, or None."""
         word = addresses[0][2].encode()
         peer = self.rank
         try:
@@ -97,7 +97,7 @@ class AllToAll:
                 peer = _introduced(connection, word)
                 if self.rank < peer < self.size and peer not in self._connections:
                     self._connections[peer] = connection
-                else:  # not one of the group
+                else:  # not of this group
                     connection.close()
         except OSError as error:
             missing = sorted(set(range(self.size)) - {self.rank, *self._connections})
@@ -105,13 +105,13 @@ class AllToAll:
         return None
 
     def exchange(self, parts: Sequence[Any]) -> list[Any]:
-        """Send `parts[r]` to rank r for all r; return what each rank sent here, in the order of ranks.
+        """Send `parts[r]` to each rank r; return the received parts in rank order.
 
         Args:
-            parts: contiguous buffers of any lengths; the own part is returned as it is.
+            parts: contiguous buffers of any lengths.
 
         Returns:
-            bytearrays, and the own part.
+            bytearrays, with this rank's own part unchanged.
 
         Raises:
             TrainerError: a process is gone, or the deadline has passed; the message names the ranks.
@@ -120,7 +120,7 @@ class AllToAll:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
             return self._exchange(parts)
-        except BaseException:  # half of a message may be on its way: nothing after it could be understood
+        except BaseException:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
             raise
 
@@ -130,7 +130,7 @@ class AllToAll:
         received[self.rank] = parts[self.rank]
         unsent: dict[int, list[Any]] = {}
         arriving = {peer: _Arriving() for peer in self._connections}
-        # Each process begins with the next rank, so that not all of them send to the same one.
+        # Each process begins with the next rank, to spread the load.
         peers = sorted(self._connections, key=lambda peer: (peer - self.rank) % self.size)
         for peer in peers:
             data = memoryview(parts[peer])
@@ -173,7 +173,7 @@ class AllToAll:
         return bool(unsent[peer])
 
     def _send(self, peer: int, pieces: list[Any]) -> list[Any]:
-        """Send what the connection takes at once; return what is left."""
+        """Send without blocking; return the unsent pieces."""
         while pieces:
             try:
                 count = self._connections[peer].sendmsg(pieces)
@@ -189,7 +189,7 @@ class AllToAll:
         return pieces
 
     def _receive(self, peer: int, message: _Arriving) -> bool:
-        """Receive what has arrived; return whether the message is complete. Reads nothing of the next one."""
+        """Receive the available bytes of one message; return whether it is complete."""
         while not message.complete:
             try:
                 count = self._connections[peer].recv_into(message.rest)
@@ -215,13 +215,13 @@ class AllToAll:
 
 
 class _Arriving:
-    """A message of which a part has arrived.
+    """A partly received message.
 
     Attributes:
-        number: which exchange it belongs to, counted from 1; None until the head is known.
+        number: number of its exchange, counted from 1; None until the head is known.
         content: its bytes, once the head is known.
-        rest: where the next bytes belong.
-        complete: whether all of it has arrived.
+        rest: buffer for the next bytes.
+        complete: whether all bytes have arrived.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class _Arriving:
         self.complete = False
 
     def advance(self, count: int) -> None:
-        """Note that `count` bytes were written to `rest`."""
+        """Record that `count` bytes were written to `rest`."""
         self.rest = self.rest[count:]
         if len(self.rest):
             return

@@ -1,4 +1,4 @@
-"""State that all processes hold alike: synchronized at the start, before snapshots and evaluations."""
+"""Synchronize replicated state at the start, before snapshots and evaluations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def align(group: Group, parameters: Iterable[Parameter]) -> None:
-    """Give every process the values that rank 0 has, and check that they have arrived.
+    """Copy the parameters of rank 0 to all processes, and check the result.
 
     Raises:
-        ConfigurationError: the processes have built different networks or optimizers.
+        ConfigurationError: the processes have different networks or optimizers.
     """
     if group.size == 1:
         return
@@ -44,7 +44,7 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
 
 
 def average_statistics(group: Group, network: nn.Cell) -> None:
-    """Average the moving statistics over all processes; a collective call before snapshots and evaluations."""
+    """Average the moving statistics over all processes; a collective call."""
     if group.size == 1:
         return
     for parameter in moving_statistics(network):
@@ -55,7 +55,7 @@ def average_statistics(group: Group, network: nn.Cell) -> None:
 
 
 def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """Move open accumulations and metric windows of all processes to rank 0; a collective call before snapshots."""
+    """Move open accumulations and metric windows to rank 0; a collective call."""
     if group.size == 1:
         return
     for parameter in gradient_sums:
@@ -66,7 +66,7 @@ def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Itera
 
 
 def clear_on_followers(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """After a restore, clear on all ranks but 0 what `merge_on_main` had merged."""
+    """After a restore, clear the state merged by `merge_on_main` on ranks above 0."""
     if group.is_main:
         return
     for part in parts:

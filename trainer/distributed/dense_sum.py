@@ -1,4 +1,4 @@
-"""Adds dense gradients up over processes, over the connections on which rows travel.
+"""Sum dense gradients over processes, using the connections of `AllToAll`.
 
 MindSpore's AllReduce on CPU moves twice the bytes of a ring and waits longer: docs/scaling.md compares them.
 """
@@ -9,11 +9,11 @@ import numpy as np
 
 from .group import Group
 
-WHOLE_BYTES = 1 << 16  # up to this size all processes send each other everything, which saves a wait
+WHOLE_BYTES = 1 << 16  # up to this size each process sends its whole array to all others, which saves a wait
 
 
 class DenseSum:
-    """Adds arrays up over all processes in the order of ranks: the same bits on every process.
+    """Sum over all processes in rank order: the same bits on every process.
 
     Args:
         group: the processes; they are connected (`Group.connect`) before the first sum.
@@ -21,13 +21,13 @@ class DenseSum:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Kept by size: MindSpore copies what an operator returns, and fresh memory costs more than the addition.
+        # Reused by size: MindSpore copies an operator's result, and fresh memory costs more than the addition.
         self._totals: dict[int, np.ndarray] = {}
 
     def add(self, values: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
-        """Return the sum of the `values` of all processes, float32 [n], which the next sum of this size overwrites.
+        """Return the sum of the `values` of all processes, float32 [n].
 
-        An operator of a running graph calls it.
+        The next sum of this size overwrites it. An operator of a running graph calls this method.
         """
         total = self._totals.get(values.size)
         if total is None:
@@ -44,7 +44,7 @@ class DenseSum:
         return total
 
     def _add_up(self, parts: list[np.ndarray], total: np.ndarray) -> None:
-        """Send `parts[r]` to rank r; set `total` to the sum of what all ranks have sent here."""
+        """Send `parts[r]` to each rank r; set `total` to the sum of the received parts."""
         first, *others = self._group.all_to_all(parts, in_graph=True)
         total[:] = np.frombuffer(first, np.float32)
         for other in others:

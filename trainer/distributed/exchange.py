@@ -1,4 +1,4 @@
-"""Sums gradients over processes inside a training step, as graph code."""
+"""Sum gradients over processes inside a training step, as graph code."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ..mindspore_internals.python_operators import operator
 from .dense_sum import DenseSum
 from .group import Group
 
-BUCKET_ENTRIES = 1 << 22  # float32 entries of one message: a message costs 0.7 ms at least, whatever is in it
-BEFORE = "trainer.before."  # begins the names of parameters that no snapshot holds
+BUCKET_ENTRIES = 1 << 22  # float32 entries of one message, which costs at least 0.7 ms
+BEFORE = "trainer.before."  # prefix of parameters that snapshots leave out
 _HEAD = 2
 
 
 class Exchange(nn.Cell):
-    """Adds up gradients and losses over all processes in a few flat messages, the same bits on every process.
+    """Sum of gradients and losses over all processes: the same bits on every process.
 
-    `rows` below is a float32 tensor of two: the rows of this process in a batch, and those of all processes. A process
-    without rows takes part with a made-up batch. A batch's loss is weighed by the share of its rows before the backward
-    pass, so that the gradients have the size they have in one process, in float16 too, and only need to be added.
+    `rows` below is float32 [2]: the number of rows of this process in a batch, and of all processes. A process without
+    rows takes part with a dummy batch. The loss is weighted by the share of rows before the backward pass, so that the
+    gradients have the size they have in one process, in float16 too, and only need to be added.
 
-    Of several tasks the loss is one mean for each, float32 [T], and each has rows of its own: `begin` puts their
-    numbers behind the two of `rows`.
+    With several tasks the loss is float32 [T], one mean per task, and each task has its own row counts, which `begin`
+    appends to `rows`.
 
-    On CPU the sums are those of `DenseSum`. One token, passed from each sum to the next, keeps their order the same on
-    all processes.
+    On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, keeps their order the same on all
+    processes.
 
     Args:
         group: the processes.
-        buffers: parameters that a forward changes by itself.
-        combine: cell that combines the processes' own mean gradients (Adasum) instead of the mean over all rows.
+        buffers: parameters that a forward pass updates.
+        combine: cell that combines the processes' mean gradients (Adasum) instead of the mean over all rows.
         tasks: the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`), or None.
     """
 
@@ -65,7 +65,7 @@ class Exchange(nn.Cell):
         )
 
     def share_token(self, token: Parameter) -> None:
-        """Take the token that orders other exchanges on the same connections, float32 [1]."""
+        """Use the token, float32 [1], of other exchanges on the same connections."""
         hide(self, "token", token)
 
     def add(self, values):
@@ -77,7 +77,7 @@ class Exchange(nn.Cell):
         return total
 
     def begin(self, rows, labels):
-        """Return `rows` as the other functions take them: followed by the rows of each task, own ones and all."""
+        """Return `rows` followed by the own and the total row counts of each task."""
         if self.tasks is None:
             return rows
         if not self.tasks.leaves_any_out:
@@ -86,19 +86,19 @@ class Exchange(nn.Cell):
         return ops.concat((rows, own, self.add(own)))
 
     def save_buffers(self):
-        """Copy the buffers before a forward."""
+        """Copy the buffers before a forward pass."""
         for index, buffer in enumerate(self.buffers):
             ops.assign(self.before[index], buffer)
 
     def restore_buffers(self, rows):
-        """Restore the buffers after a forward of made-up rows."""
+        """Restore the buffers after a forward pass of dummy rows."""
         for index, buffer in enumerate(self.buffers):
-            # No branch: MindSpore cannot compile one beside the operators in Python that read and update tables.
+            # No branch: MindSpore cannot compile it together with the Python operators that read and update tables.
             no_rows = ops.broadcast_to(rows[0] == 0, buffer.shape)
             ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
     def weigh(self, loss, rows):
-        """Return the part of the mean loss over all rows that this process's mean loss stands for."""
+        """Return this process's contribution to the mean loss over all rows."""
         if self.tasks is None:
             return loss * (rows[0] / rows[1])
         return self.tasks.weighted_sum(loss * (self._own_rows(rows) / ops.maximum(self._all_rows(rows), 1.0)))
@@ -110,14 +110,14 @@ class Exchange(nn.Cell):
         return rows[_HEAD + self.count :]
 
     def own(self, part, rows):
-        """Return what this process adds to a gradient or loss, float32: nothing from made-up rows."""
+        """Return this process's part of a gradient or loss, float32: 0 for dummy rows."""
         part = ops.cast(part, mstype.float32)
         return ops.select(ops.broadcast_to(rows[0] > 0, part.shape), part, ops.zeros_like(part))
 
     def mean(self, gradients, rows, loss, statistics_finite, rows_finite=True):
-        """Return mean gradients, mean loss and whether the statistics are sound, of all processes together.
+        """Return mean gradients, mean loss and whether all statistics are finite.
 
-        `rows_finite` is False where gradients that are not among these are not finite.
+        `rows_finite` says whether the gradients that are not among these are finite.
         """
         parts = ()
         for gradient in gradients:
@@ -132,12 +132,12 @@ class Exchange(nn.Cell):
         return means, head[0], head[1] == 0
 
     def clip(self, gradients, dense, squares, norm):
-        """Return gradients clipped by their global norm, of which some belong to one process alone.
+        """Return gradients clipped by their global norm over all processes.
 
         Args:
-            gradients: the first `dense` are the same on all processes, the others are this process's own.
+            gradients: the first `dense` are the same on all processes, the others are local.
             dense: see `gradients`.
-            squares: sum of the squares of this process's own, float32 scalar.
+            squares: sum of the squares of the local gradients, float32 scalar.
             norm: bound of the global 2-norm.
         """
         total = ops.reshape(self.add(ops.reshape(squares, (1,))), ())
@@ -150,7 +150,7 @@ class Exchange(nn.Cell):
         return clipped
 
     def mean_of_sums(self, sums, weight, rows, statistics_finite, rows_finite=True):
-        """Return the mean gradients and whether the statistics are finite, from the sums of an accumulation.
+        """Return the mean gradients of an accumulation, and whether all are finite.
 
         `rows_finite` is as in `mean`.
         """
@@ -169,7 +169,7 @@ class Exchange(nn.Cell):
         return head[0]
 
     def _with_tasks(self, head, loss, rows):
-        """Return `head` followed by the sums of the tasks' losses."""
+        """Return `head` followed by the loss sums of the tasks."""
         if self.tasks is None:
             return head
         return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
@@ -214,12 +214,12 @@ class Exchange(nn.Cell):
 def make_exchange(
     group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
 ) -> Callable[..., Exchange] | None:
-    """Return a factory of `Exchange` from a step's buffers; None for one process, which needs no collective."""
+    """Return a factory of `Exchange` from a step's buffers; None for one process."""
     return functools.partial(Exchange, group, combine=combine, tasks=tasks) if group.size > 1 else None
 
 
 def buckets(sizes):
-    """Group gradients by their sizes into messages: a tuple of tuples of indices, in order."""
+    """Group gradients by size into messages: tuples of indices, in order."""
     groups: list[tuple[int, ...]] = [()]
     entries = _HEAD
     for index, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""The processes that train together. One process alone needs no MindSpore for it: `world.py` holds the others."""
+"""Define the group of processes; `world` implements it for more than one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .launched import STAGE, communication_error, is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_FRAME = 256  # bytes; messages of unequal length travel in frames of few sizes, each size being a program
+SMALLEST_FRAME = 256  # bytes; messages are padded to few frame sizes, because each size needs a compiled graph
 
 
 class Group:
-    """One process alone: every collective returns what it was given, and nothing is imported or built.
+    """Group of a single process, whose collectives return their argument.
 
     Attributes:
         rank: number of this process, 0 to `size` - 1.
-        size: processes.
-        bytes_sent: bytes that `all_to_all` has sent to other processes so far.
-        messages_sent: messages that `all_to_all` has sent to other processes so far.
+        size: number of processes.
+        bytes_sent: bytes sent to other processes by `all_to_all` so far.
+        messages_sent: messages sent to other processes by `all_to_all` so far.
     """
 
     rank = 0
@@ -37,49 +37,48 @@ class Group:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes what only one may write."""
+        """Whether this is rank 0, which writes files for all processes."""
         return self.rank == 0
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, equal in shape and dtype, stacked in the order of ranks: [size, ...]."""
+        """Stack the arrays of all processes, equal in shape and dtype: [size, ...]."""
         return array[None]
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
-        """Return the messages of all processes, of any lengths, in the order of ranks."""
+        """Return the messages of all processes, of any lengths, in rank order."""
         return [message]
 
     def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:
-        """Send `parts[r]` to rank r for all r; return what each rank sent here; see `AllToAll.exchange`.
+        """Send `parts[r]` to each rank r; return the received parts.
 
         Args:
             parts: see `AllToAll.exchange`.
-            in_graph: whether an operator of a running graph calls it, on a thread of MindSpore's; else it has to be
-                the thread that runs graphs.
+            in_graph: called by an operator of a running graph, on a thread of MindSpore; otherwise by the thread that
+                runs graphs.
         """
         return list(parts)
 
     def connect(self) -> None:
-        """Open the connections of `all_to_all`, on the thread that runs graphs; all processes call it."""
+        """Open the connections of `all_to_all` on the graph thread; a collective call."""
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Return the array of rank 0; the others give one of the same shape and dtype."""
+        """Return the array of rank 0; all pass the same shape and dtype."""
         return array
 
     def wait_for_all(self) -> None:
-        """Block until all processes have called this, without the 30 s time limit of a collective."""
+        """Block until all processes call this, without a collective's 30 s limit."""
 
-    # -- what follows from these ---------------------------------------------------------------------------------------
+    # -- derived collectives -------------------------------------------------------------------------------------------
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        """Return the sum over processes, added in the order of ranks in the array's own dtype: exact and the same."""
+        """Return the sum over processes, added in rank order in the array's dtype."""
         return array if self.size == 1 else self.gather(array).sum(0, dtype=array.dtype)
 
     def from_main(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns on rank 0, where alone it is called; JSON-able.
+        """Call `make` on rank 0; return its JSON-able result on all processes.
 
         Raises:
-            ConfigurationError, CheckpointError: on all processes, when rank 0 raises one; what else it raises stays on
-                rank 0.
+            ConfigurationError, CheckpointError: on all processes, if rank 0 raises it; other errors stay on rank 0.
         """
         if self.size == 1:
             return make()
@@ -100,13 +99,13 @@ class Group:
         return flag if self.size == 1 else bool(self.gather(np.array([flag], np.int64)).any())
 
     def gather_json(self, value: Any) -> list[Any]:
-        """Return the JSON-able values of all processes in the order of ranks."""
+        """Return the JSON-able values of all processes in rank order."""
         if self.size == 1:
             return [value]
         return [json.loads(message) for message in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_rows(self, array: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of all processes, which differ in the length of axis 0 alone, in the order of ranks."""
+        """Return the arrays of all ranks, which may differ in the length of axis 0."""
         if self.size == 1:
             return [array]
         shape, dtype = array.shape[1:], array.dtype
@@ -114,10 +113,10 @@ class Group:
         return [np.frombuffer(part, dtype).reshape(-1, *shape) for part in parts]
 
     def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Return the one-dimensional arrays of all processes, whose `lengths` all know, in the order of ranks.
+        """Return the 1-D arrays of all ranks, whose `lengths` every rank knows.
 
-        What travels is as long as the longest, rounded up to one of 16 sizes an octave, each being a program; see
-        `all_to_all` for what single processes need.
+        All are padded to the longest, rounded up to one of 16 sizes per octave, because each size needs a compiled
+        graph; see `all_to_all` for parts that single processes need.
         """
         if self.size == 1:
             return [array]
@@ -132,7 +131,7 @@ class Group:
         """Check that named arrays are the same on all processes, bit for bit.
 
         Raises:
-            ConfigurationError: they differ; the message names one that does.
+            ConfigurationError: they differ; the message names the first.
         """
         if self.size == 1:
             return
@@ -156,12 +155,12 @@ _world: Group | None = None
 
 
 def join() -> Group:
-    """Return the group of this process; its first call in a launched process starts MindSpore's communication.
+    """Return this process's group; start MindSpore's communication if launched.
 
-    A scheduler process, which `msrun` starts with the same command as the others, stays in this call to its end.
+    A scheduler process, which `msrun` starts with the same command, never returns from this call.
 
     Raises:
-        ConfigurationError: a launcher started several processes, and they cannot meet.
+        ConfigurationError: a launcher started several processes, and they cannot connect.
     """
     global _world
     if _world is not None:

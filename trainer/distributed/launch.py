@@ -1,8 +1,8 @@
-"""``trainer launch``: start, supervise and clean up one job of several processes.
+"""Start, supervise and clean up a job of several processes (``trainer launch``).
 
-Every process gets MindSpore's documented variables (a dynamic cluster), so the job is the one `msrun` would start; the
-command line that does so is printed. Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits for
-snapshots, ends the job seconds after a process died, and all processes die with it when it is killed itself.
+The job equals one started by `msrun`, whose command line is printed: every process gets MindSpore's documented
+variables (a dynamic cluster). Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits for snapshots, ends
+the job seconds after a process failed, and takes all processes with it when it is killed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .launched import (
 from .machines import MEETING_SECONDS, Machines, Verdict
 from .watched_process import WatchedProcess, share_of_cores
 
-GRACE_SECONDS = 5.0  # for the others to end by themselves, with their own messages, once one process has failed
-LEFT_SECONDS = 5.0  # for the others to end as well, once a process has ended with exit code 0
+GRACE_SECONDS = 5.0  # for the other processes to end by themselves, with their own messages, after a failure
+LEFT_SECONDS = 5.0  # for the other processes to end after the first exit with code 0
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL: a process inside a collective does not handle signals
 LATE_SECONDS = 1800  # time limit of a collective; MindSpore's default is 30
 LOGS = "logs"
@@ -45,23 +45,23 @@ _SCHEDULER = "from mindspore import communication; communication.init()"
 
 @dataclass(frozen=True)
 class Job:
-    """What to start.
+    """Command and options of a job.
 
     Attributes:
         command: ``["fit", "config.yaml"]`` or another trainer command, ``["python", "train.py", ...]``, or
             ``["train.py", ...]``; Python is always the interpreter of the supervisor.
-        processes: processes on this machine.
-        nodes: machines.
+        processes: number of processes on this machine.
+        nodes: number of machines.
         node_rank: number of this machine; machine 0 also runs MindSpore's scheduler.
-        master: "HOST:PORT" of machine 0, where the supervisors of several machines meet; of one
-            machine MindSpore's scheduler is there, by default at a free port.
-        max_restarts: how often all processes are started again after one failed.
-        logs: folder for one log per process; None: ``logs`` in the run folder, where there is one.
-        meeting_seconds: how long the machines wait for each other at the start.
-        grace_seconds: how long processes may take to end, snapshots included, after a signal to the supervisor; then
+        master: "HOST:PORT" of machine 0, to which the supervisors of several machines connect; with one machine,
+            address of MindSpore's scheduler, by default at a free port.
+        max_restarts: maximum number of restarts of all processes after a failure.
+        logs: folder for one log per process; None: ``logs`` in the run folder, if there is one.
+        meeting_seconds: time limit for the machines to connect at the start.
+        grace_seconds: time limit for processes to end, snapshots included, after a signal to the supervisor; then
             they are killed.
-        all_output: print the lines of every process of this machine, not of rank 0 alone; each begins with "[rank N]".
-        bind_cores: give each process its share of the machine's cores (Linux), where there are enough of them.
+        all_output: print the lines of every process of this machine, not only of rank 0, prefixed with "[rank N]".
+        bind_cores: give each process its share of the machine's cores (Linux), if there are enough.
     """
 
     command: Sequence[str]
@@ -127,10 +127,10 @@ class Job:
 
 
 def launch(job: Job) -> int:
-    """Run the job until all its processes have ended; return the exit code of the first that failed, or 0.
+    """Run the job to its end; return the exit code of the first failed process, or 0.
 
     Raises:
-        ConfigurationError, TrainerError: the machines of the job have not met, see `Machines.connect`.
+        ConfigurationError, TrainerError: the machines could not connect, see `Machines.connect`.
     """
     supervisor = Supervisor(job)
     with supervisor.signals(), Machines(job, supervisor.say, lambda: supervisor.stop_signal is not None) as machines:
@@ -146,7 +146,7 @@ def launch(job: Job) -> int:
 
 
 class Supervisor:
-    """Starts the processes of a job on this machine and waits for them.
+    """Supervisor of the processes of a job on this machine.
 
     Attributes:
         stop_signal: the signal that asked the supervisor to stop, or None.
@@ -160,7 +160,7 @@ class Supervisor:
         self._workers: list[WatchedProcess] = []
         self._run_folder: str | None = None
         self._failed: WatchedProcess | None = None
-        self._cause: int | None = None  # exit code of the process, here or elsewhere, that failed first
+        self._cause: int | None = None  # exit code of the process that failed first, on any machine
         self._failed_first = False
         self._deadline = 0.0
         self._kill_at: float | None = None
@@ -175,7 +175,7 @@ class Supervisor:
             print(f"trainer launch: {text}", file=sys.stderr, flush=True)
 
     def _print(self, text: str) -> None:
-        """Print a line on standard output, unless writing has failed before."""
+        """Print a line on standard output, unless it failed before."""
         if not self._output_lost:
             try:
                 print(text, flush=True)
@@ -185,7 +185,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Forward the first SIGTERM, SIGHUP or SIGINT to every process; kill them all at the second."""
+        """Forward the first stop signal to all processes; kill them at the second."""
 
         def forward(number: int, frame: object) -> None:
             if self.stop_signal is not None:
@@ -206,7 +206,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def run(self, attempt: int, machines: Machines) -> Verdict:
-        """Start all processes, wait for those of all machines to end, and return what to do next."""
+        """Start all processes, wait for all machines, and return the verdict."""
         folder = self.job.logs or Path(tempfile.mkdtemp(prefix="trainer-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "run_folder"
@@ -234,12 +234,12 @@ class Supervisor:
             RUN_NOTE_VARIABLE: str(note),
             RESTART_VARIABLE: str(attempt),
         }
-        # A process that is late for a collective is compiling or reading; the supervisor detects those that failed.
+        # A process that is late for a collective is compiling or reading; the supervisor detects failures.
         common.setdefault("MS_CPU_COMM_OP_TIMEOUT", str(LATE_SECONDS))
-        # Seconds between two looks at who has joined; MindSpore's 3 to 5 delay every start of a job by as much.
+        # Seconds between checks for new processes; MindSpore's 3 to 5 delay every start of a job by as much.
         common.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
         common.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
-        if job.nodes > 1:  # MindSpore would take the first network interface that it finds
+        if job.nodes > 1:  # MindSpore's default is the first network interface
             common.setdefault("MS_WORKER_IP", machines.address)
         if self._run_folder is not None:
             common[RESUME_VARIABLE] = self._run_folder
@@ -269,7 +269,7 @@ class Supervisor:
                 selector.register(process.popen.stdout, selectors.EVENT_READ, process)
             while self._is_running():
                 self._poll(machines, selector)
-            self._read_all(selector)  # what the pipes still hold
+            self._read_all(selector)  # the rest in the pipes
             self._check_failed(machines, selector)
             if self._failed is not None and self._failed_first:
                 self.say(self._failed.report())
@@ -294,7 +294,7 @@ class Supervisor:
         return any(process.popen.poll() is None for process in self._workers)
 
     def _poll(self, machines: Machines, selector: selectors.BaseSelector) -> None:
-        """Read the processes' output, check for failures on all machines, and end the job after one."""
+        """Read output, check all machines for failures, and end the job after one."""
         self._read(selector, 0.2)
         if self.stop_signal is not None and not self._signal_forwarded:
             self._signal_forwarded = True
@@ -313,7 +313,7 @@ class Supervisor:
             self._terminate_workers(selector)
 
     def _check_stopped(self) -> None:
-        """Report stopped processes; after a signal continue them, and kill all that exceed the grace period."""
+        """Report stopped processes; after a signal, continue and finally kill them."""
         for process in self._workers:
             if process not in self._stopped and process.popen.poll() is None and process.is_stopped:
                 self._stopped.add(process)
@@ -332,7 +332,7 @@ class Supervisor:
                 self.say(f"{process.name} (pid {process.popen.pid}) {process.fault} and was killed")
 
     def _left_early(self, process: WatchedProcess) -> bool:
-        """Return whether a process that ended with exit code 0 leaves another one waiting inside a call."""
+        """Return whether a process with exit code 0 left another inside a call."""
         if process not in self._stages or not self._is_running():
             return False
         if time.monotonic() - self._ended_at.setdefault(process, time.monotonic()) < LEFT_SECONDS:
@@ -349,7 +349,7 @@ class Supervisor:
             return
         self._failed = next((process for process in self._processes if self._has_failed(process)), None)
         if self._failed is not None:
-            if self._failed not in self._workers and self._stopped:  # the scheduler drops a worker that does not answer
+            if self._failed not in self._workers and self._stopped:  # the scheduler drops an unresponsive worker
                 self._failed = next(iter(self._stopped))
                 self._failed.fault = "is stopped (SIGSTOP), so MindSpore's scheduler has given it up"
             self._failed_first = self._cause is None
@@ -362,7 +362,7 @@ class Supervisor:
             self._cause, self._deadline = code, time.monotonic() + GRACE_SECONDS
 
     def _has_failed(self, process: WatchedProcess) -> bool:
-        """Return whether a process ended abnormally; after a signal, a worker may die of that signal."""
+        """Return whether a process failed; a worker may die of a forwarded signal."""
         code = process.popen.poll()
         if self.stop_signal is None:
             return bool(code) or (code == 0 and self._left_early(process))

@@ -1,4 +1,4 @@
-"""Settings from the launcher: MindSpore's documented environment variables, read without importing anything."""
+"""Read the launcher's environment variables, without importing MindSpore."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..errors import ConfigurationError
 
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
 RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
-RESTART_VARIABLE = "TRAINER_RESTART"  # how often the supervisor has started the job again
+RESTART_VARIABLE = "TRAINER_RESTART"  # number of restarts of the job so far
 RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a restarted job resumes
 
 STAGE_VARIABLE = "TRAINER_STAGE"  # file in which a process keeps its stage
 
 
 class Stage:
-    """Progress of a process through the calls that all processes make together, in a file for the supervisor.
+    """Progress of a process through collective calls, in a file for the supervisor.
 
     Attributes:
-        calls: calls begun: joining the others is the first, each verb one more.
-        state: "inside" the last of them, "done" with it, or "left": out of it by an exception.
+        calls: number of calls begun: joining the group, then each verb.
+        state: of the last call: "inside", "done", or "left" by an exception.
     """
 
     def __init__(self, calls: int = 0, state: str = "done") -> None:
@@ -32,7 +32,7 @@ class Stage:
 
     @classmethod
     def read(cls, path: Path) -> Stage | None:
-        """Return the stage in a process's file; None before it has joined the group."""
+        """Return the stage in a process's file; None before it joins the group."""
         try:
             calls, state = path.read_text("ascii").split()
         except (OSError, ValueError):  # missing, or being written
@@ -57,7 +57,7 @@ class Stage:
             Path(path).write_text(f"{self.calls} {state}", "ascii")
 
     def left_early(self, other: Stage | None) -> bool:
-        """Return whether a process that ended at this stage leaves `other` waiting inside a call."""
+        """Return whether a process that ended here leaves `other` inside a call."""
         if other is None or other.state != "inside":
             return False
         return other.calls > self.calls or (other.calls == self.calls and self.state != "done")
@@ -67,12 +67,12 @@ STAGE = Stage()
 
 
 def is_restarted() -> bool:
-    """Return whether the supervisor has started this process again after a failure of the job."""
+    """Return whether the supervisor restarted this process after a failure."""
     return os.environ.get(RESTART_VARIABLE, "0") != "0"
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of the job's processes, from variables of msrun, a rank table or MPI, or MindSpore."""
+    """Return the job's process count, from the environment or MindSpore."""
     names = ["MS_WORKER_NUM"] if "MS_ROLE" in environment else []
     for name in (*names, "RANK_SIZE", "OMPI_COMM_WORLD_SIZE"):
         value = environment.get(name, "")
@@ -97,23 +97,23 @@ def folder_to_resume() -> str | None:
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether msrun or `trainer launch` started this process, even as the only worker."""
+    """Return whether a launcher started this process, even as the only worker."""
     return environment.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in environment
 
 
 def communication_error(count: int, reason: object) -> ConfigurationError:
-    """Return the error for launched processes that cannot exchange gradients."""
+    """Return the error for launched processes that cannot connect."""
     return ConfigurationError(
         f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
         "network of its own; start them with `trainer launch` or msrun"
     )
 
 
-SILENCE_SECONDS = 10  # until the kernel gives up a machine that does not answer
+SILENCE_SECONDS = 10  # until the kernel drops the connection to an unresponsive machine
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Turn on keepalive probes, which end the connection when the other machine does not answer."""
+    """Enable keepalive probes, which end a connection to an unresponsive machine."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -121,7 +121,7 @@ def enable_keepalive(connection: socket.socket) -> None:
 
 
 def own_address() -> str:
-    """Return this machine's address on the route to the scheduler, under which the others reach it."""
+    """Return this machine's address on the route to the scheduler."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))  # sends nothing
         return probe.getsockname()[0]

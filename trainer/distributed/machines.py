@@ -1,4 +1,4 @@
-"""Connects the supervisors of a job on several machines: a common start, and notice of failures.
+"""Connect the supervisors of a job on several machines.
 
 Each supervisor has one TCP connection to that of machine 0, at the address of ``--master``. Messages are lines of JSON.
 Machine 0 forwards the messages of each machine to the others. A broken connection counts as a failed machine.
@@ -26,11 +26,11 @@ ESCAPED_BYTES = 12  # of a character in JSON, at most
 
 
 class Verdict(NamedTuple):
-    """What all machines do after an attempt.
+    """Decision of machine 0 after an attempt.
 
     Attributes:
         code: exit code of the job, that of the process that failed first.
-        again: whether all processes are started once more.
+        again: whether to restart all processes.
         run_folder: the folder that rank 0 writes to, if known.
     """
 
@@ -45,13 +45,13 @@ class _Link:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.open = True
-        self.buffered: list[dict[str, Any]] = []  # messages received while waiting for another one
+        self.buffered: list[dict[str, Any]] = []  # messages received while waiting for another
         self._rest = b""
         connection.settimeout(ANSWER_SECONDS)
         enable_keepalive(connection)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; a connection that cannot take it is closed."""
+        """Send a message; mark the connection closed if that fails."""
         try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -80,7 +80,7 @@ class _Link:
         return messages
 
     def is_connected(self) -> bool:
-        """Return whether the other end is still open; buffers messages that have arrived."""
+        """Return whether the other end is still open; buffer its messages."""
         try:
             self.buffered = self.received()
         except ValueError:
@@ -93,7 +93,7 @@ class _Link:
 
 
 class Machines:
-    """The supervisor of this machine among those of all; a single machine decides alone.
+    """Connections to the supervisors of the other machines; none for a single one.
 
     Args:
         job: the job to start, the same on all machines.
@@ -105,7 +105,7 @@ class Machines:
         address: of this machine, as seen by the others.
         lost: whether a machine has disconnected without a message.
         codes: exit codes of the machines whose processes have ended; known on machine 0.
-        verdict: what machine 0 has decided; known on the others.
+        verdict: the decision of machine 0; known on the others.
     """
 
     def __init__(self, job: Job, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
@@ -129,11 +129,11 @@ class Machines:
     # -- meeting -------------------------------------------------------------------------------------------------------
 
     def connect(self) -> bool:
-        """Wait until all supervisors are connected; return False if a signal interrupts the wait.
+        """Connect all supervisors; return False if a signal interrupts the wait.
 
         Raises:
             ConfigurationError: the address is not machine 0's, or the machines were started with different options.
-            TrainerError: a machine did not come.
+            TrainerError: a machine did not connect in time.
         """
         if self.job.nodes == 1:
             return True
@@ -164,7 +164,7 @@ class Machines:
         return True
 
     def _drop_lost(self) -> None:
-        """Drop machines whose supervisors stopped before the job began; they may connect again."""
+        """Drop machines that disconnected before the start; they may connect again."""
         for machine, link in list(self._links.items()):
             if not link.is_connected():
                 self._links.pop(machine).close()
@@ -186,7 +186,7 @@ class Machines:
             ) from error
 
     def _handshake(self, link: _Link) -> bool:
-        """Accept or refuse a machine; return whether the handshake of this connection is complete."""
+        """Accept or refuse a machine; return whether the handshake is complete."""
         try:
             messages = link.received()
         except ValueError:  # a port scanner, for example
@@ -226,7 +226,7 @@ class Machines:
         announced, reason = False, "no answer"
         while not self._stopped():
             try:
-                address = socket.gethostbyname(self.host)  # MindSpore takes no other than IPv4
+                address = socket.gethostbyname(self.host)  # MindSpore supports IPv4 only
                 link = _Link(socket.create_connection((address, self._port), timeout=ANSWER_SECONDS / 2))
             except OSError as error:
                 reason = error.strerror or str(error)
@@ -247,7 +247,7 @@ class Machines:
         return False
 
     def _is_accepted(self, link: _Link, deadline: float) -> bool:
-        """Return whether machine 0 has accepted this one; False if it disconnected before it answered.
+        """Return whether machine 0 accepted this one; False if it disconnected.
 
         Raises:
             ConfigurationError: it refused, or the other end is no supervisor.
@@ -273,7 +273,7 @@ class Machines:
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
     def begin(self, run_folder: str | None) -> tuple[int, str | None]:
-        """Return the port of MindSpore's scheduler and the run folder to resume, as machine 0 chose them.
+        """Return machine 0's choice of scheduler port and run folder to resume.
 
         Raises:
             TrainerError: machine 0 is gone.
@@ -298,7 +298,7 @@ class Machines:
         self._broadcast({"kind": "failed", "machine": self.job.node_rank, "text": tail, "code": code})
 
     def send_signal(self, number: int) -> None:
-        """Report a signal that stops this supervisor to the others."""
+        """Forward a stop signal to the other supervisors."""
         self._broadcast({"kind": "signal", "number": number})
 
     def _broadcast(self, message: dict[str, Any], exclude: int | None = None) -> None:
@@ -307,7 +307,7 @@ class Machines:
                 link.send(message)
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return messages of other machines: ``failed`` with text and code, ``signal`` with its number."""
+        """Return the ``failed`` and ``signal`` messages of other machines."""
         received = []
         for machine, link in self._links.items():
             if not link.open:
@@ -334,7 +334,7 @@ class Machines:
         return received
 
     def send_end(self, code: int) -> None:
-        """Report to machine 0 that all processes of this machine have ended, with the exit code."""
+        """Report the exit code of this machine's processes to machine 0."""
         if self.job.node_rank != 0:
             self._broadcast({"kind": "ended", "code": code})
 

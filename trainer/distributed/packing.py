@@ -1,4 +1,4 @@
-"""Serializes values, arrays, states and outputs into messages between processes."""
+"""Serialize values, arrays, states and outputs into messages between processes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..errors import DataError, GraphError
 from .group import Group
 
 LENGTH_BYTES = 4
-_BATCH, _ENDED, _FAILED = range(3)  # what a process has for the others: from _FAILED on, which of the errors
+_BATCH, _ENDED, _FAILED = range(3)  # kinds of messages; _FAILED + index into _FAILURES
 _FAILURES = (DataError, GraphError)
 
 
 def pack(value: Any, arrays: Sequence[np.ndarray]) -> bytes:
-    """Return both as bytes: length of the head, head in JSON, then the arrays' bytes in C order.
+    """Return bytes: length of the head, head in JSON, arrays in C order.
 
     Args:
-        value: whatever `json` takes.
-        arrays: of numbers, bools or fixed-width text, any shape; objects have no bytes of their own.
+        value: JSON-able value.
+        arrays: of numbers, bools or fixed-width text, of any shape; not of objects.
     """
     head = json.dumps([value, [[array.dtype.str, array.shape] for array in arrays]]).encode()
     return b"".join([len(head).to_bytes(LENGTH_BYTES, "little"), head, *(array.tobytes() for array in arrays)])
 
 
 def unpack(message: bytes) -> tuple[Any, list[np.ndarray]]:
-    """Return what `pack` was given, bit for bit; the arrays are writable and hold memory of their own."""
+    """Return the arguments of `pack`, bit for bit, with writable arrays."""
     start = LENGTH_BYTES + int.from_bytes(message[:LENGTH_BYTES], "little")
     value, described = json.loads(message[LENGTH_BYTES:start])
     arrays = []
@@ -40,7 +40,7 @@ def unpack(message: bytes) -> tuple[Any, list[np.ndarray]]:
 
 
 def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the states of all processes in the order of ranks; JSON-able values and arrays of numbers, bit for bit."""
+    """Return the states of all processes in rank order, bit for bit."""
     messages = group.gather_bytes(pack([state["json"], list(state["arrays"])], list(state["arrays"].values())))
     states = []
     for message in messages:
@@ -52,27 +52,26 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
 def lockstep_outputs(
     group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None]
 ) -> Iterator[tuple[Any, int]]:
-    """Yield (outputs, rows) of every batch on every process; with one process they are passed through.
+    """Yield (outputs, rows) of all processes' batches on every process.
 
-    Batch k of the dataset is batch k // size of rank k % size (`data.finite.shards.EveryNth`), so each process sees
-    what one process alone would see, in its order. Outputs of padding rows are left out.
+    Batch k of the dataset is batch k // size of rank k % size (`data.finite.shards.EveryNth`), so each process yields
+    the batches in the order of a single process. Outputs of padding rows are left out.
 
     Args:
-        group: the processes; all of them have to consume this iterator.
-        own: this process's outputs, tensors and host arrays in tuples and mappings of any depth, and the number of
-            rows, 0 where they are made up.
-        join_exchange: called after each batch, and once `own` has ended, to take part in the exchanges of the other
-            processes' batches; takes the problem with this process's batch, or "".
+        group: the processes; all of them consume this iterator.
+        own: this process's outputs (tensors and host arrays in tuples and mappings of any depth) and number of rows,
+            0 for dummy rows.
+        join_exchange: called after each batch, and after the end of `own`, to take part in the exchanges of the other
+            processes; its argument is the problem with this process's batch, or "".
 
     Raises:
-        DataError, GraphError: a process's batch is refused, or does not fit the network; the same on all processes,
-            with its rank.
+        DataError, GraphError: on all processes, if a batch is invalid or does not fit the network; names the rank.
     """
     if group.size == 1:
         yield from own
         return
     batches = iter(own)
-    group.wait_for_all()  # connect before one process can be late
+    group.wait_for_all()  # connect before a process can be late
     while True:
         batch, problem, failed = None, "", _FAILED
         try:
@@ -84,7 +83,7 @@ def lockstep_outputs(
         join_exchange(problem)
         kind = failed if problem else _ENDED if batch is None else _BATCH
         message = problem.encode() if batch is None else _pack(*batch) if batch[1] else b""
-        group.wait_for_all()  # while a process waits for its data
+        group.wait_for_all()  # a process may wait for its data
         parts = group.gather_bytes(bytes([kind]) + message)
         for rank, part in enumerate(parts):
             if part[0] >= _FAILED:

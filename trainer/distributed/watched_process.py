@@ -1,4 +1,4 @@
-"""A process started by a supervisor: output, log and exit."""
+"""Start a process for a supervisor, and watch its output, log and exit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class WatchedProcess:
         name: prefix of its lines.
         argv: command.
         environment: all its variables.
-        log: file that its lines are added to.
-        cores: the processor cores that it may use, on Linux; empty: all.
+        log: file to which its lines are appended.
+        cores: processor cores that it may use, on Linux; empty: all.
 
     Attributes:
         tail: its last lines.
@@ -46,11 +46,11 @@ class WatchedProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
+            start_new_session=True,  # Ctrl-C reaches the supervisor only, which forwards it
             preexec_fn=_die_with_parent(),
         )
-        if cores:  # in time: the threads that it starts later have the same cores
-            with contextlib.suppress(OSError):  # it has ended, or its cores were taken away
+        if cores:  # threads that it starts later inherit the cores
+            with contextlib.suppress(OSError):  # it has ended, or the cores are unavailable
                 os.sched_setaffinity(self.popen.pid, cores)
         os.set_blocking(self.popen.stdout.fileno(), False)
 
@@ -81,7 +81,7 @@ class WatchedProcess:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the process and every process it has started in its session."""
+        """Kill the process and all processes of its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -93,7 +93,7 @@ class WatchedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped, by SIGSTOP or a debugger; known on Linux only."""
+        """Whether SIGSTOP or a debugger has stopped it; known on Linux only."""
         try:
             with open(f"/proc/{self.popen.pid}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0]
@@ -103,7 +103,7 @@ class WatchedProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it; 1 for a process that has failed without one."""
+        """Exit code as in a shell; 1 for a failure without an exit code."""
         code = self.popen.returncode
         if not code:
             return 1 if self.fault else 0
@@ -122,10 +122,10 @@ class WatchedProcess:
 
 
 def share_of_cores(number: int, processes: int) -> list[int]:
-    """Return the cores of process `number` of `processes`, neighbours of one another; none where there are too few.
+    """Return adjacent cores for process `number` of `processes`; none if too few.
 
-    MindSpore's threads wait by yielding the processor: on two cores, processes that share both take up to 1.8 times as
-    long for a step as those that have one each.
+    MindSpore's threads wait by yielding the processor: on two cores, two processes that share both take up to 1.8 times
+    as long for a step as with one core each.
     """
     if processes == 1 or not hasattr(os, "sched_getaffinity"):
         return []
@@ -135,8 +135,8 @@ def share_of_cores(number: int, processes: int) -> list[int]:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return a function for a child that ties its life to the supervisor's."""
-    libc = ctypes.CDLL(None)  # loaded here: between fork and exec as little as possible may happen
+    """Return a function that makes a child process die with the supervisor."""
+    libc = ctypes.CDLL(None)  # loaded before the fork: little is safe between fork and exec
     parent = os.getpid()
 
     def prepare() -> None:

@@ -1,13 +1,13 @@
-"""All processes of a job: collectives on NumPy arrays over MindSpore's own communication.
+"""Run collectives on NumPy arrays over MindSpore's communication.
 
-On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over all processes, inside graphs only; what is
-here runs one small graph for each. A device with AlltoAll and ReduceScatter would use them behind the same functions.
+On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over all processes, inside graphs only; each
+collective here runs a small graph. A device with AlltoAll and ReduceScatter would use them behind the same functions.
 
-Under `msrun` a collective gives up after 30 seconds, so processes that may wait longer meet at a `Barrier`: each holds
-one TCP connection to rank 0, opened when it is first needed. So are the connections of `AllToAll`, one for each pair.
+Under `msrun` a collective fails after 30 seconds, so processes that may wait longer first pass a `Barrier`, which has
+one TCP connection from each process to rank 0. It is opened at its first use, as are the connections of `AllToAll`.
 """
 
-# ruff: noqa: D102 - `Group` describes the methods of `World`
+# ruff: noqa: D102 - `Group` documents the methods of `World`
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONNECT_SECONDS = 10.0
 
 
 class World(Group):
-    """All processes of a job started by a launcher. Its methods are called by all of them, in the same order."""
+    """Group of launched processes; all of them call its methods in the same order."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -51,7 +51,7 @@ class World(Group):
         self._barrier.wait()
 
     def _check_thread(self) -> None:
-        """Refuse another thread: its messages would arrive between those of the steps, in any order."""
+        """Refuse another thread, whose messages would mix with those of the steps."""
         if threading.get_ident() != self._thread:
             raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
 
@@ -99,7 +99,7 @@ class World(Group):
 
 
 def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the array's bytes as int32 words, which travel whatever the dtype is, and their number in bytes."""
+    """Return the array's bytes as int32 words, and the number of bytes."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     words = np.zeros(-(-max(1, data.size) // 4), np.int32)
     words.view(np.uint8)[: data.size] = data
@@ -109,10 +109,8 @@ def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
 class Barrier:
     """A barrier over TCP: no process passes before all have arrived.
 
-    All processes of a group create it together.
-
     Args:
-        group: the processes.
+        group: the processes; all of them create the barrier together.
     """
 
     def __init__(self, group: Group) -> None:
@@ -153,10 +151,10 @@ class Barrier:
             connection.close()
 
     def wait(self) -> None:
-        """Block until all processes have called this; return at once if they could not be connected.
+        """Block until all processes call this; return at once without connections.
 
         Raises:
-            TrainerError: one of them is gone.
+            TrainerError: a process is gone.
         """
         if not self.works:
             return
@@ -179,14 +177,14 @@ class Barrier:
 
 
 class Gather(nn.Cell):
-    """AllGather along axis 0; built only where there is more than one process."""
+    """AllGather along axis 0, for more than one process."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.all_gather = ops.AllGather()
 
     def construct(self, array: Tensor) -> Tensor:
-        """Return the arrays of all ranks one after the other."""
+        """Return the concatenated arrays of all ranks."""
         return self.all_gather(array)
 
 

@@ -165,7 +165,7 @@ class Feature:
         return {}
 
     def number_source(self) -> dict[str, Any] | None:
-        """Return the arguments that decide the scale of its numbers, as JSON; None if it has none."""
+        """Return the arguments that decide the scale of its numbers, or None."""
         return None
 
     @property

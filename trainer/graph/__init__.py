@@ -1,1 +1,1 @@
-"""What is compiled: the training step and its builder, precision, boost, losses, and how a program is called."""
+"""Compiled programs: the training step, its builder, precision, boost and losses."""

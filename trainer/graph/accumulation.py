@@ -1,4 +1,4 @@
-"""The gradients that wait for an optimizer update, as seen between two calls of the program."""
+"""Accumulated gradients, read and cleared between two calls of the program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .program import CustomStep, TrainStep
 
 
 class OpenAccumulation:
-    """The gradients that a step has accumulated and not yet applied, read between two calls.
+    """The gradients that a step has accumulated and not yet applied.
 
     Args:
-        step: the step; one that does not accumulate never has any.
+        step: the step; without accumulation there are none.
     """
 
     def __init__(self, step: TrainStep | CustomStep | None) -> None:
@@ -21,27 +21,26 @@ class OpenAccumulation:
 
     @property
     def is_open(self) -> bool:
-        """Whether micro-batches wait for their optimizer update; copies a number to the host."""
+        """Whether micro-batches wait for an update; copies a number to the host."""
         return self.count is not None and int(self.count.asnumpy()) > 0
 
     @property
     def count(self) -> Parameter | None:
-        """The number of micro-batches that wait, int32; None for a step that does not accumulate."""
+        """The number of waiting micro-batches, int32; None without accumulation."""
         return None if self._step is None else self._step.micro_step
 
     @property
     def gradient_sums(self) -> tuple[Parameter, ...]:
-        """Sums of the weighted gradients that the processes have of the same parameters, those of row groups last."""
+        """Sums of weighted gradients that all processes hold; those of row groups last."""
         step = self._step
         if step is None:
             return ()
         return step.gradient_sum[: step.dense] if step.by_owner else step.gradient_sum
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return what a snapshot must hold, by name: gradient sums, and moving statistics from before them.
+        """Return the gradient sums and saved moving statistics of a snapshot, by name.
 
-        Gradients of sparse tables are not among them: they belong to rows, see
-        `trainer.embedding.layers.open_accumulation`.
+        `trainer.embedding.layers.open_accumulation` saves the gradients of sparse tables, which belong to rows.
         """
         step = self._step
         if step is None:
@@ -52,8 +51,7 @@ class OpenAccumulation:
         """Discard the accumulated gradients.
 
         Args:
-            keep_count: end the accumulation at the same batch, with the gradients still to come; otherwise the next
-                batch begins a new one.
+            keep_count: end the accumulation at the same batch; otherwise the next batch begins a new accumulation.
         """
         step = self._step
         if step is None:

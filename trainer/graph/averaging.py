@@ -1,4 +1,4 @@
-"""Averages of a network's weights over the steps of a training: exponential (EMA) or of equal parts (SWA)."""
+"""Averages of a network's weights over training: exponential (EMA) or plain (SWA)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PREFIX = AVERAGES  # of the names of parameters that hold averages
 
 @dataclass(frozen=True)
 class AverageRule:
-    """What each update adds to the averages.
+    """How each update enters the averages.
 
     Attributes:
         decay: of an exponential average, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so
             that the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`);
             None for the plain mean (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
-        start: updates before the first one that counts.
-        every: of a plain mean, updates from one that counts to the next.
+        start: updates before the averages begin.
+        every: updates from one sample of a plain mean to the next.
     """
 
     decay: float | None = None
@@ -37,12 +37,12 @@ class AverageRule:
 
 
 class WeightAverage(nn.Cell, Stateful):
-    """Float32 averages of parameters, updated inside the training program after each optimizer update.
+    """Float32 averages of parameters, updated in the graph after each update.
 
-    An update that is skipped (an overflow, a value that is not finite) adds nothing.
+    A skipped update (overflow, non-finite value) adds nothing.
 
     Args:
-        parameters: what is averaged: weights, and moving statistics of normalisation.
+        parameters: weights, and moving statistics of normalisation.
         rule: see `AverageRule`.
     """
 
@@ -59,7 +59,7 @@ class WeightAverage(nn.Cell, Stateful):
         self._applied = False
 
     def construct(self):
-        """Take the weights of this update into the averages."""
+        """Add the weights of this update to the averages."""
         done = self.updates - self.start
         counted = ops.cast(ops.maximum(done, 0), mstype.float32)
         if self.decay is None:
@@ -74,7 +74,7 @@ class WeightAverage(nn.Cell, Stateful):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the averages in place of the weights for a while; inside of itself it does nothing."""
+        """Replace the weights by their averages in a block; nested blocks do nothing."""
         if self._applied:
             yield
             return
@@ -88,7 +88,7 @@ class WeightAverage(nn.Cell, Stateful):
             self._applied = False
 
     def replace_weights(self) -> None:
-        """Leave the averages in place of the weights."""
+        """Replace the weights by their averages for good."""
         self._put(average.asnumpy() for average in self.averages)
 
     def _put(self, values: Any) -> None:
@@ -101,10 +101,10 @@ class WeightAverage(nn.Cell, Stateful):
         return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the result of `state_dict`.
 
         Raises:
-            ValueError: it is of another network.
+            ValueError: the state belongs to another network.
         """
         arrays = state["arrays"]
         values = [arrays.get(average.name.removeprefix(PREFIX)) for average in self.averages]

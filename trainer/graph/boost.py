@@ -1,8 +1,8 @@
-"""Boost levels: fewer and better steps from plain operators, the same on every device.
+"""Boost levels O1 and O2, made of plain operators that every device has.
 
 O1 centralizes gradients (Yong et al. 2020) and freezes the leading layers in a share of the calls, when the backward
 pass ends at them and the optimizer leaves them alone. O2 also combines the gradients of several processes by Adasum
-(Maleki et al. 2021); with one process there is nothing to combine and it is the same as O1.
+(Maleki et al. 2021); with one process it equals O1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CENTRALIZED = (nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.
 
 @dataclass(frozen=True)
 class BoostConfig:
-    """What a boost level does, and how much.
+    """The settings of a boost level.
 
     Attributes:
         gradient_centralization: take the mean over its inputs out of each dense or convolution weight's gradient.
@@ -49,7 +49,7 @@ class BoostConfig:
         freeze_depths: depths that frozen calls choose among, each the share of the network's trained parameters that
             is frozen, in (0, 1); rounded down to whole layers.
         freeze_after: optimizer steps before the first frozen one.
-        adasum: combine the gradients of several processes by Adasum (at O2).
+        adasum: combine gradients of several processes by Adasum (O2).
 
     Raises:
         ConfigurationError: a number out of range.
@@ -71,10 +71,10 @@ class BoostConfig:
 
 
 def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
-    """Return a `BoostConfig` from what a user gives.
+    """Return the `BoostConfig` of a user's argument.
 
     Raises:
-        ConfigurationError: a field that does not exist, or a value out of range.
+        ConfigurationError: an unknown field, or a value out of range.
     """
     if config is None:
         return BoostConfig()
@@ -96,10 +96,10 @@ class Boost:
     """The parts of a boost level that are active in one trainer.
 
     Attributes:
-        parts: names of the active parts; the reason follows one that was switched off later.
-        centralized: for each trained parameter whether its gradient is centralized; empty when none is.
+        parts: names of the active parts; a part that was switched off later is followed by the reason.
+        centralized: for each trained parameter whether its gradient is centralized; empty if no gradient is.
         freezing: which layers freeze when, or None.
-        combine: cell that combines the gradients of the processes in place of their mean, or None.
+        combine: cell that combines the processes' gradients instead of averaging them, or None.
     """
 
     parts: tuple[str, ...] = ()
@@ -108,12 +108,12 @@ class Boost:
     combine: nn.Cell | None = None
 
     def transform(self, first: int = 0) -> Callable[..., Any] | None:
-        """Return the function for the gradients of the parameters from number `first` on, or None."""
+        """Return the gradient transform of the parameters from `first` on, or None."""
         flags = self.centralized[first:]
         return Centralize(flags) if any(flags) else None
 
     def without_freezing(self, reason: str) -> Boost:
-        """Return the same without gradient freezing, which `parts` then lists as off; say so where it was on."""
+        """Return a copy without gradient freezing; log the reason if it was on."""
         if self.freezing is None:
             return self
         logger.info("boost: gradient freezing is off: %s", reason)
@@ -131,7 +131,7 @@ def make_boost(
     """Check the boost arguments of a trainer and return the active parts.
 
     Raises:
-        ConfigurationError: an unknown level, a wrong configuration, or a part that network or optimizer do not allow.
+        ConfigurationError: an unknown level, a wrong configuration, or a part that network or optimizer rule out.
     """
     if level not in LEVELS:
         raise ConfigurationError(
@@ -180,14 +180,14 @@ def _tell(level: str, boost: Boost, parameters: Sequence[Parameter], processes: 
 
 
 class Centralize(nn.Cell):
-    """Takes the mean over all but the first axis out of chosen gradients (Yong et al. 2020, equation 1)."""
+    """Subtract the mean over all axes but the first (Yong et al. 2020, equation 1)."""
 
     def __init__(self, flags: Sequence[bool]) -> None:
         super().__init__(auto_prefix=False)
         self.flags = tuple(flags)
 
     def construct(self, gradients):
-        """Return the gradients, a tuple, with those that are flagged centralized."""
+        """Return the tuple of gradients, the flagged gradients centralized."""
         centred = ()
         for index, gradient in enumerate(gradients):
             if self.flags[index]:
@@ -198,7 +198,7 @@ class Centralize(nn.Cell):
 
 
 def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tuple[bool, ...]:
-    """Return for each parameter whether it is a dense or convolution weight with more than one input."""
+    """Flag the dense and convolution weights that have more than one input."""
     weights = {
         id(cell.weight)
         for _, cell in cells_and_names(network)
@@ -211,10 +211,10 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 
 
 class Freezing(Stateful):
-    """Decides how many leading parameters a call freezes, from the seed and the step alone.
+    """Choose how many leading parameters a call freezes, by seed and step alone.
 
-    A call of several steps is frozen as a whole. A call that begins inside an accumulation keeps the depth that
-    the accumulation began with, which is the only state.
+    A call of several steps is frozen as a whole. The depth of an open accumulation, which its later calls keep, is the
+    only state.
 
     Args:
         seed: seed of the choices.
@@ -231,7 +231,7 @@ class Freezing(Stateful):
         self._held: int | None = None
 
     def depth(self, step: int) -> int:
-        """Return how many leading parameters are frozen in a call that begins at optimizer step `step`."""
+        """Return how many leading parameters a call that begins at `step` freezes."""
         if step < self.after:
             return 0
         share, choice = np.random.SeedSequence([self.seed, step]).generate_state(2, np.uint32)
@@ -248,14 +248,14 @@ class Freezing(Stateful):
         return {"json": {"held": self._held}, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self._held = state["json"]["held"]
 
 
 def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -> tuple[int, ...]:
-    """Return how many leading parameters `shares` of them are, in whole layers, without repeats.
+    """Convert shares of the parameters to numbers of leading ones, in whole layers.
 
-    A layer is what has its parameters' names up to the last dot in common. A share too small for one layer is left out.
+    Parameters of a layer share their name up to the last dot. Repeats and shares below one layer are left out.
     """
     layers = [parameter.name.rpartition(".")[0] for parameter in parameters]
     starts = [place for place in range(1, len(layers)) if layers[place] != layers[place - 1]]
@@ -264,13 +264,12 @@ def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -
 
 
 def slice_optimizer(optimizer: nn.Cell, first: int) -> nn.Cell:
-    """Return an optimizer over the parameters from number `first` on that shares all its state with `optimizer`.
+    """Return a view of `optimizer` on the parameters from `first` on, state shared.
 
-    It is a shallow copy in which every tuple with one entry per parameter (moments, decay flags, rates of parameter
-    groups) is cut; step counters and powers stay shared.
+    A shallow copy with every tuple of one entry per parameter (moments, decay flags, group rates) sliced.
 
     Raises:
-        ConfigurationError: an optimizer that is not built like MindSpore's `nn` optimizers.
+        ConfigurationError: an optimizer not built like those of `mindspore.nn`.
     """
     count = len(optimizer.parameters)
     if not isinstance(optimizer, nn.Optimizer) or not isinstance(optimizer.parameters, ParameterTuple):
@@ -296,9 +295,9 @@ def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
 
 
 def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
-    """Share counters and accumulated gradients of `whole` with `step`, which trains parameters `first` and later."""
+    """Let `step`, for the parameters from `first` on, share the state of `whole`."""
     share_parameters(step, whole)
-    # not setattr: the cell would register the other cell's parameters as its own, under a name used twice
+    # not setattr: the cell would register the other cell's parameters, and their names would be used twice
     hide(step, "saved", tuple(whole.saved))
     if whole.accumulate > 1:
         hide(step, "gradient_sum", tuple(whole.gradient_sum)[first:])
@@ -308,10 +307,10 @@ def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
 
 
 class Adasum(nn.Cell):
-    """Combines the gradients of all processes pairwise by Adasum (Maleki et al. 2021, equation 4 and algorithm 1).
+    """Combine gradients of all processes by Adasum (Maleki et al. 2021, algorithm 1).
 
-    Gradients that agree are averaged, those that are orthogonal are added. Every process gathers all gradients and
-    combines them in the same order, so all end with the same bits.
+    Parallel gradients are averaged, orthogonal gradients are added (equation 4). Every process gathers all gradients
+    and combines them in the same order, so all results are bit-identical.
 
     Args:
         processes: number of processes, a power of two.
@@ -331,7 +330,7 @@ class Adasum(nn.Cell):
         self.gather = ops.AllGather()
 
     def construct(self, gradients):
-        """Return the combined gradients, a tuple, each combined by itself."""
+        """Return the tuple of combined gradients."""
         combined = ()
         for gradient in gradients:
             flat = ops.reshape(gradient, (1, -1))
@@ -340,7 +339,7 @@ class Adasum(nn.Cell):
 
 
 def adasum(gradients):
-    """Return the Adasum of the rows of `gradients` [N, P], N a power of two; shape [P]."""
+    """Return the Adasum [P] of the rows of `gradients` [N, P], N a power of two."""
     while gradients.shape[0] > 1:
         even, odd = gradients[0::2], gradients[1::2]
         dot = ops.sum(even * odd, 1, True)

@@ -1,4 +1,4 @@
-"""`StepBuilder`: builds programs from a trainer's parts and runs them on chunks."""
+"""Build programs from a trainer's parts and run them on chunks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepBuilder:
-    """Builds the training programs of one trainer, each once; those that do not train are in `inference`.
+    """Build and cache one trainer's training programs; `inference` has the others.
 
     Args:
         network: the user's network, already converted to its precision.
@@ -64,10 +64,10 @@ class StepBuilder:
         optimizer: optimizer, or None when the network is a whole training step.
         cast: whether outputs are cast to float32 (some cells compute in low precision).
         eval_network: cell returning loss, prediction and label, or None to build one.
-        options: what each step does; `keep_predictions`, `guard` and `halt` are set per run.
+        options: those of each step; `keep_predictions`, `guard` and `halt` are set per run.
         boost: which layers freeze when; see `trainer.graph.boost`.
-        steps_done: returns the number of optimizer steps done, which decides what is frozen.
-        compiled: whether programs are compiled; else cells run operator by operator.
+        steps_done: returns the number of optimizer steps done, which decides how many layers are frozen.
+        compiled: whether programs are compiled; otherwise cells run operator by operator.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class StepBuilder:
 
     @property
     def programs(self) -> int:
-        """Number of programs compiled so far: for training, evaluation and prediction together."""
+        """Number of programs compiled so far, for all purposes."""
         training = sum(count_programs(cell) for cell in (*self._single.values(), *self._sunk.values()))
         return training + self.filled.programs + self.inference.programs
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
-        """Return the cell that trains one batch; rebuilt with the same counters when options or tables changed."""
+        """Return the cell that trains one batch; rebuild it if options or tables changed."""
         options = dataclasses.replace(options, keep_predictions=False)  # the step always returns them
         previous = self.step
         same_tables = not isinstance(previous, TrainStep) or previous.tables is self.tables
@@ -161,7 +161,7 @@ class StepBuilder:
         return self.step
 
     def _use_average(self, options: StepOptions) -> None:
-        """Keep averages as the options say; those of the same rule go on."""
+        """Create or drop the averages; averages with the same rule continue."""
         if options.average is None:
             self.average = None
         elif self.boost.freezing is not None:
@@ -175,7 +175,7 @@ class StepBuilder:
             self.average = WeightAverage(list(weights.values()), options.average)
 
     def _use_norms(self, options: StepOptions) -> None:
-        """Record norms as the options say."""
+        """Create or drop the recorder of norms."""
         if not options.norms:
             self.norms = None
         elif self.boost.freezing is not None:
@@ -186,7 +186,7 @@ class StepBuilder:
             self.norms = NormRecorder(self.optimizer.parameters)
 
     def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
-        """Let `step` continue the counters of `previous`; bad steps become absolute numbers of optimizer steps."""
+        """Let `step` continue the counters of `previous`; make its bad steps absolute."""
         share_parameters(step, previous)
         bad_steps, done = step.bad_steps.asnumpy(), self.steps_done()
         shift = self._bad_step_offset(previous, done) - 1
@@ -195,13 +195,13 @@ class StepBuilder:
 
     @staticmethod
     def _bad_step_offset(step: TrainStep, global_step: int) -> int:
-        """Return the offset of the recorded bad steps; without a guard the step records none, so they stay."""
+        """Return the offset of recorded bad steps; 1 (no shift) without a guard."""
         return global_step - int(step.steps_done.asnumpy()) + 1 if step.guard else 1
 
     def make_step(
         self, forward: nn.Cell, optimizer: nn.Cell, options: StepOptions, *, tables: SparseTables | None = None
     ) -> TrainStep:
-        """Return a step that differentiates `forward` and trains the parameters of `optimizer`."""
+        """Return a step that trains the parameters of `optimizer` on `forward`."""
         statistics = moving_statistics(self.network)
         with self.making():
             return TrainStep(
@@ -217,7 +217,7 @@ class StepBuilder:
         return EvaluationCall(cell) if self.inference.is_users(cell) and self.tables is None else GraphCall(cell)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
-        """Return a step that does not train the first `depth` parameters; it shares the counters of the whole step."""
+        """Return a step without the first `depth` parameters; counters are shared."""
         whole = self.train_step(options)
         if not depth:
             return whole
@@ -235,9 +235,9 @@ class StepBuilder:
     def train(
         self, options: StepOptions, batches_per_call: int | None, sample: Chunk, filling: RowFilling | None = None
     ) -> TrainRunner:
-        """Return a function that trains a chunk: up to `batches_per_call` batches in one graph, or one batch when None.
+        """Return a function that trains up to `batches_per_call` batches in one graph.
 
-        `filling` (`filled.training`, or None) says which single batches are padded.
+        With None it trains one batch, padded by the rule `filling` (`filled.training` or None).
         """
         runners = {0: self._runner(options, batches_per_call, sample, 0)}
         if len(self._depths) == 1:
@@ -254,7 +254,7 @@ class StepBuilder:
         return self._with_class_range(train, options, batches_per_call)
 
     def _with_class_range(self, run: TrainRunner, options: StepOptions, batches_per_call: int | None) -> TrainRunner:
-        """Return a runner that checks the class numbers of a chunk before it trains on it."""
+        """Return a runner that checks a chunk's class numbers before it trains."""
         check = self.class_range
         if not check:
             return run
@@ -273,10 +273,10 @@ class StepBuilder:
         return sunk_runner(self.make_call(self._sunk_steps(options, batches_per_call, sample, depth)), options)
 
     def compile(self, options: StepOptions, batches_per_call: int | None, sample: Chunk) -> None:
-        """Compile the programs that `train` would run on chunks like `sample`, without running them.
+        """Compile the programs that `train` would run on chunks like `sample`.
 
         Raises:
-            GraphError: MindSpore could not compile it.
+            GraphError: the compilation failed.
         """
         if self.tables is not None:  # the graph holds as many rows as this chunk needs
             self.tables.load(sample.sparse)
@@ -312,7 +312,7 @@ class StepBuilder:
         return self._sunk[key]
 
     def with_tables(self, run: TrainRunner) -> TrainRunner:
-        """Return a runner that loads a chunk's rows of sparse tables into the graph and writes them back."""
+        """Return a runner that loads a chunk's table rows and writes them back."""
         tables = self.tables
         if tables is None:
             return run
@@ -327,18 +327,18 @@ class StepBuilder:
 
     @property
     def accumulation(self) -> OpenAccumulation:
-        """The gradients that the step has accumulated and not yet applied."""
+        """The step's accumulated gradients."""
         return OpenAccumulation(self.step)
 
     def read_counters(self) -> dict[str, int]:
-        """Return the step's counts of skipped updates (see `Trainer.read_counters`), copied to the host."""
+        """Copy the counts of skipped updates to the host; see `Trainer.read_counters`."""
         names = ("skipped", "fatal", "consecutive", "longest_run")
         if not isinstance(self.step, TrainStep):
             return dict.fromkeys(names, 0)
         return {name: int(getattr(self.step, name).asnumpy()) for name in names}
 
     def read_bad_steps(self, global_step: int) -> list[int]:
-        """Return the newest skipped steps, at most 16, as values of `global_step` after them; copies to the host."""
+        """Return `global_step` after the last 16 skipped steps; copies to the host."""
         if not isinstance(self.step, TrainStep):
             return []
         offset = self._bad_step_offset(self.step, global_step)

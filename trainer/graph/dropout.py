@@ -1,8 +1,8 @@
-"""Dropout with masks that a resumed run repeats: a function of (seed, layer, forward number, position).
+"""Dropout with masks of (seed, layer, forward, position), for exact resume.
 
-MindSpore's dropout kernels keep a random state that cannot be read or set. Here the mask of an element is the hash of
-its place in the activation, offset by a key that changes with every training forward; the number of the forward is a
-parameter that the graph itself counts up and that snapshots hold.
+MindSpore's dropout kernels keep a random state that cannot be read or set. Here a mask entry is the hash of its
+position plus a key that changes with every training forward. Snapshots save the count of forwards, a parameter that
+the graph increments.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _WHOLE = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def layer_key(seed: int, layer: int) -> int:
-    """Return the offset of layer number `layer` in the sequence of 2**32 masks, from the seed alone."""
+    """Return a layer's offset in the sequence of 2**32 masks."""
     return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
 
 
 class StatelessDropout(nn.Cell):
-    """Zeroes entries with probability 1 - `keep_prob` in training and divides the others by `keep_prob`.
+    """Keep entries with probability `keep_prob` and scale them by its inverse.
 
-    The mask is the two multiplications of the 32-bit finalizer of MurmurHash3 (Appleby) over place + key, compared
-    with `keep_prob` * 2**32. Inference returns the input.
+    The mask compares MurmurHash3's 32-bit finalizer (Appleby) of position + key with `keep_prob` * 2**32. Inference
+    returns the input.
 
     Args:
         keep_prob: probability of keeping an entry, in (0, 1].
@@ -88,12 +88,10 @@ class StatelessDropout(nn.Cell):
 
 
 def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
-    """Put a `StatelessDropout` in place of every `nn.Dropout`, `Dropout1d`, `Dropout2d` and `Dropout3d` of `network`.
-
-    A second call changes nothing.
+    """Replace all `nn.Dropout*` cells of `network` by `StatelessDropout`; idempotent.
 
     Returns:
-        Names of the cells that were replaced.
+        Names of the replaced cells.
     """
     replaced: dict[int, StatelessDropout] = {}
     names = []
@@ -121,7 +119,7 @@ def drops(cell: nn.Cell) -> bool:
 
 
 def repeatable(network: nn.Cell) -> bool:
-    """Return whether no cell of `network` drops entries by a random state that cannot be saved."""
+    """Return whether no cell of `network` drops by a state that cannot be saved."""
     return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in cells_and_names(network))
 
 

@@ -1,6 +1,6 @@
-"""Programs for batches that are padded with rows, and the trials that show whether they are exact.
+"""Programs for padded batches, and trial runs that check that they are exact.
 
-A trial is needed because custom networks do not show by their layers whether rows depend on each other.
+The layers of a custom network do not show whether rows depend on each other, so a trial does.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ class FilledPrograms:
         return self._tried + sum(count_programs(cell) for cell in (self._evaluate, self._step) if cell is not None)
 
     def forget_step(self) -> None:
-        """Drop the training step after the one for unpadded batches was rebuilt."""
+        """Drop the padded training step after the unpadded step was rebuilt."""
         self._step = None
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Which batches of evaluations are padded; None for a user's evaluation network, or without compilation.
+        """Which evaluation batches are padded; None for a user's evaluation network.
 
-        Also None with several processes: each would decide by its own batches, while tables need all of them.
+        Also None without compilation, and with several processes, which would decide each by its own batches.
         """
         builder = self._builder
         ours = builder.inference.eval_network is None and builder.compiled and not builder.forward.several
@@ -133,13 +133,13 @@ class FilledPrograms:
     # -- training --------------------------------------------------------------------------------------------------
 
     def train(self, run: TrainRunner, options: StepOptions) -> FilledBatches:
-        """Return a runner of single batches that pads odd ones and gives all others to `run`."""
+        """Return a runner that pads odd batches and passes all others to `run`."""
         tables = self._builder.tables
         inputs = 0 if tables is None else tables.input_count
         return FilledBatches(run, lambda: self._runner(options), self._try_training, self.training, inputs)
 
     def _runner(self, options: StepOptions) -> TrainRunner:
-        """Return the runner of padded batches, whose step shares counters and accumulation with the whole one."""
+        """Return the runner of padded batches; it shares counters and accumulation."""
         builder = self._builder
         whole = builder.train_step(options)
         if self._step is None:
@@ -149,10 +149,10 @@ class FilledPrograms:
         return builder.with_tables(single_runner(builder.make_call(self._step), options))
 
     def _try_training(self, chunk: Chunk) -> None:
-        """Compare loss, prediction and gradients of a batch with those of the padded one; trains nothing.
+        """Compare loss, prediction and gradients of a batch with and without padding.
 
-        Dropout is off, because it draws other masks each time. Parameters that the network itself changes are put back,
-        except those of more than `LARGE` entries; any change refuses padding.
+        Dropout is off, because its masks differ each time. Parameters that the network itself changes are restored,
+        unless they have more than `LARGE` entries; any change refuses padding.
         """
         builder, network = self._builder, self._builder.network
         own = [(p, _kept(p)) for p in parameters_of(network) if not p.requires_grad]
@@ -187,7 +187,7 @@ def _kept(parameter: Parameter) -> bytes | int:
 
 
 def without_padding(outputs: Any, rows: int, size: int) -> Any:
-    """Return the first `rows` of outputs of a program for `size` rows, in tuples of any depth."""
+    """Return the first `rows` of outputs for `size` rows, in tuples of any depth."""
     if isinstance(outputs, tuple | list):
         return tuple([without_padding(output, rows, size) for output in outputs])
     if outputs.shape[:1] != (size,):
@@ -201,14 +201,14 @@ def _has_rows(chunk: Chunk) -> bool:
 
 
 def host_copies(outputs: Any) -> Any:
-    """Return copies on the host of a program's outputs, in tuples of any depth."""
+    """Copy a program's outputs to the host, in tuples of any depth."""
     if isinstance(outputs, tuple | list):
         return tuple([host_copies(output) for output in outputs])
     return np.array(outputs.asnumpy())
 
 
 def _pad_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
-    """Return a chunk of one batch padded to `size` rows, ids included, with the row weights."""
+    """Return a one-batch chunk padded to `size` rows, with row weights."""
     count = len(chunk.tensors) - table_inputs
     columns = padded(tuple([column.asnumpy() for column in chunk.tensors[:count]]), size)
     columns = (*columns, row_weights(chunk.num_samples, size))
@@ -221,14 +221,14 @@ def _pad_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
 
 
 class FilledBatches:
-    """Trains batches of odd sizes padded, if that is exact, and the others as they are.
+    """Train batches of odd sizes padded if that is exact, all others unchanged.
 
     Args:
-        run: trains a batch as it is.
+        run: trains an unpadded batch.
         make: returns the runner for padded batches; called once.
         try_out: runs the trial on a batch.
         filling: which batches are odd.
-        table_inputs: number of the last tensors of a chunk, those that belong to tables.
+        table_inputs: number of a chunk's last tensors that belong to tables.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Network and loss as one cell, for training, evaluation and prediction, and for padded batches."""
+"""Network and loss as one cell, for training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _scalar_shape(shape):
 
 
 def to_float32(value):
-    """Return an output, or a tuple of them, with half precision made float32; graph code."""
+    """Cast half-precision outputs, in tuples too, to float32; graph code."""
     if isinstance(value, tuple):
         return tuple([to_float32(item) for item in value])
     if value.dtype in (mstype.float16, mstype.bfloat16):
@@ -115,7 +115,7 @@ def to_float32(value):
 
 
 class FilledForward(nn.Cell):
-    """A `Forward` for padded batches: the loss ignores padding, the prediction has all rows.
+    """A `Forward` for padded batches; only the loss ignores padding.
 
     The last column, after the label, has the row weights: float32 [rows], 1 or 0.
 
@@ -173,9 +173,9 @@ class EvalStep(nn.Cell):
         self.table_inputs = table_inputs
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label), the label being the first column that goes to the loss.
+        """Return (loss [], prediction, label), the label the loss's first column.
 
-        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), predictions and labels in their order.
+        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), in the order of the tasks.
         """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
@@ -191,7 +191,7 @@ class EvalStep(nn.Cell):
 
 
 class TrialStep(nn.Cell):
-    """A training forward with its gradients, without an update, to compare padded with plain batches.
+    """Forward and gradients without an update, to compare padded and plain batches.
 
     Args:
         forward: of a network with one label.
@@ -215,7 +215,7 @@ class TrialStep(nn.Cell):
         self.value_and_grad = ops.value_and_grad(forward, None, [*parameters, *table_rows], has_aux=True)
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label, gradients...), float32: norms along axis 0 for large ones and rows."""
+        """Return (loss, prediction, label, gradients...); large gradients as norms."""
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
         (loss, prediction), gradients = self._differentiate(columns)
@@ -232,7 +232,7 @@ class TrialStep(nn.Cell):
 
 
 class PredictStep(nn.Cell):
-    """The network alone: input columns in, predictions out, float32 whatever the amp level."""
+    """The network alone: input columns in, float32 predictions out."""
 
     def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)

@@ -1,4 +1,4 @@
-"""Call compiled programs on chunks: one step or up to K of them a call, and readable errors where one fails."""
+"""Call compiled programs on chunks, for one or K steps, with readable errors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MANY_SIZES = 5
 
 
 class GraphCall:
-    """Runs a cell as a graph, and calls its compiled program directly when shapes and dtypes are known.
+    """Run a cell as a graph; known shapes and dtypes call its program directly.
 
-    The first call with new shapes or dtypes compiles, the second checks that calling the program directly gives the
-    same outputs, later calls do so. If they differ, all calls go through `compile_and_run`.
+    The first call with new shapes or dtypes compiles. The second checks that calling the program directly gives the
+    same outputs, and later calls do that; if outputs differ, all calls go through `compile_and_run`.
 
     Args:
         cell: the cell; only tensors are passed to it.
 
     Attributes:
         programs: programs looked up or compiled so far.
-        seconds: what that took, the first run of each included.
+        seconds: time of the lookups and compilations, with the first run of each program.
     """
 
     def __init__(self, cell: nn.Cell) -> None:
@@ -53,7 +53,7 @@ class GraphCall:
         self.seconds = 0.0
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return what the cell's graph returns; compiles it for arguments of new shapes or dtypes.
+        """Return the graph's outputs; compiles for new shapes or dtypes.
 
         Args:
             tensors: the arguments.
@@ -89,11 +89,7 @@ class GraphCall:
 
 
 class EagerCall:
-    """Runs a cell that cannot be compiled operator by operator, behind the interface of `GraphCall`.
-
-    Args:
-        cell: the cell.
-    """
+    """Run a cell operator by operator, with the interface of `GraphCall`."""
 
     programs = 0
     seconds = 0.0
@@ -108,11 +104,7 @@ class EagerCall:
 
 
 class EvaluationCall(GraphCall):
-    """Runs a user's evaluation cell as a graph, or operator by operator where MindSpore cannot compile it.
-
-    Args:
-        cell: the cell; it changes nothing, so that it may run a second time.
-    """
+    """Run a user's evaluation cell as a graph, or eagerly if it cannot be compiled."""
 
     def __init__(self, cell: nn.Cell) -> None:
         super().__init__(cell)
@@ -144,7 +136,7 @@ class EvaluationCall(GraphCall):
 
 
 def _wait_for(outputs: Any) -> None:
-    """Wait for eager outputs; an operator that failed raises here."""
+    """Wait for eager outputs; a failed operator raises here."""
     for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
         if isinstance(output, tuple | list):
             _wait_for(output)
@@ -156,10 +148,10 @@ Call = GraphCall | EagerCall
 
 
 class BatchSizes:
-    """Warns once when every new batch size costs a compilation.
+    """Warn once when every new batch size costs a compilation.
 
     Args:
-        run: what compiles.
+        run: the call that compiles.
         filling: why batches are not filled up to a few sizes, or None.
 
     Attributes:
@@ -194,10 +186,10 @@ _UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operat
 
 
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
-    """Return a `GraphError` with MindSpore's message, the user's source line and the columns of the batch.
+    """Return a `GraphError` with MindSpore's message, source line and batch columns.
 
-    What is the trainer's own, such as a process that is gone while rows are exchanged inside the graph, is returned as
-    it is: MindSpore passes an exception of a Python operator on.
+    The trainer's own errors are returned unchanged, such as a process lost during the exchange of rows: MindSpore
+    passes on the exceptions of Python operators.
     """
     if isinstance(error, TrainerError):
         return error
@@ -216,7 +208,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
 
 
 def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
-    """Return a hint about integer columns of several axes, such as images, if MindSpore complains of types."""
+    """Return a hint about integer columns such as images if MindSpore rejects a type."""
     if not _TYPES.search(text):
         return ""
     columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
@@ -230,7 +222,7 @@ TrainRunner = Callable[[Chunk], StepOutputs]
 
 
 def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
-    """Return a function from a chunk to program inputs: tensors and, with several processes, row counts."""
+    """Return a function from a chunk to its tensors and, for exchanges, row counts."""
     if options.exchange is None:
         return operator.attrgetter("tensors")
 
@@ -252,7 +244,7 @@ def single_runner(
         run: calls the step.
         options: those of the step.
         sizes: notes compiled batch sizes, or None.
-        returns: whether `StepOutputs.returned` gets all that the step returned.
+        returns: whether `StepOutputs.returned` gets all outputs of the step.
     """
     run.cell.set_train(True)
     leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
@@ -295,7 +287,7 @@ def sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
 
 
 class OneStep(nn.Cell):
-    """A step without accumulation and its `flush` input: an unused input costs 0.1 ms per call on CPU.
+    """A step without the `flush` input; unused it costs 0.1 ms per call on CPU.
 
     Args:
         step: a `TrainStep` or `CustomStep`.
@@ -306,7 +298,7 @@ class OneStep(nn.Cell):
         self.step = step
 
     def construct(self, *columns):
-        """Train one batch; returns (loss, prediction)."""
+        """Train one batch; return (loss, prediction)."""
         return self._apply_step(columns)
 
     def _apply_step(self, columns):
@@ -314,13 +306,13 @@ class OneStep(nn.Cell):
 
 
 class SunkSteps(nn.Cell):
-    """Up to `batches_per_call` batches in a graph loop over stacked columns; bit-identical to single calls.
+    """A graph loop over stacked batches, bit-identical to single calls.
 
     Args:
         step: a `TrainStep` or `CustomStep`.
         batches_per_call: leading length of the stacked columns.
-        row_shape: shape of one row's prediction when predictions are to be kept, else None.
-        counted: a column whose first axis is that of the rows.
+        row_shape: shape of one row's prediction if predictions are kept, or None.
+        counted: index of a column with the rows on its first axis.
     """
 
     def __init__(
@@ -333,9 +325,9 @@ class SunkSteps(nn.Cell):
         self.counted = counted
 
     def construct(self, count, flush, *stacked):
-        """Train the first `count` (int32 scalar) batches; `flush` ends an accumulation after the last.
+        """Train the first `count` (int32) batches; `flush` then ends an accumulation.
 
-        Returns (losses [batches_per_call], predictions [batches_per_call, batch, ...] or the losses once more).
+        Returns (losses [batches_per_call], predictions [batches_per_call, batch, ...] or the losses again).
         """
         losses = ops.zeros((self.batches_per_call,), mstype.float32)
         index = ops.zeros((), mstype.int32)
@@ -368,6 +360,6 @@ class SunkSteps(nn.Cell):
 
 
 def _put(stacked, index, value):
-    """Return `stacked` with `value` in place of its row `index`, a scalar; graph code."""
+    """Replace row `index` of `stacked` by `value`; graph code."""
     row = ops.expand_dims(ops.cast(value, stacked.dtype), 0)
     return ops.tensor_scatter_update(stacked, ops.reshape(index, (1, 1)), row)

@@ -1,4 +1,4 @@
-"""The programs that do not train: evaluation, prediction, and a look at the network's outputs."""
+"""The evaluation and prediction programs, and sample outputs of the network."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class InferencePrograms:
         return self.eval_network is not None and cell is self._evaluate
 
     def run(self, cell: nn.Cell, chunk: Chunk) -> Any:
-        """Run an evaluation or prediction program on a chunk of one batch and return its device outputs.
+        """Run an evaluation or prediction program on one batch; return device outputs.
 
         Raises:
-            GraphError: MindSpore could not compile or run it.
+            GraphError: the compilation or the run failed.
         """
         if chunk.sparse is not None:
             self._builder.tables.load(chunk.sparse)
@@ -97,7 +97,7 @@ class InferencePrograms:
             raise to_graph_error(error, chunk) from None
 
     def apply(self, cell: nn.Cell, columns: Columns) -> Any:
-        """Return the device outputs of a program that does not train, for host columns."""
+        """Run a program that does not train on host columns; return device outputs."""
         if self._builder.tables is not None:
             columns, plan = self._builder.tables.planner.plan(columns, False, 1, train=False)
             self._builder.tables.load(plan)
@@ -105,7 +105,7 @@ class InferencePrograms:
         return self._builder.make_call(cell)(*(to_tensor(column) for column in columns))
 
     def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
-        """Return the shape of one row of the kept prediction, from one forward without training.
+        """Return the shape of one row of the kept prediction, by one inference forward.
 
         Raises:
             ConfigurationError: the prediction does not have the rows of the batch on axis 0.
@@ -123,7 +123,7 @@ class InferencePrograms:
         return kept.shape[1:]
 
     def sample_outputs(self, sample: Chunk) -> tuple[np.ndarray, ...]:
-        """Return host copies of the network's outputs for the first batch of a chunk, without training."""
+        """Return the network's outputs for a chunk's first batch, copied to the host."""
         columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
         if self._sampling is None:
             self._sampling = EvalStep(self._builder.forward, self.table_inputs)

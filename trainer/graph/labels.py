@@ -1,4 +1,4 @@
-"""Labels: cast to the dtype and shape a loss takes; class numbers are checked on the host."""
+"""Cast labels to the dtype and shape of a loss; check class numbers on the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of label and
 
 
 def kind_of(loss_fn: Any) -> int:
-    """Return the kind of labels of one of MindSpore's losses (class numbers, or values); else `OTHER`."""
+    """Return the label kind of a MindSpore loss (class numbers or values), or `OTHER`."""
     if type(loss_fn) in _VALUE_LOSSES:
         return VALUES
     if type(loss_fn) is nn.SoftmaxCrossEntropyWithLogits:
@@ -45,19 +45,19 @@ def kind_of(loss_fn: Any) -> int:
 
 
 def takes_class_numbers(loss_fn: Any) -> str | None:
-    """Return the name of a loss that takes one class number per row as an integer; None of all others."""
+    """Return the name of a loss that takes one class number per row, or None."""
     return type(loss_fn).__name__ if kind_of(loss_fn) == CLASSES else None
 
 
 class LabelCast(nn.Cell):
-    """Gives labels the dtype and shape that a loss compares predictions with; a change is logged once per cell.
+    """Cast labels to the dtype and shape that a loss expects; log a change once.
 
-    Of MindSpore's own losses: class numbers of any integer dtype, or bool, become int32; values that are integers or
-    bool get the prediction's dtype. Labels that are floats keep theirs, as do those of any other loss.
+    For MindSpore's losses integer and bool labels become int32 as class numbers, and the prediction's dtype as values.
+    Float labels and labels of other losses keep their dtype.
 
-    A label [N] of a prediction [N, 1], or the other way round, gets the prediction's shape where the loss compares
-    values: MindSpore would broadcast both to [N, N]. Another loss than MindSpore's is tried out on two rows: it
-    broadcasts if exchanging the labels of both changes nothing, or if it fails for these shapes alone.
+    A label [N] with a prediction [N, 1], or the reverse, gets the prediction's shape if the loss compares values:
+    MindSpore would broadcast both to [N, N]. A custom loss is tried on two rows: it broadcasts if swapping their
+    labels changes nothing, or if it fails for these shapes alone.
 
     Args:
         loss_fn: the loss.
@@ -81,7 +81,7 @@ class LabelCast(nn.Cell):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Shapes of label and prediction in the newest program; None before one is compiled."""
+        """Shapes of label and prediction in the newest program; None before any."""
         return _shapes.get(self.number)
 
     def construct(self, label, prediction):
@@ -99,7 +99,7 @@ class LabelCast(nn.Cell):
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 
     def matched(self, labels, prediction):
-        """Return all columns that go to a loss, in the prediction's shape where the loss broadcasts; graph code."""
+        """Reshape a loss's columns like the prediction if it broadcasts; graph code."""
         if self.kind != OTHER or not isinstance(prediction, Tensor):
             return labels
         shapes, dtypes = (), ()
@@ -161,7 +161,7 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
 
 
 def _differ_by_ones(label, prediction) -> bool:
-    """Return whether shapes differ by axes of length 1 behind that of several rows."""
+    """Return whether shapes of several rows differ only by axes of length 1."""
     if len(label) == len(prediction) or not label or not prediction or label[0] != prediction[0] or label[0] == 1:
         return False
     return [n for n in label if n != 1] == [n for n in prediction if n != 1]
@@ -173,10 +173,10 @@ def _say_shape(number, loss, label, prediction) -> None:
 
 
 def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
-    """Return whether a loss broadcasts labels and predictions of such shapes; None if unknown."""
+    """Return whether a loss broadcasts labels and predictions; None if unknown."""
     rows = np.array([0, 1], np.float32)
     shape = (2, *prediction[1:])
-    # fixed fractions, all different: exchanging the labels of two rows has to change a loss that pairs them
+    # fixed fractions, all different: swapping the labels of two rows has to change a loss that pairs them
     predicted = np.linspace(0.3, 0.7, math.prod(shape), dtype=np.float32).reshape(shape)
 
     def value(first, shapes) -> float | None:
@@ -200,14 +200,14 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
 
 
 class ClassRange:
-    """Refuses class numbers outside the prediction's classes.
+    """Refuse class numbers outside the prediction's classes.
 
     `nn.CrossEntropyLoss` trains on -1 as if it were the last class, a sparse `nn.SoftmaxCrossEntropyWithLogits` on
-    numbers too high. Where an operator does refuse them, MindSpore runs no further program of the process.
+    numbers too high. After an operator refused a number, MindSpore runs no other program in the process.
 
     Args:
         losses: the loss of each label column, in order.
-        casts: their cells, which know the shapes once a program is compiled.
+        casts: the `LabelCast` of each, which knows the shapes after a compilation.
     """
 
     def __init__(self, losses: Sequence[Any], casts: Sequence[LabelCast]) -> None:
@@ -219,7 +219,7 @@ class ClassRange:
         return bool(self.columns)
 
     def __call__(self, chunk: Chunk, compile_first: Callable[[], None] | None) -> None:
-        """Check one chunk; `compile_first` compiles the program for it without running it, unless it is None.
+        """Check one chunk; `compile_first`, if given, compiles its program before.
 
         Raises:
             DataError: a class number out of range.

@@ -1,4 +1,4 @@
-"""MindSpore's losses: cells with a shorter gradient, and losses with row weights that ignore padding."""
+"""MindSpore's losses with shorter gradients, and with row weights for padding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from mindspore import nn, ops
 class FusedBCEWithLogits(nn.Cell):
     """The value of `nn.BCEWithLogitsLoss()` and its gradient, (sigmoid(x) - y) / n.
 
-    MindSpore's own gradient provides for weights and takes ten operators, some of them multiplications by one; for a
-    small network that is a sixth of the step.
+    MindSpore's own gradient provides for weights and takes ten operators, a sixth of a small network's step.
 
     Inputs:
         logits, labels: float tensors of one shape.
@@ -35,12 +34,12 @@ class FusedBCEWithLogits(nn.Cell):
 
 
 class FusedCrossEntropy(nn.Cell):
-    """`nn.CrossEntropyLoss()` for one class number per row, with its gradient (softmax(x) - one_hot(y)) / n.
+    """`nn.CrossEntropyLoss()` of classes, gradient (softmax(x) - one_hot(y)) / n.
 
     MindSpore's own provides for weights, smoothing and more axes, and takes as long to compile as a small network.
 
     Args:
-        whole: the loss of MindSpore; it is used for labels and predictions of any other kind.
+        whole: MindSpore's loss, used for labels and predictions of any other kind.
 
     Inputs:
         logits, labels: float32 [rows, classes] and int32 [rows].
@@ -91,7 +90,7 @@ class _OfClassNumbers(nn.Cell):
 
 
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
-    """Return an equivalent of `loss_fn` with fewer operators if there is one, else `loss_fn`."""
+    """Return an equivalent of `loss_fn` with fewer operators, or `loss_fn` itself."""
     if type(loss_fn) not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
         return loss_fn
     if loss_fn.reduction != "mean" or loss_fn.weight is not None:
@@ -101,7 +100,7 @@ def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     return FusedCrossEntropy(loss_fn) if loss_fn.label_smoothing == 0 else loss_fn
 
 
-# The values that a loss of each class averages or adds up.
+# By class of loss: the loss without its reduction.
 _EACH: dict[type, Callable[[Any], nn.Cell]] = {
     nn.BCELoss: lambda loss: nn.BCELoss(reduction="none"),
     nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none"),
@@ -120,12 +119,12 @@ class RowLoss(nn.Cell):
 
     Args:
         each: cell of (prediction, label) -> a value for each row, or for each element of it.
-        mean: whether the values are averaged; else they are added up.
-        ignored: class number whose labels count for nothing, or None.
+        mean: whether the values are averaged; otherwise they are summed.
+        ignored: class number whose rows are ignored, or None.
 
     Inputs:
         prediction, label: tensors with the rows on axis 0.
-        weights: float32 [rows], 1 for a row that counts and 0 for one that does not.
+        weights: float32 [rows], 1 for a row that counts and 0 for padding.
 
     Outputs:
         Scalar, float32.
@@ -155,7 +154,7 @@ class RowLoss(nn.Cell):
 
 
 def row_loss(loss_fn: Any) -> RowLoss | None:
-    """Return the loss restricted to rows that count; None for custom losses and those with weights.
+    """Return the loss over rows that count; None for custom and weighted losses.
 
     A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
     """

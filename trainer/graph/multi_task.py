@@ -1,4 +1,4 @@
-"""Several tasks trained together: one loss for each output of the network, masked, weighted and added up."""
+"""Multi-task loss: one loss per network output, masked, weighted and summed."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class MultiTaskLoss(nn.Cell):
 
     Args:
         losses: loss of (prediction, label) by task; Cells or functions. A loss that gives a value per row is averaged.
-            Labels are given the shape of the prediction where they are as many, and its dtype where they are integers.
+            Labels get the prediction's shape if they have its size, and its dtype if they are integers.
         weights: weight of a task's loss in the sum; 1 for tasks not named.
         masks: task -> task whose label must be above 0 for a row to count.
         labels: task -> name of its label column; the task's own name for tasks not named.
         ignore_nan: tasks whose rows with a NaN label do not count; True for all.
 
     Raises:
-        ConfigurationError: fewer than one task, a name that is none, a weight that is not a number >= 0, or a loss that
-            is averaged where rows are left out.
+        ConfigurationError: no task, an unknown name, a weight that is not a number >= 0, or a loss that is averaged
+            where rows are left out.
 
     Inputs:
         predictions (dict, tuple, list or tensor), then one label tensor per task.
@@ -132,16 +132,16 @@ class MultiTaskLoss(nn.Cell):
         return self.weighted_sum(losses)
 
     def weighted_sum(self, losses):
-        """Return the sum of the tasks' losses, float32 [T], times their weights; graph code."""
+        """Return the weighted sum of the tasks' losses, float32 [T]; graph code."""
         return ops.sum(losses * Tensor(self.weights, mstype.float32))
 
     def add(self, sums, counts):
-        """Add loss sums and row counts, both float32 [T], to those that `read_losses` returns; graph code."""
+        """Add loss sums and row counts [T] for `read_losses`; graph code."""
         ops.assign_add(self.loss_sums, sums)
         ops.assign_add(self.row_counts, counts)
 
     def task_losses(self, predictions, labels):
-        """Return the mean loss of each task and the rows it is the mean of, float32 [T] both; graph code."""
+        """Return each task's mean loss and its number of rows, float32 [T]; graph code."""
         losses = ()
         counts = ()
         for place in range(len(self.tasks)):
@@ -170,7 +170,7 @@ class MultiTaskLoss(nn.Cell):
         return ops.stack(counts)
 
     def _counted(self, place, labels):
-        """Return 1 for the rows of a task that count and 0 for the others, float32 [B]; graph code."""
+        """Return 1 for each row of a task that counts, else 0, float32 [B]; graph code."""
         rows = labels[place].shape[0]
         counted = ops.ones((rows,), mstype.float32)
         if self.mask_places[place] >= 0:
@@ -183,7 +183,7 @@ class MultiTaskLoss(nn.Cell):
         return counted
 
     def rows(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        """Return which rows of each task count, bool [B], or None where all do; host arrays."""
+        """Return each task's mask of rows that count, bool [B] on the host, or None."""
         found: list[np.ndarray | None] = []
         for place, label in enumerate(labels):
             counted = None
@@ -196,9 +196,9 @@ class MultiTaskLoss(nn.Cell):
         return found
 
     def read_losses(self, *, keep: bool = False) -> dict[str, float]:
-        """Return each task's mean loss over the rows trained since the last call that did not `keep` the sums.
+        """Return each task's mean loss since the last call without `keep`.
 
-        By the name ``<task>_loss``; NaN without rows. Copies from the device.
+        Names are ``<task>_loss``; NaN without rows. Copies from the device.
         """
         sums, counts = np.array(self.loss_sums.asnumpy()), np.array(self.row_counts.asnumpy())
         if not keep:
@@ -211,21 +211,21 @@ class MultiTaskLoss(nn.Cell):
         }
 
     def read_total(self) -> float:
-        """Return the loss of the rows that `read_losses` would give the means of; copies from the device."""
+        """Return the total loss over the rows of `read_losses`; copies from the device."""
         return self.total(self.loss_sums.asnumpy(), self.row_counts.asnumpy())
 
     def total(self, sums: np.ndarray, counts: np.ndarray) -> float:
-        """Return the sum of the tasks' mean losses times their weights, whatever batches they came in.
+        """Return the weighted sum of the tasks' mean losses, however rows were batched.
 
         Args:
-            sums: of the losses of each task's rows, [T].
-            counts: of those rows, [T]; a task without any adds nothing, and NaN is returned if no task has any.
+            sums: sum of the losses of each task's rows, [T].
+            counts: number of those rows, [T]; a task without rows adds 0. NaN if no task has rows.
         """
         means = [weight * sums[i] / counts[i] for i, weight in enumerate(self.weights) if counts[i]]
         return float(sum(means)) if means else float("nan")
 
     def describe(self, losses: Mapping[str, float] | None = None) -> str:
-        """Return tasks, weights, masks and, as `read_losses` gives them, losses in words, for the log."""
+        """Return tasks, weights, masks and losses (of `read_losses`) as text for the log."""
         words = []
         for task, weight, mask, nan in zip(self.tasks, self.weights, self.mask_places, self.ignores_nan, strict=True):
             where = f" where {self.tasks[mask]}" if mask >= 0 else ""
@@ -252,7 +252,7 @@ def _as_cell(task: str, loss: Any) -> nn.Cell:
 
 
 def _fitted(label, prediction):
-    """Return the label in the prediction's shape where it has as many values; graph code."""
+    """Reshape the label like the prediction if sizes are equal; graph code."""
     if label.size == prediction.size:
         label = ops.reshape(label, prediction.shape)
     elif label.ndim == 2 and label.shape[1] == 1:

@@ -65,7 +65,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
 
 
 def _check_methods(network: nn.Cell) -> None:
-    """Refuse a cell with an attribute named like a method that MindSpore calls while compiling."""
+    """Refuse an attribute that hides a method which MindSpore calls in compilation."""
     for name in ("add_flags_recursive", "cells", "cells_and_names", "name_cells", "set_train"):
         if not callable(getattr(network, name)):
             raise ConfigurationError(
@@ -94,10 +94,10 @@ def _kind(value: Any) -> str:
 
 
 def check_compile(network: nn.Cell, compile: Any) -> bool:
-    """Return whether programs are compiled; without, warn of the cost.
+    """Return whether programs are compiled; warn of the cost if not.
 
     Raises:
-        ConfigurationError: no bool, or a network with sparse tables, which are read within compiled programs.
+        ConfigurationError: no bool, or a network with sparse tables, which only compiled programs read.
     """
     if not isinstance(compile, bool):
         checks.refuse("compile", "True or False", compile)
@@ -113,16 +113,16 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
 
 
 def is_training_step(network: nn.Cell) -> bool:
-    """Return whether calling `network` trains: it is a `nn.TrainOneStepCell` or holds an optimizer."""
+    """Return whether `network` is a `nn.TrainOneStepCell` or holds an optimizer."""
     return isinstance(network, nn.TrainOneStepCell) or any(
         isinstance(cell, _OPTIMIZERS) for _, cell in cells_and_names(network)
     )
 
 
 def check_custom_step(network: nn.Cell, **options: Any) -> None:
-    """Check that no option was given that only the user's training step could apply.
+    """Check that no option needs to be applied inside the user's training step.
 
-    An amp level is fine for a network that is only evaluated or applied.
+    A network that does not train may have an amp level.
 
     Raises:
         ConfigurationError: an option that the trainer cannot apply from outside.
@@ -140,10 +140,10 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
 
 
 def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
-    """Check that a loss that compares the rows of a batch with each other is given all of them at once.
+    """Check that a loss that compares the rows of a batch gets undivided batches.
 
-    Such a loss says so by ``rows_depend = True`` on its class. A warning says where parts of a batch are weighed by
-    their rows although the loss is a mean over other weights.
+    Such a loss class has ``rows_depend = True``. Warns if parts of a batch are weighted by their rows although the loss
+    is a mean over other weights.
 
     Raises:
         ConfigurationError: its batch would be divided, by accumulation or among processes.
@@ -175,10 +175,10 @@ def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
 
 
 def _uneven_mean(loss_fn: Any) -> str:
-    """Describe what a loss takes its mean over where that is not all rows; empty where it is."""
+    """Describe a loss's divisor if it is not the number of rows; empty otherwise."""
     if getattr(loss_fn, "leaves_any_out", False):
         return "the rows of each task that count"
-    ignored = getattr(loss_fn, "ignore_index", None)  # losses over class numbers have one
+    ignored = getattr(loss_fn, "ignore_index", None)  # an attribute of losses over class numbers
     if not isinstance(ignored, int) or getattr(loss_fn, "reduction", None) != "mean":
         return ""
     if getattr(loss_fn, "weight", None) is not None:
@@ -189,11 +189,11 @@ def _uneven_mean(loss_fn: Any) -> str:
 def check_eval_indexes(
     eval_network: Any, eval_indexes: Sequence[int] | None, metrics: Iterable[Any] = ()
 ) -> tuple[int, int, int] | None:
-    """Return the positions of loss, prediction and label in the evaluation outputs; (0, 1, 2) for a built network.
+    """Return the positions of loss, prediction and label in the evaluation outputs.
 
     Raises:
         ConfigurationError: not three whole numbers, or given without `eval_network`; or left out where a metric would
-            read the loss that `mindspore.nn.WithEvalCell` returns first.
+            read the loss, the first output of `mindspore.nn.WithEvalCell`.
     """
     if eval_network is None:
         if eval_indexes is not None:

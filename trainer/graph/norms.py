@@ -1,4 +1,4 @@
-"""Norms of gradients and weights, computed inside the training program when they are asked for."""
+"""Norms of gradients and weights, computed inside the training program on request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..mindspore_internals.shared_memory import overwrite
 
 
 class NormRecorder(nn.Cell):
-    """2-norms of each dense parameter and of its gradient, before clipping and before the update.
+    """2-norms of each dense parameter and its gradient, before clipping and update.
 
-    The program computes them only in calls that follow `request`; in one of many steps the last step's remain.
+    Computed only in calls after `request`; a call of several steps keeps the norms of its last step.
 
     Args:
         parameters: the optimizer's, in its order.
@@ -29,7 +29,7 @@ class NormRecorder(nn.Cell):
         self.norms = Parameter(empty, name=f"{NORMS}values", requires_grad=False)
 
     def construct(self, gradients):
-        """Record the norms if they are wanted."""
+        """Record the norms if requested."""
         if self.wanted > 0:
             of_gradients = ()
             of_weights = ()
@@ -39,11 +39,11 @@ class NormRecorder(nn.Cell):
             ops.assign(self.norms, ops.stack((ops.stack(of_gradients), ops.stack(of_weights))))
 
     def request(self) -> None:
-        """Compute norms in the calls from now on, until `read`."""
+        """Compute norms in all calls until `read`."""
         overwrite(self.wanted, np.array(1, np.int32))
 
     def read(self) -> dict[str, tuple[float, float]]:
-        """Return (norm of the gradient, norm of the weight) by name of the parameter; ends the computing."""
+        """End the request; return (gradient norm, weight norm) by parameter name."""
         overwrite(self.wanted, np.array(0, np.int32))
         values = np.array(self.norms.asnumpy())
         return {p.name: (float(g), float(w)) for p, g, w in zip(self.weights, *values, strict=True)}

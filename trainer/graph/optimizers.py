@@ -1,4 +1,4 @@
-"""Make the optimizer from a name, a function, a row optimizer or a list; read and set its learning rate."""
+"""Build the optimizer from a user's argument; read and set its learning rate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PLACEHOLDER = "trainer.no_dense_parameter"
 
 
 class OptimizerGroups(nn.Cell):
-    """Several optimizers in one step, each for its own parameters: FTRL for the wide part, Adam for the deep one.
+    """Several optimizers in one step: FTRL for the wide part, Adam for the deep part.
 
-    The learning rate that is shown is the first one's; setting it sets all of them.
+    The learning rate shown is the first optimizer's; setting it sets all.
 
     Args:
         optimizers: MindSpore optimizers over different parameters.
 
     Raises:
-        ConfigurationError: fewer than two, something that is no `nn` optimizer, or a parameter in two of them.
+        ConfigurationError: fewer than two, not an `nn` optimizer, or a parameter in two of them.
 
     Inputs:
         The tuple of gradients of `parameters`.
@@ -72,20 +72,20 @@ class OptimizerGroups(nn.Cell):
 
 
 def dense_parameters(network: nn.Cell) -> list[Parameter]:
-    """Return the network's trainable parameters; a placeholder if all are in sparse tables."""
+    """Return the trainable parameters; a placeholder if all are in sparse tables."""
     return trainable_parameters(network) or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
 
 
 def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
-    """Return the optimizer that `optimizer` stands for.
+    """Build the optimizer of a user's argument.
 
     Args:
         optimizer: an optimizer or None, as it is; a list of `nn` optimizers over different parameters; the name of a
             class of `mindspore.nn` in any case ("adam"), alone or with arguments, ("adam", {"learning_rate": 1e-3});
             a function of the trainable parameters that returns an optimizer; or a row optimizer, for a network whose
             parameters are all in sparse tables.
-        network: whose trainable parameters it gets. A network of sparse tables alone has none: names and functions then
-            get a placeholder, and the tables follow the optimizer they make.
+        network: the network to train. If all its parameters are in sparse tables, names and functions get a
+            placeholder, and the tables follow the optimizer they create.
 
     Raises:
         ConfigurationError: no such optimizer, or a row optimizer for a network with dense parameters.
@@ -136,7 +136,7 @@ def _by_name(name: str) -> Any:
 
 
 def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
-    """Return the learning rate of the next update, of the first parameter group; None if it is unknown.
+    """Return the next learning rate of the first parameter group; None if unknown.
 
     A schedule is evaluated at the optimizer's own step counter, with one host copy.
     """
@@ -154,7 +154,7 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
 
 
 def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
-    """Set a constant learning rate, of every parameter group.
+    """Set a constant learning rate for every parameter group.
 
     Raises:
         ConfigurationError: no optimizer, or its rate follows a schedule.
@@ -172,7 +172,7 @@ def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
             "(it follows a schedule, or there is no optimizer)"
         )
     for rate in rates:
-        # A compiled step with a branch in it goes on with the old value after `set_data`; it sees an assignment.
+        # A compiled step with a branch keeps the old value after `set_data`; it sees an assignment.
         ops.assign(rate, Tensor(float(value), rate.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: cells in low precision, loss scalers, the check for finite numbers.
+"""Automatic mixed precision: low-precision cells, loss scalers, finiteness checks.
 
 Levels: O0 changes nothing; O1 lowers the cells of a white list; O2 lowers all but a black list and scales the loss
 dynamically; O3 lowers everything and does not scale; "auto" is O2 on GPU, O3 on Ascend, O0 on CPU. Weights stay
@@ -80,8 +80,8 @@ def resolve(
     """Check the arguments of a trainer and return its `Precision`.
 
     Raises:
-        ConfigurationError: an unknown level or dtype, a dtype the device does not have, or a list that is not one of
-            Cell classes.
+        ConfigurationError: an unknown level or dtype, a dtype the device does not have, or an entry of a list that
+            is no Cell class.
     """
     if level not in LEVELS:
         raise ConfigurationError(
@@ -120,7 +120,7 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
 
 
 class CastOutput(nn.Cell):
-    """A cell whose output is cast; transparent for attribute access and parameter names."""
+    """Cast a cell's output; attribute access and parameter names are the cell's."""
 
     def __init__(self, cell: nn.Cell, dtype: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -128,7 +128,7 @@ class CastOutput(nn.Cell):
         self.cast_dtype = dtype
 
     def construct(self, *args):
-        """Return what the cell returns, floating-point tensors cast."""
+        """Return the cell's outputs, floating-point tensors cast."""
         outputs = self.cast_cell(*args)
         return _cast(outputs, self.cast_dtype)
 
@@ -148,7 +148,7 @@ def _cast(value, dtype):
 
 
 def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
-    """Return the classes of recurrent cells in a network, and log that they stay in float32."""
+    """Return the recurrent cell classes of a network; log that they stay float32."""
     found = {type(cell).__name__ for _, cell in cells_and_names(network) if isinstance(cell, RECURRENT)}
     if found:
         logger.info("%s: kept in float32, which MindSpore cannot lower", ", ".join(sorted(found)))
@@ -156,10 +156,10 @@ def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
 
 
 def convert(network: nn.Cell, precision: Precision) -> None:
-    """Lower `network` in place according to `precision`; a second identical call changes nothing.
+    """Convert `network` to `precision` in place; idempotent.
 
     Raises:
-        ConfigurationError: the network was already converted in another way.
+        ConfigurationError: the network was already converted to another precision.
     """
     mark = getattr(network, _MARK, None)
     if mark is not None:
@@ -222,11 +222,11 @@ def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) 
 
 
 def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
-    """Return the loss scaler for a trainer's `loss_scale` argument; None means the level's own (dynamic at O2).
+    """Return the loss scaler of a trainer's `loss_scale` argument, or None.
 
     Args:
-        loss_scale: None, a number >= 1 (static), an `amp.LossScaler`, or a `FixedLossScaleManager` or
-            `DynamicLossScaleManager`. False switches scaling off at every level.
+        loss_scale: None for the level's default (dynamic at O2), a number >= 1 (static), an `amp.LossScaler`, a
+            `FixedLossScaleManager` or a `DynamicLossScaleManager`. False switches scaling off at every level.
 
     Raises:
         ConfigurationError: anything else.
@@ -252,14 +252,13 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
 
 
 class AllFinite(nn.Cell):
-    """Whether every entry of some tensors is finite.
+    """Check whether all entries of some tensors are finite.
 
-    `amp.all_finite` asks the environment and the device inside the graph, which takes as long to compile as a layer,
-    and makes numbers of the answers before it adds them up. Devices other than CPU use it.
+    `amp.all_finite`, used on devices other than CPU, takes as long to compile as a layer.
 
     Inputs:
         tensors: float tensors of any shapes.
-        others: bool scalar that has to be true as well.
+        others: bool scalar that must be true too.
 
     Outputs:
         Bool scalar.

@@ -1,14 +1,14 @@
-"""The training step that is compiled; `graph_call` runs it once or K times per call.
+"""The compiled training step; `graph_call` runs it once or K times per call.
 
-A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph whatever the global mode is. Everything a step
-needs besides the network lives here once: loss scale, accumulation, clipping, the guard against non-finite updates.
+A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph in every global mode. The step holds loss scale,
+accumulation, clipping and the guard against non-finite updates.
 
 Each program compiles all of it again. Branches on a cell's own flags are decided by the parser and cost nothing;
 branches on shapes, dtypes, types and lengths, and slices of tuples, cost 4 to 7 ms each, more where code follows them
 in the same function.
 
-A function that takes `*columns` must not call anything with a star: MindSpore 2.10 would keep the cell, and all it
-refers to, for the life of the process. It passes the tuple to a method, which makes the call.
+A function that takes `*columns` must not call with a star: MindSpore 2.10 would keep the cell, and all it refers to,
+for the life of the process. It passes the tuple to a method, which makes the call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a training step does besides forward, backward and update.
+    """The options of a training step.
 
     Attributes:
         scaler: loss scaler, or None.
@@ -44,12 +44,11 @@ class StepOptions:
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
         clip_value: bound of each gradient entry, or None.
         transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
-        exchange: makes, of the step's buffers, what adds gradients up over processes
-            (`trainer.distributed.exchange.Exchange`); every batch then comes with the number of its rows as a last
-            input. None with one process.
+        exchange: makes the `trainer.distributed.exchange.Exchange` that sums gradients over processes from the step's
+            buffers; every batch then has its number of rows as a last input. None with one process.
         keep_predictions: also return the network's output of the training forward.
         average: rule of averages of the weights (`trainer.graph.averaging.AverageRule`), or None.
-        norms: whether norms of gradients and weights are computed when asked for (`trainer.graph.norms`).
+        norms: whether norms of gradients and weights can be requested (`trainer.graph.norms`).
         output: which output of a network with several is kept; -1: all of them side by side, float32 [B, values].
     """
 
@@ -167,7 +166,7 @@ class TrainStep(nn.Cell):
         return self.forward(*columns)
 
     def construct(self, flush, *columns):
-        """Train one batch; `flush` (bool scalar) ends an accumulation early. Returns (loss, prediction)."""
+        """Train one batch; return (loss, prediction). `flush` ends an accumulation."""
         rows_of_all = None
         if self.exchange is not None:
             rows_of_all = columns[-1]
@@ -177,7 +176,7 @@ class TrainStep(nn.Cell):
             rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
-            if self.by_owner:  # the exchange of rows is over: neither exchange passes the other, on any process
+            if self.by_owner:  # after the exchange of rows: the two exchanges never overtake each other
                 rows_of_all = ops.depend(rows_of_all, self.tables.token)
             rows_of_all = self.exchange.begin(rows_of_all, columns[-self.forward.labels :])
         if self.accumulate > 1:
@@ -207,10 +206,7 @@ class TrainStep(nn.Cell):
         return values, gradients
 
     def _sum_by_owner(self, gradients, rows_of_all, loss, statistics_finite, table_rows):
-        """Return (dense gradients summed over processes, sums of the rows trained here), loss, whether all is finite.
-
-        All rows are exchanged before the dense gradients, on every process: neither exchange passes the other.
-        """
+        """Return (dense gradient sums, sums of own rows), loss, whether all are finite."""
         sums = self.tables.sums_at_owners(table_rows, gradients)
         finite = True
         if self.guard:
@@ -226,7 +222,7 @@ class TrainStep(nn.Cell):
         return dense + sums, loss, statistics_finite
 
     def _statistics_are_finite(self):
-        """Return whether moving statistics are finite: they show a NaN that a later ReLU hides from the loss."""
+        """Check moving statistics: they show a NaN that a ReLU hides from the loss."""
         if self.has_statistics:
             return self.all_finite(self.statistics, True)
         return True
@@ -267,9 +263,9 @@ class TrainStep(nn.Cell):
         return loss, kept_output(prediction, self.output)
 
     def _mean_by_owner(self, rows_of_all, loss, statistics_finite, table_rows):
-        """Return (means of the accumulated gradients, those of the rows trained here last), whether all is finite.
+        """Return mean accumulated gradients, own rows last, and whether all are finite.
 
-        The loss has been exchanged before, on every process, and dense gradients are exchanged after the rows.
+        Every process has exchanged the loss before, and exchanges dense gradients after the rows.
         """
         accumulated = ()
         for total in self.gradient_sum:
@@ -374,14 +370,14 @@ class TrainStep(nn.Cell):
 
 
 class CustomStep(nn.Cell):
-    """A user's whole training step, such as `nn.TrainOneStepCell`, with the interface of `TrainStep`."""
+    """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface."""
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.step = by_position(step)
 
     def construct(self, flush, *columns):
-        """Train one batch; returns (loss, what the step returned). Of a tuple of outputs the first is the loss."""
+        """Train one batch; return (loss, outputs). The loss is the first output."""
         outputs = self._apply_step(columns)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         return ops.mean(loss), outputs

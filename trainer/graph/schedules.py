@@ -1,4 +1,4 @@
-"""`Schedule`: learning rates by name, with warm-up, computed inside the step's graph."""
+"""Learning rates by name, with warm-up, computed inside the step's graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ONE_CYCLE_START, _ONE_CYCLE_END = 25.0, 1e4  # Smith and Topin 2018, with the d
 
 
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
-    """A learning rate over optimizer steps: up to `peak` during the warm-up, then as `kind` says.
+    """A learning rate that grows to `peak` in the warm-up, then follows `kind`.
 
     With s the step counted from 0, w the warm-up, T the total and x = (s - w) / (T - w) between 0 and 1:
 
@@ -29,14 +29,13 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
     Args:
         kind: one of the names above.
         peak: the highest rate.
-        total_steps: optimizer steps until the end, from where on the rate stays; not needed by "constant" and
-            "inverse_sqrt".
-        warmup_steps: optimizer steps of the warm-up; None: none, of "inverse_sqrt" 1000, of "one_cycle" 30 % of all.
+        total_steps: optimizer steps until the rate stays constant; not needed by "constant" and "inverse_sqrt".
+        warmup_steps: optimizer steps of the warm-up; None: none, 1000 for "inverse_sqrt", 30 % for "one_cycle".
         floor: the rate at the end.
         steps_per_epoch: when given, `total_steps` and `warmup_steps` count epochs.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named, or the warm-up is longer than the whole.
+        ConfigurationError: a wrong argument, or a warm-up longer than all steps.
     """
 
     def __init__(

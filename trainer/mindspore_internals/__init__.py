@@ -1,6 +1,6 @@
 """Every private or undocumented use of MindSpore, each with what it relies on.
 
-Where one of them is not what was relied on, the public way is taken, and said so once: `fall_back`.
+Where MindSpore differs, the public way is used and `fall_back` warns once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ VARIABLE = "TRAINER_PUBLIC_MINDSPORE"
 
 
 def public_only() -> bool:
-    """Return whether the user has asked, by setting `VARIABLE` to 1, for the public ways alone."""
+    """Return whether the user has set `VARIABLE` to 1, for the public ways alone."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 
 @functools.cache
 def fall_back(what: str, cost: str) -> None:
-    """Warn once per process that this MindSpore differs from what is relied on, and what the fallback costs."""
+    """Warn once per process that MindSpore differs, and of the fallback's cost."""
     logger.warning(
         "this MindSpore behaves unlike those that the trainer was written for: %s. Results stay right, by a public "
         "function instead; %s",

@@ -2,13 +2,13 @@
 
 Relied on:
 - A Cell keeps its children in `_cells` and its parameters in `_params`, both dictionaries in its `__dict__`. What is
-  written to `__dict__` directly is found by attribute access, in graphs too, and registered nowhere.
+  written to `__dict__` directly is visible to attribute access, in graphs too, but not registered.
 - A Cell, and the parser of its graph, looks for a method in the instance before the class; calling a cell runs
   `construct`. `nn.TrainOneStepWithLossScaleCell` asks only its `get_overflow_status` whether to skip an update.
 - MindSpore's normalisation cells, and `mint`'s, give their moving statistics the names listed here.
 - `mindspore.amp.auto_mixed_precision` and `build_train_network` store their level in `_amp_level` and wrap cells in
-  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. Where a MindSpore does none of this,
-  a second conversion is not noticed.
+  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. Without them a second conversion is
+  not noticed.
 
 A user's Cell may hold a value under the name of a method, as `self.trainable_params = network.trainable_params()` does.
 So cells and parameters are read by nn.Cell's own methods, never by the instance's.
@@ -46,19 +46,19 @@ def trainable_parameters(root: nn.Cell) -> list[Parameter]:
 
 
 def replace_child(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
-    """Put `cell` in place of the child `name` of `parent`, without renaming parameters."""
+    """Replace the child `name` of `parent` by `cell`; keep parameter names."""
     parent._cells[name] = cell  # the registry MindSpore's own amp writes; there is no public setter that keeps names
     if isinstance(parent, nn.SequentialCell):
         parent.cell_list = list(children_of(parent).values())
 
 
 def hide(cell: nn.Cell, name: str, value: object) -> None:
-    """Set an attribute of `cell` without registering a Parameter or Cell, nor renaming it."""
+    """Set an attribute of `cell` without registering or renaming its value."""
     vars(cell)[name] = value
 
 
 def copy_cell(cell: nn.Cell) -> nn.Cell:
-    """Return a cell of the same class with the same children and parameters, whose attributes can be changed alone."""
+    """Return a shallow copy of a cell, with its own attributes."""
     twin = copy.copy(cell)
     object.__setattr__(twin, "__dict__", dict(vars(cell)))  # a copied cell shares it
     for registry in ("_cells", "_params"):
@@ -67,14 +67,14 @@ def copy_cell(cell: nn.Cell) -> nn.Cell:
 
 
 def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
-    """Let `cell` use the parameters of `other` in place of its own of the same attribute names."""
+    """Replace parameters of `cell` by those of `other` with the same attribute name."""
     own = vars(cell)["_params"]
     own.update({name: parameter for name, parameter in vars(other)["_params"].items() if name in own})
 
 
 @contextlib.contextmanager
 def finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
-    """Let `nn.TrainOneStepWithLossScaleCell` check overflow on CPU, where its own check has no kernel."""
+    """Give `nn.TrainOneStepWithLossScaleCell` an overflow check that runs on CPU."""
     kind = nn.TrainOneStepWithLossScaleCell
     ours = (
         isinstance(step, kind)
@@ -98,7 +98,7 @@ def _overflow_status(self, status, gradients):
 
 @contextlib.contextmanager
 def zeros_for_any_id(cells: Iterable[nn.Cell]) -> Iterator[None]:
-    """Let the MindSpore embeddings among `cells` return zeros for any id while cells run eagerly."""
+    """Let MindSpore's embeddings among `cells` return zeros for any id in eager runs."""
     lookups = [cell for cell in cells if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
     lookups = [cell for cell in lookups if "construct" not in vars(cell)]
     for cell in lookups:
@@ -115,7 +115,7 @@ def _zeros_from(table: Parameter) -> Callable[[Tensor], Tensor]:
 
 
 def moving_statistics(network: nn.Cell) -> list[Parameter]:
-    """Return the parameters a training forward changes by itself: the moving statistics of normalisation cells."""
+    """Return the moving statistics of normalisation cells."""
     names = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
     found: dict[int, Parameter] = {}
     for _, cell in cells_and_names(network):
@@ -127,7 +127,7 @@ def moving_statistics(network: nn.Cell) -> list[Parameter]:
 
 
 def foreign_conversion(network: nn.Cell) -> str | None:
-    """Return in words how `network` was converted to low precision, or None where nothing tells of it."""
+    """Describe how a user converted `network` to low precision, or return None."""
     level = getattr(network, "_amp_level", None)
     if level:
         return f"by mindspore.amp to {level}"

@@ -1,8 +1,8 @@
 """The messages in a .ckpt file.
 
 Relied on: `mindspore.train.checkpoint_pb2` declares them; a file is one `Checkpoint`, after which may follow the seven
-bytes ``crc_num`` and ten bytes of CRC-32, big-endian. `mindspore.load_checkpoint` is no way out: it hands shape and
-bytes to C++, which copies without comparing them, so that a file with wrong sizes overwrites the heap.
+bytes ``crc_num`` and ten bytes of CRC-32, big-endian. `mindspore.load_checkpoint` is unsafe: it passes shape and bytes
+to C++, which copies without comparing them, so a file with wrong sizes overwrites the heap.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Piece(NamedTuple):
 
 
 def pieces(content: bytes) -> list[Piece]:
-    """Return what a .ckpt file says, in its order; nothing of it has been checked.
+    """Return the entries of a .ckpt file in order, unchecked.
 
     Raises:
-        ValueError: these bytes are no such messages, or their checksum is wrong.
+        ValueError: other content, or a wrong checksum.
     """
     from google.protobuf.message import DecodeError
     from mindspore.train.checkpoint_pb2 import Checkpoint

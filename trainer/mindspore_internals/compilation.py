@@ -2,17 +2,15 @@
 
 Relied on:
 - `mindspore.graph.api` calls `gc.collect()` before each compilation: 60 ms of processor time with MindSpore's own
-  modules alone, an eighth of what a small program takes in all.
+  modules alone, an eighth of a small program's compilation.
 - `mindspore.graph._parse.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
-  function of a graph in each compilation. A small program has 85 functions at half a millisecond each: a fifth of the
-  processor time of its compilation.
+  function of a graph in each compilation. A small program has 85 functions at half a millisecond each, a fifth of its
+  compilation.
 - `Cell.compile_cache` is the set of keys of compiled programs that every `Cell` has had since 2.0, and
   `_cell_graph_executor.del_net_res` releases those of a cell, as `Cell.__del__` does.
-- `MS_OM_PATH` is read at each failed compilation; where that changes, `rank_0` appears in the working directory
-  again.
-- To name a line of a failed compilation MindSpore opens the file named by the code object. A notebook gives its
-  inputs the names of files that do not exist and keeps the text in `linecache`; without such a file MindSpore logs
-  "Get realpath failed" some twenty times.
+- `MS_OM_PATH` is read at each failed compilation; otherwise `rank_0` appears in the working directory again.
+- To name a line of a failed compilation MindSpore opens the code object's file. Notebook inputs are named after files
+  that do not exist, their text is in `linecache`; without the file MindSpore logs "Get realpath failed" twenty times.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from .cpu_kernels import fast_max_pooling
 
 @contextlib.contextmanager
 def compiling(cell: nn.Cell) -> Iterator[None]:
-    """Compile `cell` in less time and to a faster program; everything changed for it is put back."""
+    """Compile `cell` in less time to a faster program; restore all settings on exit."""
     release_dropped()
     with gc_frozen(), source_cache(), fast_max_pooling(cell):
         yield
@@ -72,11 +70,11 @@ class _Inspect:
 
     @staticmethod
     def getsourcelines(source: Callable[..., Any]) -> tuple[list[str], int]:
-        """Return the lines of a function and the number of its first line, as at the first call."""
+        """Return the lines of a function and its first line number; cached."""
         code = getattr(inspect.unwrap(source), "__code__", None)
         if not isinstance(code, CodeType):
             return inspect.getsourcelines(source)
-        key = (code.co_filename, code)  # equal code objects may be of different files
+        key = (code.co_filename, code)  # equal code objects may come from different files
         if key not in _known:
             _known[key] = inspect.getsourcelines(source)
         lines, first = _known[key]
@@ -101,25 +99,25 @@ _dropped: deque[nn.Cell] = deque()  # cells whose programs nothing uses, kept un
 
 
 def drop_with(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
-    """Release the programs of `cells` some time after `owner` is gone.
+    """Release the programs of `cells` some time after `owner` is collected.
 
-    MindSpore releases a program only while no other one runs. It waits for that with the GIL held, which operators in
-    Python need. The garbage collector may run on any thread, so it must not be what releases a program.
+    MindSpore releases a program only while none runs, and waits with the GIL held, which Python operators need. So the
+    garbage collector, which may run on any thread, must not release programs.
 
     Args:
-        owner: what uses the programs; no cell may refer to it.
-        cells: the cells, which may still become more.
+        owner: the object that uses the programs; no cell may refer to it.
+        cells: the cells; more may be added later.
     """
     weakref.finalize(owner, lambda: _dropped.extend(cells.values())).atexit = False
 
 
 def drop_programs(cells: Iterable[nn.Cell]) -> None:
-    """Release the programs of `cells`, which nothing uses any more, before the next compilation."""
+    """Release the unused programs of `cells` before the next compilation."""
     _dropped.extend(cells)
 
 
 def release_dropped() -> None:
-    """Release the programs of cells that were dropped; to be called on the thread of graphs, while none runs."""
+    """Release dropped programs; call it on the thread of graphs while none runs."""
     while _dropped:
         cell = _dropped.popleft()
         if cell.compile_cache:
@@ -128,7 +126,7 @@ def release_dropped() -> None:
 
 
 def count_programs(cell: nn.Cell) -> int:
-    """Return the number of programs `cell` has been compiled to: one per combination of shapes and modes."""
+    """Return the number of programs of `cell`, one per set of shapes and modes."""
     return len(getattr(cell, "compile_cache", ()))
 
 
@@ -137,14 +135,11 @@ _VARIABLE = "MS_OM_PATH"
 
 @contextlib.contextmanager
 def redirect_graph_dumps() -> Iterator[None]:
-    """Send the dumps of failed compilations (rank_0/om) to a temporary folder, removed afterwards.
-
-    A folder that the user has chosen through the same variable is left alone.
-    """
+    """Send dumps of failed compilations to a temporary folder; keep a user's own."""
     if _VARIABLE in os.environ:
         yield
         return
-    # MindSpore creates the folder only when it has something to write, so a killed run leaves none behind.
+    # MindSpore creates the folder only to write a dump, so a killed run leaves none behind.
     folder = Path(tempfile.gettempdir()) / f"mindspore-trainer-{uuid.uuid4().hex}"
     os.environ[_VARIABLE] = str(folder)
     try:
@@ -156,9 +151,9 @@ def redirect_graph_dumps() -> Iterator[None]:
 
 @contextlib.contextmanager
 def notebook_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
-    """Write the sources of the notebook inputs that define these cells or their parts; remove them afterwards.
+    """Write source files of the notebook inputs behind `cells`; remove them on exit.
 
-    Only files below the temporary folder, where notebooks place them, and only those that do not exist.
+    Only missing files, and only below the temporary folder, where notebooks expect them.
     """
     created: list[Path] = []
     try:
@@ -192,6 +187,6 @@ def _files_of(kind: type) -> frozenset[str]:
 def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cells_and_names(cell)}
     files = set().union(*map(_files_of, kinds))
-    below = tempfile.gettempdir() + os.sep  # text is compared, not paths: this runs with every verb
+    below = tempfile.gettempdir() + os.sep  # compare text, not paths: this runs with every verb
     missing = (name for name in sorted(files) if name.startswith(below) and not os.path.exists(name))
     return [Path(name) for name in missing if linecache.getlines(name)]

@@ -1,11 +1,10 @@
-"""Avoiding slow CPU kernels: convolutions with AVX-512, and the gradient of max pooling with AVX2.
+"""Avoid slow CPU kernels: AVX-512 convolutions, AVX2 gradients of max pooling.
 
 Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
 `dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on 2.9.0
 and 2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and
-17 to 19 ms with AVX2. MindSpore 2.7 and 2.8 (oneDNN 2.2, `libdnnl.so.2`) take about 45 ms with either and are left
-alone.
+17 to 19 ms with AVX2. MindSpore 2.7 and 2.8 (oneDNN 2.2, `libdnnl.so.2`) take 45 ms with either and are left alone.
 
 Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
 the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
@@ -47,10 +46,10 @@ _TOO_LATE = (
 
 
 def limit_for_convolutions(network: nn.Cell) -> None:
-    """Limit oneDNN to AVX2 when that makes `network` faster; holds for the process, oneDNN has no way back.
+    """Limit oneDNN to AVX2 for the rest of the process if `network` gets faster.
 
-    Nothing happens without convolutions other than 1x1, off the CPU, without AVX-512, when the user has set one of
-    `VARIABLES`, or when it was done before. Logs what was done, or that it is too late.
+    Does nothing if all convolutions are 1x1, off the CPU, without AVX-512, or if the user has set one of `VARIABLES`.
+    Logs the limit, or that it is too late.
     """
     if not (_has_convolutions(network) and is_affected()) or user_choice() is not None:
         return
@@ -64,7 +63,7 @@ def limit_for_convolutions(network: nn.Cell) -> None:
 
 
 def is_affected() -> bool:
-    """Return whether this CPU has AVX-512 and this MindSpore's convolutions are slow on it."""
+    """Return whether this MindSpore's convolutions are slow on this CPU's AVX-512."""
     if mindspore.get_context("device_target") != "CPU" or not _library_path().exists():
         return False
     with contextlib.suppress(OSError):
@@ -103,7 +102,7 @@ def _library() -> ctypes.CDLL | None:
 
 @contextlib.contextmanager
 def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
-    """Let programs compiled meanwhile pool by `AdaptiveMaxPool2D` in training, wherever it gives the same maxima."""
+    """Compile training with `AdaptiveMaxPool2D` where it gives the same maxima."""
     cells = _replaceable(network) if mindspore.get_context("device_target") == "CPU" else []
     for cell in cells:
         hide(cell, "window", _pair(cell.kernel_size))
@@ -116,7 +115,7 @@ def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
 
 
 def _replaceable(network: nn.Cell) -> list[nn.Cell]:
-    """Return the max pooling cells whose windows do not overlap and that pad nothing if none is cut."""
+    """Return the max pooling cells with disjoint windows and no explicit padding."""
     return [
         cell
         for _, cell in cells_and_names(network)
@@ -133,7 +132,7 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _construct(self, x):
-    """Return what `nn.MaxPool2d.construct` returns."""
+    """Return the output of `nn.MaxPool2d.construct`."""
     if x.ndim == 3:
         return self.max_pool(x.unsqueeze(0)).squeeze(0)
     height, width = self.window

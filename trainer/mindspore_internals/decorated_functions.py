@@ -1,10 +1,10 @@
-"""The real parameters of decorated functions, found without importing MindSpore.
+"""The real parameters of decorated functions, without importing MindSpore.
 
 Relied on:
 - Decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `cell_attr_register`) set no
   ``__wrapped__``, so that `inspect.signature(nn.Adam)` is ``(*args, **kwargs)``; they hold the function they wrap in
-  their closure, and a wrapped constructor is called ``__init__``. Where that changes, arguments in a configuration are
-  checked by what the class documents, if at all.
+  their closure, and a wrapped constructor is called ``__init__``. Otherwise arguments in a configuration are checked by
+  the docstring of the class, if at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def undecorated(function: Any) -> Any:
 
 
 def names_read(function: Any) -> set[str]:
-    """Return the names among the constants of a function, of which some are keys that it takes from its ``kwargs``."""
+    """Return the names among a function's constants; some are its ``kwargs`` keys."""
     code = getattr(function, "__code__", None)
     return {text for text in getattr(code, "co_consts", ()) if isinstance(text, str) and text.isidentifier()}
 

@@ -1,8 +1,8 @@
-"""Networks that take a batch as one dict: `construct(self, batch)` that reads `batch["age"]`.
+"""Networks that take a batch as one dict: `construct(self, batch)`.
 
 Relied on:
-- A graph takes a dict that is made within it, of constant keys; a program's own inputs stay tensors.
-- The source of `construct` can be read, for MindSpore compiles from it.
+- A graph may build a dict with constant keys; the program's inputs stay tensors.
+- The source of `construct` can be read, because MindSpore compiles from it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _known: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDiction
 
 
 def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
-    """Return the columns that `network` reads of its one argument, a dict; empty where it takes tensors.
+    """Return the dict keys that `network` reads; empty if it takes tensors.
 
-    They are the keys that the source of `construct` reads, in its order, and those that its own methods and cells read
-    which it passes the dict on to. An attribute ``batch_keys`` of the network names them where the source does not.
+    They are the keys in the source of `construct`, in order, and of the methods and cells that it passes the dict to.
+    The network's attribute ``batch_keys`` overrides them.
 
     Raises:
         ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.
@@ -52,11 +52,11 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
 
 
 class DictNetwork(nn.Cell):
-    """Gives a network its columns as a dict.
+    """Pass a network its columns as a dict.
 
     Args:
         network: takes one dict.
-        keys: names of the columns, in the order they come in.
+        keys: names of the columns, in order.
     """
 
     def __init__(self, network: nn.Cell, keys: Sequence[str]) -> None:
@@ -73,13 +73,13 @@ class DictNetwork(nn.Cell):
 
 
 def by_position(network: nn.Cell) -> nn.Cell:
-    """Return a cell that takes its columns by position: the network, or one that makes its dict of them."""
+    """Return a cell that takes columns by position: `network` or a `DictNetwork`."""
     keys = batch_keys(network)
     return DictNetwork(network, keys) if keys else network
 
 
 def _keys_read(owner: Any, function: Callable[..., Any], position: int, visited: frozenset[Any]) -> tuple[str, ...]:
-    """Return the keys that a method of `owner` reads of its argument at `position`, `self` not counted."""
+    """Return the keys that a method reads of its argument number `position`."""
     name = _dict_argument(function, position) if not visited else _argument(function, position)
     if name is None or (id(owner), function) in visited:
         return ()
@@ -108,7 +108,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _dict_argument(construct: Callable[..., Any], position: int) -> str | None:
-    """Return the name of the only argument that a `construct` requires; None where it requires others too."""
+    """Return the name of the argument of a `construct` that requires only one."""
     parameters = list(inspect.signature(construct).parameters.values())[1:]
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return None if len(required) != 1 else _argument(construct, position)
@@ -122,13 +122,13 @@ def _argument(function: Callable[..., Any], position: int) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _reads(function: Callable[..., Any], name: str) -> tuple[str | tuple[str, int], ...]:
-    """Return what `_read` finds in the source of a function, in order."""
+    """Return the results of `_read` for a function's source, in order."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):  # a function without a source
         return ()
     ends = [_end(node) for node in ast.walk(tree) if isinstance(node, ast.Assign) and _assigns(node, name)]
-    last = min(ends, default=(1 << 30, 0))  # afterwards the name means another value
+    last = min(ends, default=(1 << 30, 0))  # later the name has another value
     reads = []
     for node in ast.walk(tree):
         read = _read(node, name)
@@ -146,7 +146,7 @@ def _end(node: Any) -> tuple[int, int]:
 
 
 def _read(node: ast.AST, name: str) -> str | tuple[str, int] | None:
-    """Return the key that a node reads of the argument, or which attribute of self it passes the argument to."""
+    """Return the key that a node reads, or the self attribute that gets the dict."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is(node.value, name):
         return _text(node.slice)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

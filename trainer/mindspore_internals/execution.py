@@ -1,8 +1,7 @@
-"""Running compiled programs directly, running cells operator by operator, and whether a process can run graphs.
+"""Run compiled programs directly, run cells eagerly, and detect forked processes.
 
-`Cell.compile_and_run` looks the program up at every call and notes it in each sub-cell: hundreds of Python calls,
-more than half of the host time of a small step. MindSpore has no public name for running a program that is known to
-be compiled.
+`Cell.compile_and_run` looks up the program at every call and notes it in each sub-cell: hundreds of Python calls, more
+than half of a small step's host time. MindSpore has no public way to run a compiled program directly.
 
 Relied on:
 - `_cell_graph_executor._graph_executor` takes (arguments, name of the program) and returns what the graph returns;
@@ -10,8 +9,8 @@ Relied on:
   `checked` verifies for every program that `compile_and_run` itself does exactly that.
 - In graph mode calling a cell compiles it, and `set_context` changes the mode at once for the whole process. An
   operator that fails in eager mode is reported by a later one.
-- MindSpore runs graphs on threads of its own, which a fork does not copy, and does not start others: a graph in a child
-  forked after the first one waits for them for ever (2.10).
+- MindSpore runs graphs on threads that a fork does not copy, and starts no others: a graph in a child forked after the
+  first graph waits forever (2.10).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ known_good: set[str] = set()  # names of the programs that passed `checked`
 
 
 class _Recorder:
-    """Stands in for the executor during one call and records arguments and outputs."""
+    """Replace the executor during one call; record arguments and outputs."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
@@ -62,21 +61,21 @@ class _Recorder:
 
 
 def available() -> bool:
-    """Return whether programs can be run directly: the private names exist and the user allows them."""
+    """Return whether the private names exist and the user allows their use."""
     return _api is not None and not public_only()
 
 
 def program_of(cell: nn.Cell) -> str | None:
-    """Return the name of the program that `cell` was compiled to in its current mode, or None."""
+    """Return the name of the program of `cell` in its current mode, or None."""
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         return cell.phase_cache[cell.phase]
     return None
 
 
 def checked(cell: nn.Cell, program: str, tensors: tuple[Tensor, ...]) -> tuple[Any, bool]:
-    """Run `cell` by `compile_and_run`; return its outputs and whether `run` would have given the same.
+    """Run `cell` by `compile_and_run`; return (outputs, whether `run` gives the same).
 
-    Costs about 0.5 ms more than `compile_and_run`, on a cell that is compiled.
+    Costs about 0.5 ms more than `compile_and_run` of a compiled cell.
     """
     holder = _api._cell_graph_executor
     recorder = _Recorder(holder._graph_executor)
@@ -111,7 +110,7 @@ def _finish(outputs: Any) -> Any:
 
 
 def _are_tensors(outputs: Any) -> bool:
-    """Return whether nothing needs converting; MindSpore's own conversion takes 20 calls to decide that."""
+    """Return whether no output needs MindSpore's conversion, which takes 20 calls."""
     if type(outputs) is not tuple:
         return False
     for output in outputs:  # noqa: SIM110 (a generator would cost as much as all of this)
@@ -132,12 +131,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _logger = logging.getLogger(__name__)
-_MAX_LATE_FAILURES = 100  # operators of one eager run that may fail after it
+_MAX_LATE_FAILURES = 100  # of one eager run
 
 
 @contextmanager
 def operator_by_operator() -> Iterator[None]:
-    """Run cells operator by operator, whatever mode the user has set; the mode is put back."""
+    """Run cells operator by operator; restore the user's mode on exit."""
     mode = mindspore.get_context("mode")
     if mode == mindspore.PYNATIVE_MODE:
         yield
@@ -150,7 +149,7 @@ def operator_by_operator() -> Iterator[None]:
 
 
 def await_operators() -> None:
-    """Wait for eager operators still under way, so that their failures do not surface in what runs next."""
+    """Wait for pending eager operators, so that their errors do not surface later."""
     for _ in range(_MAX_LATE_FAILURES):
         try:
             # The queue is first in, first out: this operator runs after all others.
@@ -165,10 +164,10 @@ _process: int | None = None
 
 
 def check_not_forked() -> None:
-    """Note that this process runs graphs, and check that it can.
+    """Record that this process runs graphs, and check that it can.
 
     Raises:
-        ConfigurationError: it was forked from one that had run some.
+        ConfigurationError: the process was forked after its parent ran graphs.
     """
     global _process
     _process = _process or os.getpid()

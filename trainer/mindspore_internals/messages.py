@@ -1,9 +1,9 @@
-"""What MindSpore's messages look like: headings, stacks, the frames of a user's own code.
+"""Parse MindSpore's messages: headings, stacks, frames of user code.
 
 Relies on the layout of its C++ exceptions: parts between rules of dashes, and ``# n In file F:L, ...`` with the source
-line below. Where a message does not look so, it is given whole, or no place is found.
+line below. A message of another layout is returned whole, without a location.
 
-`mindspore.common._decorator.DEPRECATE_SET` holds the names and versions of what was reported as deprecated.
+`mindspore.common._decorator.DEPRECATE_SET` holds the names and versions already reported as deprecated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 
 def silence_adams_operator() -> None:
-    """Keep MindSpore from reporting `FusedSparseAdam` as deprecated: every `nn.Adam` creates one, used or not."""
+    """Silence the deprecation of `FusedSparseAdam`, which every `nn.Adam` creates."""
     reported: set[str] = getattr(_decorator, "DEPRECATE_SET", set())
     reported.add("FusedSparseAdam2.8.0")
 
@@ -40,12 +40,12 @@ def is_of_lambda(error: Exception) -> bool:
 
 
 def cannot_be_compiled(message: str) -> bool:
-    """Return whether MindSpore says of the source of a network that it has no graph for it."""
+    """Return whether MindSpore cannot compile the source of a network."""
     return _NO_GRAPH.search(message) is not None
 
 
 def gist(message: str) -> str:
-    """Return what a message of MindSpore's says before its stacks, headings left out."""
+    """Return a message without headings and stacks."""
     for part in _RULE.split(message):
         lines = [line for line in part.splitlines() if line.strip()]
         if lines and not (len(lines) == 1 and lines[0].startswith("- ")):

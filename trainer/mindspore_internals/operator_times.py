@@ -3,9 +3,8 @@
 Relied on:
 - `mindspore.profiler.profile` writes, when it stops, a folder ``*_ascend_ms/FRAMEWORK`` with
   ``cpu_op_execute_timestamp_0.txt``: a line per operator of the graph, ``full name;device;start,duration,thread ...``
-  with the start in nanoseconds since the epoch and the duration in milliseconds. Analysing it further, which is not
-  done here, takes a second and a process.
-- `ProfilerInterface.is_initialized` says whether a profile is under way; there is one at a time in a process.
+  with the start in nanoseconds since the epoch and the duration in milliseconds.
+- `ProfilerInterface.is_initialized` says whether a profile runs; a process has one at a time.
 - `tensorboard_trace_handler` decides the folder.
 """
 
@@ -47,14 +46,14 @@ class OperatorTimes:
 
     @property
     def layer(self) -> str:
-        """The cell that it belongs to, as names of attributes: "network.0"; "step" for what belongs to none."""
+        """The path of its cell, such as "network.0"; "step" if it belongs to none."""
         cells = [part.partition("-")[0] for part in self.name.split("/")[:-1] if "-" in part]
         outer = {"step", "forward", "value_and_grad"}
         return ".".join(cell for cell in cells if cell not in outer) or "step"
 
 
 class OperatorProfile:
-    """A profile that is under way; make it with `begin`."""
+    """A running profile; start it with `begin`."""
 
     def __init__(self, profile: Any, folder: str) -> None:
         self._profile: Any = profile
@@ -62,7 +61,7 @@ class OperatorProfile:
 
     @classmethod
     def begin(cls) -> OperatorProfile | None:
-        """Begin to time operators; None where another profile is under way or the target is not the CPU."""
+        """Start timing operators; None off the CPU or while another profile runs."""
         import mindspore
         from mindspore import profiler
         from mindspore.profiler.profiler_interface import ProfilerInterface
@@ -81,7 +80,7 @@ class OperatorProfile:
         return cls(profile, folder)
 
     def end(self) -> list[OperatorTimes]:
-        """End the profile and return the times of the operators that ran; empty if MindSpore wrote none."""
+        """End the profile and return the times of all operators, possibly none."""
         try:
             self._profile.stop()
             return [times for path in Path(self._folder).rglob(TIMES) for times in _read(path)]
@@ -90,7 +89,7 @@ class OperatorProfile:
 
 
 def _read(path: Path) -> Iterator[OperatorTimes]:
-    """Yield the operators of MindSpore's file; lines of another form are left out."""
+    """Yield the operators of MindSpore's file; skip lines of another form."""
     for line in path.read_text("utf-8", errors="replace").splitlines():
         name, _, rest = line.partition(";")
         runs = []

@@ -1,4 +1,4 @@
-"""Reading the structure of `mindspore.dataset` pipelines, and the order in which they shuffle.
+"""Structure of `mindspore.dataset` pipelines, and the order in which they shuffle.
 
 An endless pipeline is never asked for its size: the call would not return.
 
@@ -8,8 +8,7 @@ Relied on:
   hangs.
 - `RandomSampler` shuffles, for epoch e, the order of the previous epoch by GNU's `std::shuffle` with an
   `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; NumPy has the same) that was seeded with the
-  pipeline's seed + e. Where a MindSpore was built with another C++ library, `is_known` notices, and pipelines are
-  read as pipelines.
+  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; pipelines are then read as such.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from . import fall_back, public_only
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let pipelines opened inside shuffle by `seed`; restore everything that MindSpore's `set_seed` changes."""
+    """Seed the pipelines opened inside; restore all that `set_seed` changes."""
     import mindspore.dataset as ms_dataset
 
     before = ms_dataset.config.get_seed()
@@ -54,9 +53,9 @@ def is_bounded(dataset: Any) -> bool:
     return hasattr(source, "__len__")
 
 
-_LARGEST = (1 << 32) - 1  # number of the generator
+_LARGEST = (1 << 32) - 1  # of the generator's numbers
 _BLOCK = 1 << 16
-_TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to tell the older C++ library's way of drawing from the newer one's
+_TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of older and newer C++ libraries
 
 
 def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
@@ -67,7 +66,7 @@ def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
         seed: the pipeline's seed + number of the next epoch, from 0.
     """
     rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
-    if rows <= _LARGEST // max(rows, 1):  # one number of the generator stands for two of the shuffle
+    if rows <= _LARGEST // max(rows, 1):  # one generated number serves two swaps of the shuffle
         start = 1
         if rows % 2 == 0 and rows:
             other = int(_below(np.array([2]), state)[0])
@@ -90,7 +89,7 @@ def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:
-    """Return a number below each of `counts`, int64 [n], as `std::uniform_int_distribution` draws them."""
+    """Draw a number below each of `counts` like `std::uniform_int_distribution`."""
 
     def draw(count: int) -> np.ndarray:
         return state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
@@ -106,7 +105,7 @@ def _below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:
 
 @functools.cache
 def is_known() -> bool:
-    """Return whether the order is what it was found to be: a small pipeline is read, once in a process."""
+    """Return whether a small pipeline shuffles as `reshuffled` does; cached."""
     import mindspore.dataset as ms_dataset
 
     if public_only():

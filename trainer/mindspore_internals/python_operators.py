@@ -1,9 +1,9 @@
 """Operators that call Python from a CPU graph.
 
 Relied on: `ops.Custom` with `func_type="pyfunc"` calls the function with NumPy arrays on a thread of MindSpore's, in
-the loop of a sunk call too. It takes the number of inputs from the function's signature, and never releases the
-function. MindSpore assumes that it has no side effects: where their order matters, each call takes a token, a Parameter
-that the result of the call before was assigned to.
+the loop of a sunk call too. It reads the number of inputs from the function's signature and never releases the
+function. MindSpore assumes no side effects: where their order matters, each call takes a token, a Parameter that holds
+the result of the previous call.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from mindspore import ops
 
 
 def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
-    """Return an operator that calls a method with arrays; its result is float32.
-
-    Its shape is `out_shape(*shapes)`.
-    """
+    """Return an operator that calls a method; float32 results of `out_shape(*shapes)`."""
     reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
 
     def call(*arrays):

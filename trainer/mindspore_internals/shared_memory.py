@@ -1,8 +1,7 @@
-"""Exchanging rows with a parameter through its own memory, where there is such a thing.
+"""Exchange rows with a parameter through shared memory, if the device allows it.
 
-Relied on: on CPU, `Parameter.asnumpy()` is no copy but a writable view of the memory that operators and graphs read and
-write, for as long as the parameter keeps its shape. `views_are_live` tries that once; where it does not hold, `Mirror`
-copies both ways by `set_data` and `asnumpy`.
+Relied on: on CPU, `Parameter.asnumpy()` is a writable view of the memory that operators and graphs use, as long as the
+parameter keeps its shape. `views_are_live` tries that once; if it fails, `Mirror` copies by `set_data` and `asnumpy`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from . import fall_back, public_only
 
 
 def views_are_live() -> bool:
-    """Return whether `asnumpy()` of a parameter is the memory that operators use; always false off the CPU."""
+    """Return whether `asnumpy()` is the memory of operators; False off the CPU."""
     return ms.get_context("device_target") == "CPU" and not public_only() and try_view()
 
 
 @functools.cache
 def try_view() -> bool:
-    """Check on a parameter that an operator reads what the view wrote and writes what the view shows.
+    """Check that a view and an operator see each other's writes to a parameter.
 
-    Costs 1 to 10 ms, once in a process, most of it for MindSpore's first operator of the kind.
+    Costs 1 to 10 ms once per process, mostly for MindSpore's first operator of the kind.
     """
     parameter = Parameter(Tensor(np.zeros(8, np.float32)), requires_grad=False)
     view = parameter.asnumpy()
@@ -43,7 +42,7 @@ def try_view() -> bool:
 
 
 class Mirror:
-    """A parameter and the host memory its rows are exchanged through: the same memory where views are live.
+    """A parameter and its host memory, which are the same where views are live.
 
     Args:
         parameter: the parameter, [n, ...].
@@ -55,7 +54,7 @@ class Mirror:
         self._array: np.ndarray | None = None
 
     def array(self, size: int) -> np.ndarray:
-        """Return the host memory of the parameter, [size, ...]; a parameter of another size is replaced first."""
+        """Return the host memory [size, ...]; replace a parameter of another size."""
         if self.parameter.shape[0] != size:
             shape = (size, *self.parameter.shape[1:])
             self.parameter.set_data(ops.zeros(shape, self.parameter.dtype), slice_shape=True)
@@ -67,13 +66,13 @@ class Mirror:
         return self._array
 
     def push(self) -> None:
-        """Make what was written to the host memory visible to the graph."""
+        """Make the host memory's values visible to the graph."""
         if not self.live:
-            # `assign`, because a compiled branch goes on with the old value after `set_data`
+            # `assign`, because a compiled branch keeps the old value after `set_data`
             ops.assign(self.parameter, Tensor(self._array))
 
     def pull(self) -> np.ndarray:
-        """Return the host memory after the graph wrote to the parameter."""
+        """Return the host memory with the graph's values."""
         assert self._array is not None  # from `array`
         if not self.live:
             self._array[...] = self.parameter.asnumpy()
@@ -81,7 +80,7 @@ class Mirror:
 
 
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:
-    """Give `parameter` a value of its shape that graphs already compiled see as well."""
+    """Set the value of `parameter`, visible to compiled graphs too."""
     if views_are_live():
         parameter.asnumpy()[...] = value
     else:

@@ -1,4 +1,7 @@
-"""AutoInt (W. Song et al., "AutoInt: Automatic Feature Interaction Learning via Self-Attentive...", CIKM 2019)."""
+"""AutoInt (W. Song et al., CIKM 2019).
+
+"AutoInt: Automatic Feature Interaction Learning via Self-Attentive Neural Networks".
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class InteractingLayer(nn.Cell):
 
 
 class AutoInt(nn.Cell):
-    """Self-attention layers over the fields, alongside a perceptron (the paper's AutoInt+).
+    """Self-attention over the fields, alongside a perceptron (the paper's AutoInt+).
 
     Args:
         features: the declared columns.

@@ -1,4 +1,7 @@
-"""BST (Q. Chen et al., "Behavior Sequence Transformer for E-commerce Recommendation in Alibaba", DLP-KDD 2019)."""
+"""BST (Q. Chen et al., DLP-KDD 2019).
+
+"Behavior Sequence Transformer for E-commerce Recommendation in Alibaba".
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from .sequences import candidate_and_history, candidates_of
 
 
 def running_count(mask):
-    """Return the running count of True entries in each row, float32 [N, L].
+    """Return the running count of True in each row, float32 [N, L]; graph code.
 
-    Graph code: a product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
+    A product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
     """
     places = ops.arange(mask.shape[1])
     triangle = ops.cast(ops.expand_dims(places, 1) <= ops.expand_dims(places, 0), mstype.float32)
@@ -60,9 +63,9 @@ class TransformerBlock(nn.Cell):
 
 
 class BST(nn.Cell):
-    """A transformer over the history with the candidate appended, followed by a perceptron with leaky ReLU.
+    """A transformer over history and candidate, followed by a perceptron.
 
-    The perceptron gets the candidate's output, the mean of the history's outputs, and all other features.
+    The perceptron (leaky ReLU) gets the candidate's output, the history's mean output and all other features.
 
     Args:
         features: the declared columns; see `DIN`.
@@ -70,8 +73,8 @@ class BST(nn.Cell):
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
         blocks: number of transformer blocks.
-        heads: heads of each block; it divides `dim`, of several lists the sum of their vectors' lengths.
-        positions: number of positions that are learned, counted back from the candidate; earlier items share the last.
+        heads: heads of each block; they divide `dim`, or with several lists the sum of their vectors' lengths.
+        positions: number of learned positions, counted back from the candidate; earlier items share the last.
 
     Inputs:
         the columns of `Features.inputs`.

@@ -1,4 +1,7 @@
-"""DCN-V2 (R. Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021)."""
+"""DCN-V2 (R. Wang et al., WWW 2021).
+
+"DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems".
+"""
 
 from __future__ import annotations
 

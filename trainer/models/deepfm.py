@@ -1,4 +1,7 @@
-"""DeepFM (H. Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017)."""
+"""DeepFM (H. Guo et al., IJCAI 2017).
+
+"DeepFM: A Factorization-Machine based Neural Network for CTR Prediction".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DIN (G. Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018)."""
+"""DIN (G. Zhou et al., KDD 2018).
+
+"Deep Interest Network for Click-Through Rate Prediction".
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .sequences import PairLayer, candidate_and_history, candidates_of
 
 
 class ActivatedPerceptron(nn.Cell):
-    """Apply dense layers with an activation of the rows that count, and a linear layer.
+    """Apply dense layers with activations, and a linear layer.
 
     Args:
         inputs: width of the input.
@@ -51,8 +54,9 @@ class ActivatedPerceptron(nn.Cell):
 
 
 class ActivationUnit(nn.Cell):
-    """Weights each item of a history by a perceptron of (item, candidate, difference, product).
+    """Weights the items of a history by their relevance to the candidate.
 
+    The weight is a perceptron of (item, candidate, difference, product).
     The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum is the strength of
     the interest.
 
@@ -85,7 +89,7 @@ class ActivationUnit(nn.Cell):
 
 
 class DIN(nn.Cell):
-    """A history pooled by relevance to the candidate (equation 3), followed by a perceptron.
+    """A history pooled by relevance to the candidate, and a perceptron.
 
     Hidden layers of both are followed by Dice (equation 9). The paper's mini-batch aware regularization (equation 5) is
     not included.

@@ -1,4 +1,7 @@
-"""DLRM (M. Naumov et al., "Deep Learning Recommendation Model for Personalization...", arXiv:1906.00091, 2019)."""
+"""DLRM (M. Naumov et al., arXiv:1906.00091, 2019).
+
+"Deep Learning Recommendation Model for Personalization and Recommendation Systems".
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class DotInteraction(nn.Cell):
 
 
 class DLRM(nn.Cell):
-    """Numbers through a bottom perceptron, inner products of all pairs of vectors, and a top perceptron.
+    """A bottom perceptron for numbers, products of all pairs, and a top perceptron.
 
     Args:
         features: the declared columns.

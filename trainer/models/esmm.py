@@ -1,4 +1,7 @@
-"""ESMM (X. Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating...", SIGIR 2018)."""
+"""ESMM (X. Ma et al., SIGIR 2018).
+
+"Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click Conversion Rate".
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ from .task_names import tasks_of
 
 
 class ESMM(nn.Cell):
-    """The click rate, and the rate of clicks with a conversion: the click rate times the conversion rate.
+    """Rates of clicks, and of clicks with a conversion, trained on all impressions.
 
-    Both are trained on all impressions, so the conversion rate is not biased towards clicked items. The conversion rate
-    itself is ``exp(log(ctcvr) - log(ctr))`` of the two outputs.
+    So the conversion rate, ``exp(log(ctcvr) - log(ctr))`` of the two outputs, is not biased towards clicked items.
 
     Args:
         features: the declared columns; labels are the click and the conversion.
@@ -53,7 +55,7 @@ class ESMM(nn.Cell):
 
 
 def both_logit(a, b):
-    """Return the logit of the product of two probabilities, given their logits; graph code."""
+    """Return the logit of a product of probabilities, given as logits; graph code."""
     # with p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)); in logarithms
     a, b = ops.cast(a, mstype.float32), ops.cast(b, mstype.float32)
     terms = ops.stack((-a, -b, -a - b), 1)

@@ -1,4 +1,4 @@
-"""The softmax over the items of a batch, corrected for how often items are sampled (X. Yi et al., RecSys 2019)."""
+"""In-batch softmax, corrected for sampling frequency (X. Yi et al., RecSys 2019)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8
 
 
 class InBatchSoftmax(nn.Cell):
-    """Softmax loss of a row's own item among the items of the batch, corrected for sampling frequency.
+    """Softmax loss of a row's own item among the items of its batch.
 
-    A frequent item is a negative more often than it should be, so log Q, the log probability that a batch samples it,
-    is subtracted from its logit (equation 4). A row's own item in another row is not a negative. The rows of a batch
-    depend on each other, so the loss is computed within one batch of one process: gradient accumulation and several
-    processes, which would change the negatives, are refused.
+    A frequent item is a negative too often, so log Q, the log probability that a batch samples it, is subtracted from
+    its logit (equation 4). A row's own item in another row is not a negative. Gradient accumulation and several
+    processes would change the negatives and are refused.
 
     Args:
         temperature: inner products are divided by it.
@@ -29,18 +28,18 @@ class InBatchSoftmax(nn.Cell):
             steps between two batches with the item, estimated while training (algorithm 2), as a stream needs it: the
             estimate is part of snapshots, and evaluation uses it unchanged. None: no correction.
         buckets: entries of the running estimate; items share those that their numbers fall into.
-        rate: weight of the newest interval in the running estimate, the paper's alpha. The first interval of an item is
-            the number of steps until it was first seen.
+        rate: weight of the newest interval in the running estimate, the paper's alpha. An item's first interval is the
+            number of steps before it.
 
     Inputs:
-        vectors float [N, 2 * width], as `TwoTower` gives; item [N], integers: what tells items apart. With
+        vectors float [N, 2 * width], as from `TwoTower`; item [N], integers that identify the items. With
         ``Features(..., label="item")``, where a feature reads the same column, text is hashed.
 
     Outputs:
         Scalar float32: the mean over the rows.
 
     Raises:
-        ConfigurationError: an argument that cannot work.
+        ConfigurationError: an invalid argument.
         TypeError: items that are not integers, before the first step.
     """
 

@@ -1,4 +1,4 @@
-"""`ItemIndex`: finds the items nearest to users, exactly or approximately, and returns their ids."""
+"""Find the items nearest to users, exactly or approximately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS = ("exact", "hnsw")
 
 
 class ItemIndex:
-    """Finds the items whose vectors have the largest inner product with a user's.
+    """Find the items whose vectors have the largest inner product with a user's.
 
     Args:
         ids: [I], integers or text: the ids returned for the items.
@@ -42,10 +42,10 @@ class ItemIndex:
 
     @classmethod
     def of_model(cls, model: Predicts, rows: Any, ids: Any, method: str = "exact", **options: Any) -> ItemIndex:
-        """Build the index from raw item rows, with vectors from a `Trainer` or `ServedModel` of a `TwoTower`.
+        """Build the index from raw item rows.
 
         Args:
-            model: the model.
+            model: a `Trainer` or `ServedModel` of a `TwoTower`.
             rows: raw rows of the items, as `item_vectors` takes them.
             ids: [I]: the ids returned for the items.
             method, options: see the class.

@@ -1,4 +1,4 @@
-"""Layers shared by several models: perceptrons, linear terms, factorization machines, layer normalization."""
+"""Layers shared by several models."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Linear(nn.Cell):
 
 
 class PairwiseProducts(nn.Cell):
-    """The sum of the inner products of all pairs of vectors, in linear time (S. Rendle, ICDM 2010).
+    """The sum of the inner products of all pairs of vectors, in linear time.
 
-    Half of the square of the sum, less the sum of the squares.
+    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010).
 
     Inputs:
         float [N, F, D].
@@ -110,10 +110,10 @@ _PRECISIONS = ("fp16", "bf16", "fp32")
 
 
 class Float32Cell(nn.Cell):
-    """A cell that `to_float`, and so amp, leaves in float32: its gradient is written for the dtypes of its inputs."""
+    """A cell that amp leaves in float32: its gradient needs the inputs' dtypes."""
 
     def add_flags_recursive(self, **flags):
-        """Set flags other than those of a lower precision; see `nn.Cell`."""
+        """Set flags except those of a lower precision; see `nn.Cell`."""
         return super().add_flags_recursive(**{name: on for name, on in flags.items() if name not in _PRECISIONS})
 
 

@@ -1,4 +1,7 @@
-"""Logistic regression: a weight for every category and number (M. Richardson et al., WWW 2007, for click rates)."""
+"""Logistic regression (M. Richardson, E. Dominowska, R. Ragno, WWW 2007).
+
+"Predicting Clicks: Estimating the Click-Through Rate for New Ads".
+"""
 
 from __future__ import annotations
 

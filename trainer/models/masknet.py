@@ -1,4 +1,7 @@
-"""MaskNet (Z. Wang, Q. She, J. Zhang, "MaskNet: Introducing Feature-Wise Multiplication...", DLP-KDD 2021)."""
+"""MaskNet (Z. Wang, Q. She, J. Zhang, DLP-KDD 2021).
+
+"MaskNet: Introducing Feature-Wise Multiplication to CTR Ranking Models by Instance-Guided Mask".
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .layers import LayerNorm, Perceptron, flat, flat_width, pooled_embedding
 
 
 class MaskBlock(nn.Cell):
-    """Relu(LayerNorm(W (mask * x))), where the mask is a two-layer perceptron of the embeddings.
+    """Relu(LayerNorm(W (mask * x))), mask a two-layer perceptron of the embeddings.
 
     Args:
         width: total width of the concatenated embeddings.

@@ -1,4 +1,7 @@
-"""MMoE (J. Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate...", KDD 2018)."""
+"""MMoE (J. Ma et al., KDD 2018).
+
+"Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts".
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def mixed(experts, weights):
 
 
 class MMoE(nn.Cell):
-    """Experts shared by all tasks, mixed by a gate for each task: sum of softmax(W x)_i f_i(x).
+    """Shared experts, mixed by a gate for each task: sum of softmax(W x)_i f_i(x).
 
     Args:
         features: the declared columns; there is a task for each label.

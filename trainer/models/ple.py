@@ -1,4 +1,7 @@
-"""PLE (H. Tang et al., "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning Model...", RecSys 2020)."""
+"""PLE (H. Tang et al., RecSys 2020).
+
+"Progressive Layered Extraction (PLE): A Novel Multi-Task Learning (MTL) Model for Personalized Recommendations".
+"""
 
 from __future__ import annotations
 

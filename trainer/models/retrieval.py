@@ -142,7 +142,7 @@ def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
 
 
 def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids [n] and vectors, float32 [n, width], of a file that `write_vectors` wrote.
+    """Return ids [n] and vectors, float32 [n, width], of a `write_vectors` file.
 
     Raises:
         ConfigurationError: another extension, or pyarrow is missing.

@@ -1,4 +1,4 @@
-"""Finds a model's histories and candidates among the declared features, and joins their vectors."""
+"""Histories and candidates among the declared features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layers import column_sums
 
 
 def candidates_of(features: Features, model: str, candidate: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the candidate's features: one for each list without pooling, in the order of the lists.
+    """Return the name of the candidate's feature for each list without pooling.
 
     Several lists are the aligned columns of one sequence: the items of a history, their shops, their categories.
 
@@ -81,7 +81,7 @@ def _sharing(features: Features, model: str, history: Output) -> str:
 
 
 def candidate_and_history(fields, sequences, candidates):
-    """Join the vectors of aligned columns, as DIN does for an item, its shop and its category; graph code.
+    """Join the vectors of aligned columns, as an item and its shop; graph code.
 
     Args:
         fields: float [N, F, D].
@@ -101,7 +101,7 @@ def candidate_and_history(fields, sequences, candidates):
 
 
 class PairLayer(nn.Cell):
-    """Apply a dense layer to (item, candidate, item - candidate, item * candidate) without joining them.
+    """Apply a dense layer to (item, candidate, difference, product), not joined.
 
     The layer's kernel falls into four blocks: items take the first and third, the candidate the second less the third,
     and is projected once for all its items; products take the fourth. This is half the work of the joined form.

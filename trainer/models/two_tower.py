@@ -1,4 +1,7 @@
-"""Two towers (X. Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019)."""
+"""Two towers (X. Yi et al., RecSys 2019).
+
+"Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations".
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def normalized(vectors, training):
 
 
 class TwoTower(nn.Cell):
-    """A user vector and an item vector, each from a perceptron of its features; both have length 1.
+    """User and item vectors of length 1, each from a perceptron of its features.
 
     Args:
         features: the declared columns.

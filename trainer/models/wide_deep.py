@@ -1,4 +1,7 @@
-"""Wide & Deep (H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016)."""
+"""Wide & Deep (H.-T. Cheng et al., DLRS 2016).
+
+"Wide & Deep Learning for Recommender Systems".
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
 
 
 class WideDeep(nn.Cell):
-    """A linear model of categories, declared crosses and numbers, and a perceptron over the vectors.
+    """A linear model of categories, crosses and numbers, and a perceptron.
 
     Crosses belong to the linear model alone, as in the paper's figure 1: vectors for every combination would let the
     perceptron memorize the training rows.
