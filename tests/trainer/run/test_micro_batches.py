@@ -269,16 +269,18 @@ def test_trying_it_out_copies_no_large_parameter():
         def construct(self, x):
             return super().construct(x, 1.0)
 
-    trainer = make(Known(entries), nn.BCEWithLogitsLoss())
-    compiled_for.clear()
-    tracemalloc.start()
-    try:
-        trainer.fit(batches_of("click", (20, 24, 9)), 1, callbacks=[])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert set(compiled_for) == AS_THEY_ARE | TRIED
-    assert peak < 4 * entries
+    peaks = []
+    for _ in range(2):  # the first may import modules, whose code counts too
+        trainer = make(Known(entries), nn.BCEWithLogitsLoss())
+        compiled_for.clear()
+        tracemalloc.start()
+        try:
+            trainer.fit(batches_of("click", (20, 24, 9)), 1, callbacks=[])
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert set(compiled_for) == AS_THEY_ARE | TRIED
+    assert min(peaks) < 4 * entries
 
 
 class ByBatch(nn.Cell):
