@@ -69,7 +69,7 @@ class Publish(Callback):
         root: folder that servers follow.
         every: an `Every`, or seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
-        batch: rows of the exported program; a server pads the last batch. Or those of several programs, as (1, 256): a
+        batch: rows of the exported program; a server pads the last batch. Or those of several programs, as (1, 128): a
             server takes the smallest in which the rows have room. One row is then answered sooner, but not always with
             the last bits of its answer among many: a processor's matrix products differ with the number of rows.
         redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
@@ -98,7 +98,7 @@ class Publish(Callback):
         every: Every | float = 1.0,
         rows: str = "float32",
         *,
-        batch: int | Sequence[int] = 256,
+        batch: int | Sequence[int] = 128,
         redis: str | None = None,
         prefix: str = "model",
         compact: int = 32,
