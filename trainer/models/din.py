@@ -82,8 +82,14 @@ class ActivationUnit(nn.Cell):
         batch, length, dim = history.shape
         counted = ops.cast(mask, mstype.float32).reshape(1, batch * length)
         first = self.weight.layers[0]
-        kernel, bias = ops.cast(first.weight, history.dtype), ops.cast(first.bias, history.dtype)
-        weights = self.weight.from_first(self.pairs(history, candidate, kernel, bias), counted)
+        if self.training:
+            kernel, bias = ops.cast(first.weight, history.dtype), ops.cast(first.bias, history.dtype)
+            x = self.pairs(history, candidate, kernel, bias)
+        else:  # ONNX takes any number of rows of this form alone
+            candidates = ops.broadcast_to(ops.expand_dims(candidate, 1), history.shape)
+            pairs = ops.concat((history, candidates, history - candidates, history * candidates), 2)
+            x = first(pairs.reshape(batch * length, 4 * dim))
+        weights = self.weight.from_first(x, counted)
         weights = weights.reshape(batch, 1, length) * ops.cast(ops.expand_dims(mask, 1), history.dtype)
         return ops.matmul(weights, history).reshape(batch, dim)
 
