@@ -174,6 +174,8 @@ class WindowOnly:
         if _is_gathered(state):  # by several processes
             if state["arrays"]:
                 self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"])
+            elif state["json"]["too_many"]:
+                logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
             return
         load = getattr(self.metric, "load_state_dict", None)
         if callable(load) and state["json"] is not None:
@@ -184,11 +186,11 @@ class GatheredRows(WindowOnly):
     """A metric without `merge`: rank 0 evaluates it on the rows of all processes.
 
     Every process keeps the window's predictions and labels, which travel when the window closes. A window of more than
-    `max_bytes` on one process has the value NaN, with a warning.
+    `max_bytes` over all processes has the value NaN, with a warning.
 
     Args:
         metric: an object with `clear`, `update` and `eval`.
-        max_bytes: bytes of predictions and labels that one process keeps for a window.
+        max_bytes: bytes of a window's predictions and labels, over all processes.
     """
 
     def __init__(self, metric: Any, max_bytes: int = 64 << 20) -> None:
@@ -211,16 +213,16 @@ class GatheredRows(WindowOnly):
         predictions, labels = np.array(predictions), np.array(labels)
         self._bytes += predictions.nbytes + labels.nbytes
         if self._bytes > self.max_bytes:
-            self._rows, self._too_many = [], True
-            self._warn()
+            self._drop()
             return
         self._rows.append((predictions, labels))
 
-    def _warn(self) -> None:
+    def _drop(self) -> None:
+        self._rows, self._too_many = [], True
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s has no merge: the rows of its window are gathered, of which a process keeps %d MB; this window has "
+                "%s has no merge: the rows of its window are gathered, at most %d MB of all processes; this window has "
                 "more, so its value is NaN; take shorter windows, or a metric of the trainer",
                 type(self.metric).__name__,
                 self.max_bytes >> 20,
@@ -237,7 +239,9 @@ class GatheredRows(WindowOnly):
     def merge(self, other: GatheredRows) -> None:
         """Add the rows of another process."""
         self._rows += other._rows
-        self._too_many |= other._too_many
+        self._bytes += other._bytes
+        if other._too_many or self._bytes > self.max_bytes:
+            self._drop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept rows."""

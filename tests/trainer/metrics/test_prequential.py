@@ -220,3 +220,12 @@ def test_gathered_rows_are_bounded(errors, caplog):
     assert "MAE has no merge" in caplog.text
     window.update(*(column[:80] for column in errors))
     assert window.close_window()["window_error"] == pytest.approx(np.abs(errors[0] - errors[1])[:80].mean())
+
+
+def test_gathered_rows_are_bounded_over_all_processes(errors, caplog):
+    parts = [PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=8 * 80)}) for _ in range(3)]
+    for rank, part in enumerate(parts):  # 30 of 90 rows each
+        part.update(*(column[rank::3] for column in errors))
+    parts[0].put_window([part.take_window() for part in parts])
+    assert np.isnan(parts[0].close_window()["window_error"])
+    assert "MAE has no merge" in caplog.text
