@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ..errors import TrainerError
-from ..mindspore_internals.compilation import gc_frozen
+from ..mindspore_internals.compilation import collection_skipped
 from ..native.memory import bucket
 from .all_to_all import AllToAll
 from .group import SMALLEST_FRAME, Group
@@ -60,7 +60,7 @@ class World(Group):
         if kind not in self._cells:
             self._cells[kind] = kind()
         program = (kind, array.shape, array.dtype)
-        with contextlib.nullcontext() if program in self._programs else gc_frozen():
+        with contextlib.nullcontext() if program in self._programs else collection_skipped():
             outputs = self._cells[kind].compile_and_run(Tensor(array))
         self._programs.add(program)
         return np.array(outputs.asnumpy())

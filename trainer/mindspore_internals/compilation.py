@@ -1,11 +1,15 @@
 """Compiling programs in less time, and cleaning up after compilations that fail.
 
 Relied on:
-- `mindspore.graph.api` calls `gc.collect()` before each compilation: 60 ms of processor time with MindSpore's own
-  modules alone, an eighth of a small program's compilation.
+- `mindspore.graph.api` calls `gc.collect()` before each compilation, through the name `gc` of its module: 60 ms of
+  processor time with MindSpore's own modules alone, an eighth of a small program's compilation. `gc.freeze()` would
+  spare most of it, but to know whether the user has frozen objects takes `gc.get_freeze_count()`, which counts them one
+  by one: 27 ms for those of MindSpore.
 - `mindspore.graph._parse.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
   function of a graph in each compilation. A small program has 85 functions at half a millisecond each, a fifth of its
-  compilation.
+  compilation. `Parser.get_location` slices the source of each of its 1,800 syntax nodes and searches the lines for
+  comments, though the nodes of a function are kept for the next compilation; it and 3,000 calls of `logger.debug`,
+  which log nothing, take another eighth.
 - `Cell.compile_cache` is the set of keys of compiled programs that every `Cell` has had since 2.0, and
   `_cell_graph_executor.del_net_res` releases those of a cell, as `Cell.__del__` does.
 - `MS_OM_PATH` is read at each failed compilation; otherwise `rank_0` appears in the working directory again.
@@ -15,6 +19,7 @@ Relied on:
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import inspect
@@ -30,7 +35,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from mindspore import nn
+from mindspore import log, nn
+from mindspore.graph import api
 from mindspore.graph._parse import parser
 from mindspore.graph.api import _cell_graph_executor
 
@@ -42,21 +48,38 @@ from .cpu_kernels import fast_max_pooling
 def compiling(cell: nn.Cell) -> Iterator[None]:
     """Compile `cell` in less time to a faster program; restore all settings on exit."""
     release_dropped()
-    with gc_frozen(), source_cache(), fast_max_pooling(cell):
+    with collection_skipped(), parser_cached(), fast_max_pooling(cell):
         yield
 
 
 @contextlib.contextmanager
-def gc_frozen() -> Iterator[None]:
-    """Freeze the garbage collector; no-op if already frozen."""
-    if gc.get_freeze_count():
+def _replaced(owner: Any, name: str, known: object, replacement: object) -> Iterator[None]:
+    """Replace `owner.name` if it is `known`; restore it on exit."""
+    if known is None or vars(owner).get(name) is not known:  # another MindSpore version, or nested
         yield
         return
-    gc.freeze()
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        gc.unfreeze()
+        setattr(owner, name, known)
+
+
+class _Gc:
+    """The module `gc` with a `collect` that does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gc, name)
+
+    @staticmethod
+    def collect(generation: int = 2) -> int:
+        """Return 0, the number of unreachable objects."""
+        return 0
+
+
+def collection_skipped() -> contextlib.AbstractContextManager[None]:
+    """Let MindSpore compile without a garbage collection."""
+    return _replaced(api, "gc", gc, _Gc())
 
 
 _known: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
@@ -81,18 +104,41 @@ class _Inspect:
         return list(lines), first
 
 
+_find_location: Any = vars(parser.Parser).get("get_location")
+
+
+def _get_location(self: Any, node: Any) -> list[Any]:
+    """Return the position, source and comments of a syntax node; cached in the node."""
+    if not isinstance(node, ast.AST):  # None, or several nodes
+        return _find_location(self, node)
+    function = (self.filename, self.line_offset)  # functions with equal sources share nodes
+    cached = getattr(node, "_trainer_location", None)
+    if cached is None or cached[0] != function:
+        cached = function, _find_location(self, node)
+        node._trainer_location = cached  # type: ignore[attr-defined]
+    return list(cached[1])
+
+
+class _Logger:
+    """The module `mindspore.log` with a `debug` that does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(log, name)
+
+    @staticmethod
+    def debug(message: str, *args: object, **options: object) -> None:
+        """Do nothing."""
+
+
 @contextlib.contextmanager
-def source_cache() -> Iterator[None]:
-    """Let MindSpore's parser look up the source of each function once per process."""
-    before = parser.__dict__.get("inspect")
-    if before is not inspect:  # another MindSpore version, or nested
+def parser_cached() -> Iterator[None]:
+    """Let MindSpore's parser look up the source of each function and node once."""
+    with (
+        _replaced(parser, "inspect", inspect, _Inspect()),
+        _replaced(parser.Parser, "get_location", _find_location, _get_location),
+        contextlib.nullcontext() if log.get_level() == "0" else _replaced(parser, "logger", log, _Logger()),
+    ):
         yield
-        return
-    parser.inspect = _Inspect()
-    try:
-        yield
-    finally:
-        parser.inspect = before
 
 
 _dropped: deque[nn.Cell] = deque()  # cells whose programs nothing uses, kept until `release_dropped`

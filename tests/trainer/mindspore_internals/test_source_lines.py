@@ -50,6 +50,12 @@ def test_a_function_that_is_defined_again_in_a_file_is_read_again(tmp_path, modu
     assert result_of(module_of(path, "+ 10").Network()) == [13, 13]
 
 
+def test_an_error_names_the_line_of_its_own_file(tmp_path, module_of):
+    for name in ("one.py", "other.py", "one.py"):
+        with pytest.raises(Exception, match=rf"{name}:6\b"):
+            result_of(module_of(tmp_path / name, "+ x.reshape(7)").Network())
+
+
 def add_one(x):
     return x + 1
 
@@ -81,9 +87,11 @@ def test_functions_of_one_decorator_are_distinguished():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_parser_is_then_as_it_was(fails):
+    before = [dict(vars(each)) for each in (parser, parser.Parser)]
     if fails:
         with pytest.raises(Exception, match="shape"):
             GraphCall(nn.Dense(3, 1))(Tensor(np.ones((2, 2), np.float32)))
     else:
         result_of(Wrapped(add_one))
     assert parser.inspect is inspect
+    assert [dict(vars(each)) for each in (parser, parser.Parser)] == before

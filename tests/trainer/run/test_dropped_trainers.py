@@ -15,6 +15,8 @@ def use_and_drop():
     rows = {"x": np.ones((8, 2), np.float32), "label": np.ones((8, 1), np.float32)}
     made = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     made.fit(rows, 1, callbacks=[], batch_size=4, sink_size=1)
+    del network, made
+    gc.collect()
 
 
 def own_objects():
