@@ -78,6 +78,14 @@ class ForkedProcess:
             time.sleep(0.01)
         return self.returncode
 
+    def wait_for(self, text, timeout=120):
+        """Wait until it has printed `text`, while it runs."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output.read_text():
+            assert self.poll() is None, f"ended with {self.returncode}: {self.errors.read_text()}"
+            assert time.monotonic() < deadline, f"{text!r} was not printed within {timeout} s"
+            time.sleep(0.01)
+
     def send_signal(self, number):
         """Send a signal, if it still runs."""
         if self.poll() is None:

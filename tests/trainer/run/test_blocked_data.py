@@ -148,28 +148,20 @@ CASES = [case for cases in PROCESSES for case in cases]
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def ended(tmp_path_factory, forks):
     """The folder of all cases, and {case: (exit code, output)}; each was sent a signal while its data blocked."""
     folder = tmp_path_factory.mktemp("blocked")
     (folder / "script.py").write_text(SCRIPT)
-    found, started = {}, []
-    try:
-        for cases in PROCESSES:
-            command = [sys.executable, str(folder / "script.py"), json.dumps([STEPS, *cases])]
-            with open(folder / f"{cases[-1]}.log", "w") as log:
-                started.append(subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
-        for cases, process in zip(PROCESSES, started, strict=True):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(120)
-            output = (folder / f"{cases[-1]}.log").read_text()
-            for case in cases[:-1]:
-                code = folder / f"{case}.code"
-                found[case] = int(code.read_text()) if code.exists() else None, output
-            found[cases[-1]] = process.returncode, output
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    found = {}
+    started = [forks.start(folder / "script.py", json.dumps([STEPS, *cases]), cwd=folder) for cases in PROCESSES]
+    for cases, process in zip(PROCESSES, started, strict=True):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(120)
+        output = process.output.read_text() + process.errors.read_text()
+        for case in cases[:-1]:
+            code = folder / f"{case}.code"
+            found[case] = int(code.read_text()) if code.exists() else None, output
+        found[cases[-1]] = process.returncode, output
     return folder, found
 
 

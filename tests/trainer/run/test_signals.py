@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -43,29 +42,21 @@ trainer.fit(data, 10**6, callbacks=callbacks, batch_size=32, sink_size=1)
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """Three real processes, started together and each sent its signals while it trains: {name: (process, folder)}."""
+def processes(tmp_path_factory, forks):
+    """Return four real processes, each of which was sent its signals while it trained: {name: (process, folder)}."""
     folder = tmp_path_factory.mktemp("signals")
     (folder / "script.py").write_text(SCRIPT)
     started = {}
-    for name in ("term", "hup", "int", "hang"):
-        root = folder / name
-        command = [sys.executable, str(folder / "script.py"), str(root), name]
-        started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), root
-    try:
-        for name, (process, _) in started.items():
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-            process.send_signal({"int": signal.SIGINT, "hup": signal.SIGHUP}.get(name, signal.SIGTERM))
-            if name == "hang":
-                assert process.stdout.readline() == "stopping\n"
-                process.send_signal(signal.SIGTERM)
-        for process, _ in started.values():
-            process.wait(timeout=60)
-        yield started
-    finally:
-        for process, _ in started.values():
-            process.kill()
-            process.communicate()
+    for name in ("term", "hup", "int", "hang"):  # one after another: two that train slow each other down
+        process = forks.start(folder / "script.py", folder / name, name)
+        started[name] = process, folder / name
+        process.wait_for("ready\n")
+        process.send_signal({"int": signal.SIGINT, "hup": signal.SIGHUP}.get(name, signal.SIGTERM))
+        if name == "hang":
+            process.wait_for("stopping\n")
+            process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    return started
 
 
 class TestProcesses:
@@ -99,9 +90,9 @@ with StopOnSignal(print), DATA_WAIT:
 """
 
 
-def test_a_signal_to_one_run_is_not_taken_for_one_to_the_next():
-    ended = subprocess.run([sys.executable, "-c", FOLLOWED], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "SIGTERM\n"), ended.stderr
+def test_a_signal_to_one_run_is_not_taken_for_one_to_the_next(forks):
+    ended = forks.start("-c", FOLLOWED)
+    assert (ended.wait(), ended.output.read_text()) == (0, "SIGTERM\n"), ended.errors.read_text()
 
 
 @pytest.fixture(scope="module")
