@@ -35,10 +35,12 @@ def test_scores_are_those_of_scikit_learn(parts):
     assert baselines.log_loss(test["label"], p) == pytest.approx(exact_log_loss(test["label"], p), abs=1e-9)
 
 
-def test_the_experiment_beats_both_and_tells_where_everything_is(project_root, tmp_path, capsys, monkeypatch):
+def test_the_experiment_beats_both_and_tells_where_everything_is(
+    project_root, from_parquet, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(project_root)
     run = tmp_path / "run"
-    assert main(["fit", "configs/wide_deep_movielens.yaml", "--set", f"run_dir={run}"]) == 0
+    assert main(["fit", "configs/wide_deep_movielens.yaml", "--set", f"run_dir={run}", *from_parquet]) == 0
     scores = json.loads((run / "metrics.json").read_text())["report"]
     assert scores["Wide & Deep"]["auc"] >= 0.725
     for baseline in ("linear", "item mean"):
