@@ -1,7 +1,10 @@
 """What every test session needs: MindSpore kept quiet, and a scratch folder to litter in instead of the checkout."""
 
+import fcntl
 import gc
+import itertools
 import os
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -13,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Read when MindSpore is imported, by this process and by those that tests start.
 os.environ.setdefault("GLOG_v", "3")
+# Threads of operators sleep between two graph calls: other tests and processes share the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests start hundreds of processes that import the package: without stored bytecode each compiles 350 files.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Relative entries would mean another folder once the tests have changed into theirs.
 _paths = [
     str(ROOT),
@@ -65,10 +73,23 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """Return the folder of programs of an environment that has the built wheel, and the dependencies of this one."""
+    """Return the folder of programs of an environment that has the built wheel, and the dependencies of this one.
+
+    The processes that share the tests share it.
+    """
     from tests.wheel import install
 
-    return install(tmp_path_factory.mktemp("installed"))
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder = root / "installed"
+    with open(root / "installed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "installed.done").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+            folder.mkdir()
+            install(folder)
+            (root / "installed.done").touch()
+    return folder / "env" / "bin"
 
 
 @pytest.fixture(scope="session")
@@ -82,13 +103,20 @@ def installed_forks(installed, tmp_path_factory):
     server.close()
 
 
+_modules_before = itertools.count()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_old_is_looked_through_for_garbage():
-    """Spare the collector what outlives a module anyway: MindSpore makes it look at everything at each compilation."""
+def _gc_frozen():
+    """Collect the garbage of earlier modules and freeze the rest: MindSpore runs the collector at each compilation.
+
+    A look at all objects takes half a second with the libraries that the tests import, so only every tenth module
+    looks at those that were frozen before.
+    """
+    if next(_modules_before) % 10 == 0:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
