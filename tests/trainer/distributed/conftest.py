@@ -1,11 +1,27 @@
 """What a program trains on two real processes, and on this one alone."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from tests.trainer.distributed import jobs
+
+STUB = """
+import threading
+
+class communication:
+    init = threading.Event().wait
+"""
+
+
+@pytest.fixture
+def _waiting_scheduler(tmp_path_factory, monkeypatch):
+    """The scheduler of jobs whose processes do not use MindSpore does not either: it waits until it is ended."""
+    folder = tmp_path_factory.mktemp("stub")
+    (folder / "mindspore.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}")
 
 
 @pytest.fixture(scope="module")

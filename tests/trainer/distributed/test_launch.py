@@ -44,7 +44,7 @@ time.sleep(60)
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, _waiting_scheduler):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path

@@ -114,9 +114,11 @@ def two(machines):
         yield two
 
 
-def program(tmp_path, text):
+@pytest.fixture
+def script(tmp_path, _waiting_scheduler):
+    """A program that waits for a signal."""
     path = tmp_path / "program.py"
-    path.write_text(text)
+    path.write_text(WAITS)
     return path
 
 
@@ -127,7 +129,8 @@ def pids(folder):
 
 
 def test_two_machines_train_as_one_process(two, tmp_path):
-    script = program(tmp_path, TRAINS)
+    script = tmp_path / "program.py"
+    script.write_text(TRAINS)
     found = [two.start(machine, script, tmp_path, machine) for machine in (0, 1)]
     outputs = [jobs.finish(job) for job in found]
     assert [job.returncode for job in found] == [0, 0], outputs
@@ -137,8 +140,7 @@ def test_two_machines_train_as_one_process(two, tmp_path):
         np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
 
 
-def test_a_killed_process_on_the_second_machine_is_named_on_both_and_all_start_again(two, tmp_path):
-    script = program(tmp_path, WAITS)
+def test_a_killed_process_on_the_second_machine_is_named_on_both_and_all_start_again(two, script, tmp_path):
     found = [two.start(machine, script, tmp_path, options=["--max-restarts", "1"]) for machine in (0, 1)]
     _, pid = pids(tmp_path)
     jobs.kill(pid)
@@ -151,8 +153,7 @@ def test_a_killed_process_on_the_second_machine_is_named_on_both_and_all_start_a
     assert all("starting all processes again (1 of 1)" in output for output in outputs)
 
 
-def test_a_signal_to_one_supervisor_ends_both_machines_after_their_snapshots(two, tmp_path):
-    script = program(tmp_path, WAITS)
+def test_a_signal_to_one_supervisor_ends_both_machines_after_their_snapshots(two, script, tmp_path):
     late = two.start(1, script, tmp_path)
     assert f"machine 0 is not at {two.host}:{PORT} yet" in late.stdout.readline()
     first = two.start(0, script, tmp_path)
@@ -164,8 +165,7 @@ def test_a_signal_to_one_supervisor_ends_both_machines_after_their_snapshots(two
     assert f"meets at {two.host} as {two.host}" in outputs[0]
 
 
-def test_a_machine_whose_supervisor_is_gone_ends_the_job(two, tmp_path):
-    script = program(tmp_path, WAITS)
+def test_a_machine_whose_supervisor_is_gone_ends_the_job(two, script, tmp_path):
     first, second = (two.start(machine, script, tmp_path) for machine in (0, 1))
     found = pids(tmp_path)
     second.kill()
@@ -176,8 +176,7 @@ def test_a_machine_whose_supervisor_is_gone_ends_the_job(two, tmp_path):
     jobs.wait_for(lambda: not any(map(jobs.is_running, found)))
 
 
-def test_machines_that_do_not_meet_say_so(two, tmp_path):
-    script = program(tmp_path, WAITS)
+def test_machines_that_do_not_meet_say_so(two, script, tmp_path):
     soon = ["--meeting-seconds", "0.5"]
     nobody = two.start(1, script, tmp_path, port=1, options=soon)
     alone = two.start(0, script, tmp_path, port=PORT + 1, options=soon)
