@@ -137,7 +137,8 @@ class Run:
         options, scoring = self.options, None if self.online is None else self.online.scoring
         if scoring is not None:
             if not self._runners:  # the first rows decide what windows count
-                scoring.decide(chunk, self._sample(chunk), self.group)
+                if scoring.wanted:
+                    scoring.decide(chunk, self._sample(chunk), self.group)
                 check_monitors(
                     self.callbacks, produced_metrics(self.trainer.metrics, self.trainer.tasks, (), self.online)
                 )

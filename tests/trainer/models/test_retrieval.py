@@ -52,7 +52,7 @@ def trained(tmp_path_factory):
     """A trainer, the losses of its last epoch batch by batch, and what it published."""
     root = tmp_path_factory.mktemp("towers") / "published"
     trainer = make_trainer()
-    trainer.fit(choices(2000), epochs=8, batch_size=128, callbacks=[Publish(root, batch=64)])
+    trainer.fit(choices(15 * 128), epochs=8, batch_size=128, callbacks=[Publish(root, batch=64)])
     return trainer, root
 
 
@@ -121,13 +121,15 @@ def test_the_negatives_of_a_batch_of_any_size_are_its_own_rows():
 
 
 def test_a_stream_estimates_how_often_items_are_sampled_and_goes_on_where_it_was(tmp_path):
-    rows = choices(640)
-    whole = make_trainer(InBatchSoftmax(0.2, "running", buckets=101))
+    def make():
+        return make_trainer(InBatchSoftmax(0.2, "running", buckets=101), metrics=["loss"])
+
+    rows, whole = choices(640), make()
     whole.online_train(ReplayStream(rows), [], batch_size=32, sink_size=2)
-    first = make_trainer(InBatchSoftmax(0.2, "running", buckets=101))
+    first = make()
     saved = ModelCheckpoint(tmp_path, Every(steps=10))
     first.online_train(ReplayStream(rows), [saved], batch_size=32, sink_size=2, max_steps=10)
-    again = make_trainer(InBatchSoftmax(0.2, "running", buckets=101))
+    again = make()
     again.online_train(ReplayStream(rows), [], batch_size=32, sink_size=2, resume=tmp_path / "step_00000010")
     for name in ("step", "interval", "last_step"):
         wanted = getattr(whole.loss_fn, name).asnumpy()

@@ -222,6 +222,13 @@ def test_what_is_neither_trains_with_the_loss_alone_and_says_so_once(diabetes, c
         )
 
 
+def test_windows_of_the_loss_alone_compile_one_program(diabetes):
+    trainer = make(metrics=["loss"])
+    trainer.online_train(ReplayStream(diabetes), [], batch_size=52, max_steps=4, window=104)
+    assert {name for name in trainer.state.window if name.startswith(("window", "life"))} == {"window_loss"}
+    assert trainer.builder.programs == 1
+
+
 def test_chosen_metrics_count_too_groups_mindspores_and_a_users_own(digits):
     class Steps:
         """A metric of a user: rows in the window."""
